@@ -1,0 +1,22 @@
+# Finds what the library is built on. Nothing is downloaded.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+set(SWITCHYARD_PRIVATE_LIBRARIES fmt::fmt)
+
+# switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX): sets SWITCHYARD_HAS_MPI.
+macro(switchyard_find feature library)
+  set(SWITCHYARD_HAS_${feature} OFF)
+  if(NOT SWITCHYARD_${feature} STREQUAL "OFF")
+    find_package(${ARGN} QUIET)
+    if(TARGET ${library})
+      set(SWITCHYARD_HAS_${feature} ON)
+      list(APPEND SWITCHYARD_PRIVATE_LIBRARIES ${library})
+    elseif(NOT SWITCHYARD_${feature} STREQUAL "AUTO")
+      message(FATAL_ERROR "SWITCHYARD_${feature} is ${SWITCHYARD_${feature}}, but ${ARGV2} was not found")
+    endif()
+  endif()
+endmacro()
+
+switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX)
+switchyard_find(ONEDNN DNNL::dnnl dnnl)
+switchyard_find(CUDA CUDA::cudart_static CUDAToolkit)

@@ -1,0 +1,55 @@
+# Options, and what every target of the project is compiled with.
+include(GNUInstallDirs)
+
+option(BUILD_SHARED_LIBS "Build a shared library" ON)
+option(SWITCHYARD_BUILD_CLI "Build the switchyard command" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
+option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
+set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
+
+# AUTO uses what is found; ON makes a miss an error; OFF does not look.
+foreach(feature MPI ONEDNN CUDA)
+  set(SWITCHYARD_${feature} AUTO CACHE STRING "Use ${feature}: AUTO, ON or OFF")
+  set_property(CACHE SWITCHYARD_${feature} PROPERTY STRINGS AUTO ON OFF)
+endforeach()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+if(SWITCHYARD_SANITIZE)
+  add_compile_options(-fsanitize=${SWITCHYARD_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${SWITCHYARD_SANITIZE})
+endif()
+
+function(switchyard_configure_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  # A product and a sum are rounded apart on every instruction set, so that bits agree.
+  target_compile_options(${target} PRIVATE -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow
+    -Wconversion -Wno-sign-conversion $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror>)
+endfunction()
+
+# The row kernels are one source, compiled for each instruction set and chosen at run time.
+function(switchyard_add_row_kernels target)
+  set(source ${PROJECT_SOURCE_DIR}/src/device/cpu/row_kernels.cpp)
+  set(variants baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND variants avx2 avx512)
+  endif()
+  set(flags_avx2 -mavx2)
+  set(flags_avx512 -mavx512f -mavx512bw -mavx512vl -mprefer-vector-width=512)
+  foreach(variant ${variants})
+    add_library(switchyard_rows_${variant} OBJECT ${source})
+    switchyard_configure_target(switchyard_rows_${variant})
+    target_include_directories(switchyard_rows_${variant}
+      PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+    target_compile_options(switchyard_rows_${variant} PRIVATE -O3 -Wno-psabi ${flags_${variant}})
+    target_compile_definitions(switchyard_rows_${variant} PRIVATE SWITCHYARD_ISA=${variant})
+    set_target_properties(switchyard_rows_${variant} PROPERTIES
+      POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:switchyard_rows_${variant}>)
+  endforeach()
+endfunction()

@@ -1,0 +1,141 @@
+// A group of ranks and the collectives between them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/export.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+enum class ReduceOp { sum, min, max };
+
+struct ConnectOptions {
+  std::string backend = "threads";
+  // How long a collective waits for the other ranks before it throws on every rank that waits.
+  std::chrono::milliseconds timeout = std::chrono::seconds(600);
+};
+
+// Memory of every rank, addressable from this one. Offered by backends whose ranks share memory.
+class SWITCHYARD_API MappedBuffers {
+ public:
+  virtual ~MappedBuffers() = default;
+
+  // Collective. Lends this rank's views to the group and returns every rank's, indexed
+  // [rank][view]. Returns once every rank has lent its own, so what a rank wrote to them before is
+  // visible. They may be used until the phase barrier that follows.
+  virtual std::vector<std::vector<TensorView>> map(std::span<const TensorView> views) = 0;
+
+  // Collective. Ends the phase: what any rank wrote before it is visible to all after it.
+  virtual void phase_barrier() = 0;
+};
+
+// Every rank of the group must make the same calls in the same order. A call blocks until it is
+// complete on this rank, and throws CommunicationError when a rank dies, throws, makes another call
+// or does not arrive within the timeout. After an error the communicator is unusable: every further
+// call throws at once and says why. A communicator is used by one thread at a time.
+//
+// Tensors given to collectives are contiguous. A view with an owner may be moved from or into
+// without a copy; a view of foreign memory may be staged.
+class SWITCHYARD_API Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  // Collectives begun so far; errors name them by this number.
+  std::uint64_t sequence() const { return sequence_; }
+  // Bytes that this rank has handed over for other ranks.
+  std::int64_t bytes_sent() const { return bytes_sent_; }
+  virtual std::string_view backend() const = 0;
+
+  // send [Σ send_rows, …]: the rows for rank 0, then those for rank 1, …; recv [Σ recv_rows, …]
+  // likewise by source. send_rows[d] here equals recv_rows[this rank] at d; zeros are fine.
+  void all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
+                  const TensorView& recv, std::span<const std::int64_t> recv_rows);
+  // send [n, …] on every rank → recv [size · n, …], by rank.
+  void all_gather(const ConstTensorView& send, const TensorView& recv);
+  // values [n, …] becomes the reduction over ranks, added in rank order (in f32 for bf16, rounded
+  // once), so that the bits do not depend on the backend.
+  void all_reduce(const TensorView& values, ReduceOp op = ReduceOp::sum);
+  // send [size · n, …] → recv [n, …]: this rank's part of the reduction, same order of addition.
+  void reduce_scatter(const ConstTensorView& send, const TensorView& recv,
+                      ReduceOp op = ReduceOp::sum);
+  // values on every rank become those of root.
+  void broadcast(const TensorView& values, int root);
+  void barrier();
+  // The ranks with the same color form a group, ordered by (key, rank). A negative color joins no
+  // group and gets null.
+  std::unique_ptr<Communicator> split(int color, int key);
+
+  // Not collective. Tells the other ranks that this one gives up: they throw an error that names
+  // this rank and the reason, instead of waiting for it. The communicator is unusable afterwards.
+  void abort(std::string_view reason);
+
+  // Null where ranks cannot address each other's memory.
+  virtual MappedBuffers* mapped_buffers() { return nullptr; }
+
+  // A number that is equal on all ranks that have called this equally often: tells apart objects
+  // that are made over one communicator in the same order everywhere.
+  std::int64_t next_object_id() { return num_objects_++; }
+
+ protected:
+  // The byte movers below are what a backend implements. They run inside a collective: sequence()
+  // is its number, sizes are checked, and a throw poisons the communicator.
+  struct Rows {
+    std::byte* data = nullptr;
+    std::span<const std::int64_t> rows;  // [size]
+    std::shared_ptr<const void> owner;
+  };
+  struct Bytes {
+    std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
+
+  Communicator(int rank, int size, std::chrono::milliseconds timeout)
+      : rank_(rank), size_(size), timeout_(timeout) {}
+
+  virtual void do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) = 0;
+  virtual void do_all_gather(const Bytes& send, const Bytes& recv) = 0;
+  virtual void do_broadcast(const Bytes& values, int root) = 0;
+  virtual void do_barrier() = 0;
+  virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
+  virtual void do_abort(const std::string& reason) = 0;
+
+  // Runs `body` as the next collective; an error of its own is made known to the other ranks.
+  void run_collective(std::string_view operation, const std::function<void()>& body);
+  // "all_to_all #17": the collective that is running.
+  std::string current_call() const;
+  std::string_view operation() const { return operation_; }
+  bool is_poisoned() const { return failure_.has_value(); }
+
+ private:
+  void reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op);
+
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  std::uint64_t sequence_ = 0;
+  std::int64_t bytes_sent_ = 0;
+  std::int64_t num_objects_ = 0;
+  std::string_view operation_;
+  std::optional<std::string> failure_;
+};
+
+// Joins the group that the environment defines: all processes of the job for "mpi", this process
+// alone for "threads" (run_ranks makes larger groups). Blocks until all have joined.
+SWITCHYARD_API std::unique_ptr<Communicator> connect(const ConnectOptions& options = {});
+
+}  // namespace switchyard

@@ -1,0 +1,110 @@
+// Moves rows to the experts and back, forward and backward.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "switchyard/communicator.h"
+#include "switchyard/export.h"
+#include "switchyard/placement.h"
+#include "switchyard/plan.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+class Mover;
+
+// How rows travel.
+enum class MoverKind {
+  automatic,  // direct where the communicator maps memory, otherwise packed
+  direct,     // written to and read from their slots in the memory of other ranks
+  packed,     // over all_to_all; a token goes to a rank once, however many experts it picked there
+};
+
+// What travels back from the experts.
+enum class CombineMode {
+  per_assignment,  // one row an assignment, added at home in k order: the same at every EP size
+  // One row a token and rank, added at the rank: fewer bytes, other bits at other EP sizes. Only
+  // for the packed mover; for combine and dispatch_backward.
+  pre_reduced,
+};
+
+struct DispatcherOptions {
+  PlanOptions plan;
+  MoverKind mover = MoverKind::automatic;
+  CombineMode combine = CombineMode::per_assignment;
+};
+
+// T tokens and K picks of this rank, H elements a row, R = plan.row_capacity() rows of this rank.
+// x, y and their gradients are [T, H]; rows and their gradients [≥ R, H], contiguous; all of the
+// plan's dtype. Weights are [T, K] and row weights [≥ R], contiguous f32.
+struct DispatchInput {
+  ConstTensorView x;
+  std::optional<ConstTensorView> weights;  // to travel with the rows
+};
+struct DispatchOutput {
+  TensorView rows;  // pad rows become 0; rows beyond plan.num_rows() are left as they are
+  std::optional<TensorView> row_weights;  // of pad rows: 0
+};
+struct CombineInput {
+  ConstTensorView rows;
+  std::optional<ConstTensorView> weights;  // none: 1
+};
+struct CombineBackwardInput {
+  ConstTensorView d_y;
+  std::optional<ConstTensorView> weights;  // as in combine
+  std::optional<ConstTensorView> rows;     // as in combine; needed for d_weights
+};
+struct CombineBackwardOutput {
+  TensorView d_rows;  // pad rows become 0
+  std::optional<TensorView> d_weights;
+};
+struct DispatchBackwardInput {
+  ConstTensorView d_rows;
+  std::optional<ConstTensorView> d_row_weights;
+};
+struct DispatchBackwardOutput {
+  TensorView d_x;
+  std::optional<TensorView> d_weights;
+};
+
+// The movement of one layer. The constructor and every method are collective: every rank calls them
+// in the same order, with or without tokens. The communicator must outlive the dispatcher.
+class SWITCHYARD_API Dispatcher {
+ public:
+  Dispatcher(Communicator& comm, ExpertPlacement placement, const DispatcherOptions& options);
+  ~Dispatcher();
+  Dispatcher(Dispatcher&&) noexcept;
+
+  // As Planner::plan.
+  Plan plan(const ConstTensorView& expert_ids);
+
+  // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
+  void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);
+  Tensor dispatch(const Plan& plan, const ConstTensorView& x);
+
+  // y[t] = Σ_k weights[t, k] · rows[slot(t, k)], in f32, k in order.
+  void combine(const Plan& plan, const CombineInput& in, const TensorView& y);
+  Tensor combine(const Plan& plan, const ConstTensorView& rows, const ConstTensorView& weights);
+
+  // d_rows[slot(t, k)] = weights[t, k] · d_y[t]; d_weights[t, k] = ⟨d_y[t], rows[slot(t, k)]⟩.
+  void combine_backward(const Plan& plan, const CombineBackwardInput& in,
+                        const CombineBackwardOutput& out);
+
+  // d_x[t] = Σ_k d_rows[slot(t, k)]; d_weights[t, k] = d_row_weights[slot(t, k)].
+  void dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
+                         const DispatchBackwardOutput& out);
+
+  MoverKind mover() const;  // what automatic became
+  // Bytes that this rank has sent to others so far, or exchanged with their memory.
+  std::int64_t bytes_on_wire() const;
+
+ private:
+  Communicator& comm_;
+  Planner planner_;
+  DispatcherOptions options_;
+  std::unique_ptr<Mover> mover_;
+};
+
+}  // namespace switchyard

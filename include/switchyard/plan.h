@@ -1,0 +1,147 @@
+// The plan: where every assignment of a token to an expert goes. Integers only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "switchyard/communicator.h"
+#include "switchyard/export.h"
+#include "switchyard/placement.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// What happens when a rank needs more rows than a bounded plan allows.
+enum class Overflow {
+  fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
+  // Every expert of the rank keeps at most as many rows as lets all of them fit; beyond that its
+  // highest tokens are dropped, without renormalising weights, and counted. Depends on the number
+  // of ranks, and so gives up equality of results between different numbers.
+  drop,
+};
+
+enum class DuplicateIds { reject, allow };
+
+// How many rows a rank's buffers have.
+class SWITCHYARD_API Sizing {
+ public:
+  // What the routing needs.
+  static Sizing exact() { return {}; }
+  // `capacity` rows on every rank, whatever the routing.
+  static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail) {
+    Sizing sizing;
+    sizing.capacity_ = capacity;
+    sizing.overflow_ = overflow;
+    sizing.is_bounded_ = true;
+    return sizing;
+  }
+
+  bool is_bounded() const { return is_bounded_; }
+  std::int64_t capacity() const { return capacity_; }
+  Overflow overflow() const { return overflow_; }
+
+ private:
+  std::int64_t capacity_ = 0;
+  Overflow overflow_ = Overflow::fail;
+  bool is_bounded_ = false;
+};
+
+struct PlanOptions {
+  std::int64_t hidden = 0;      // H: elements of a row
+  Dtype dtype = Dtype::f32;     // of rows: f32 or bf16
+  std::int64_t alignment = 1;   // each expert's group starts at a multiple of it
+  Sizing sizing;
+  DuplicateIds duplicate_ids = DuplicateIds::reject;
+};
+
+// What went wrong in a bounded plan, the same on every rank. An exact plan throws instead.
+struct PlanStatus {
+  bool overflow = false;   // some rank needs more than available_rows
+  bool bad_ids = false;    // some rank gave ids out of range or twice in a token; they count as −1
+  std::string bad_ids_message;
+  std::int64_t available_rows = 0;         // rows a rank has; 0 for an exact plan
+  std::vector<std::int64_t> needed_rows;   // [ranks] aligned rows that the routing asks for
+  std::vector<std::int64_t> dropped;       // [ranks] assignments dropped at each owner
+};
+
+// Made by a Planner, then only read; copies share their memory.
+//
+// slot = row_offsets[expert] + Σ_{s < rank} counts[s][expert]
+//        + this rank's earlier assignments to that expert, in (token, k) order
+// where row_offsets is the exclusive prefix sum, over the owner's experts in ascending order, of
+// the counts rounded up to the alignment. So the slot is a function of the routing alone.
+class SWITCHYARD_API Plan {
+ public:
+  struct Data;
+  explicit Plan(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+
+  std::int64_t num_tokens() const;  // T of this rank
+  std::int64_t top_k() const;       // K
+  std::int64_t alignment() const;
+  const PlanOptions& options() const;
+  const ExpertPlacement& placement() const;
+  int rank() const;
+
+  // Rows that this rank's experts use, padding included.
+  std::int64_t num_rows() const;
+  // Rows that this rank's buffers must have: num_rows(), or the capacity of a bounded plan.
+  std::int64_t row_capacity() const;
+  // [local experts + 1] i32: where the group of each of this rank's experts begins.
+  ConstTensorView row_offsets() const;
+  // [local experts] i32: rows of each group before padding.
+  ConstTensorView group_rows() const;
+
+  // [T, K] i32: the slot of each assignment at its owner; −1 where there is none.
+  ConstTensorView slots() const;
+  // [T, K] i32: the owner of each assignment; −1 where there is none.
+  ConstTensorView target_ranks() const;
+  // [n] i32: this rank's assignments, as t·K + k, by expert and then in (token, k) order: the
+  // inverse of slots. Those of expert e are source_offsets()[e] … source_offsets()[e + 1] − 1.
+  ConstTensorView sources() const;
+  // [num_experts + 1] i32.
+  ConstTensorView source_offsets() const;
+
+  // [num_experts] i32: assignments that a rank makes to each expert, before anything is dropped.
+  std::span<const std::int32_t> counts(int rank) const;
+  // Tokens of rank `source` that have at least one assignment at rank `target`.
+  std::int64_t distinct_tokens(int source, int target) const;
+
+  const PlanStatus& status() const;
+  // Throws InvalidArgument, the same on every rank, if the status reports bad ids, or an overflow
+  // that is not to be dropped.
+  void check() const;
+
+  const Data& data() const { return *data_; }
+
+ private:
+  std::shared_ptr<const Data> data_;
+};
+
+// Makes plans for one layer. Every rank makes its planner with the same options, in the same order
+// among the objects over this communicator; the constructor and plan() are collective.
+class SWITCHYARD_API Planner {
+ public:
+  Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options);
+
+  // expert_ids [T, K] i32, −1 = no pick; T may differ between ranks and be 0. Bad ids on one rank
+  // are the same InvalidArgument on all.
+  Plan plan(const ConstTensorView& expert_ids) { return Plan(plan_data(expert_ids)); }
+
+  const ExpertPlacement& placement() const { return *placement_; }
+  const PlanOptions& options() const { return options_; }
+
+ private:
+  friend class Dispatcher;  // whose mover adds to the data
+  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids);
+
+  Communicator& comm_;
+  std::shared_ptr<const ExpertPlacement> placement_;
+  PlanOptions options_;
+  std::int64_t id_;
+  std::int64_t num_plans_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,65 @@
+// Sequences cut over ranks into shards of uneven length, without a padded token ever being made.
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
+#include "switchyard/export.h"
+#include "switchyard/plan.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// `batch` sequences of `length` tokens, each cut into sp_size pieces of padded_length() tokens; the
+// last pieces may be shorter, or empty. A rank's tokens are those of its piece of every sequence,
+// sequence by sequence: local token (b, i) is global token b · length + offset() + i.
+class SWITCHYARD_API SequenceShard {
+ public:
+  SequenceShard(std::int64_t batch, std::int64_t length, int sp_size, int sp_rank);
+
+  std::int64_t batch() const { return batch_; }
+  std::int64_t length() const { return length_; }
+  int sp_size() const { return sp_size_; }
+  int sp_rank() const { return sp_rank_; }
+
+  // ceil(length / sp_size): the same on every rank.
+  std::int64_t padded_length() const { return (length_ + sp_size_ - 1) / sp_size_; }
+  // The first token of the piece, at most length.
+  std::int64_t offset() const { return offset_of(sp_rank_); }
+  // Tokens of the piece; may be 0.
+  std::int64_t count() const { return count_of(sp_rank_); }
+  // Tokens of this rank: batch · count.
+  std::int64_t num_tokens() const { return batch_ * count(); }
+
+  std::int64_t offset_of(int sp_rank) const;
+  std::int64_t count_of(int sp_rank) const;
+
+ private:
+  std::int64_t batch_;
+  std::int64_t length_;
+  int sp_size_;
+  int sp_rank_;
+};
+
+// All of these are collective over `sp`, whose ranks are the shard's.
+
+// local [batch · count, H] on every rank → [batch, length, H].
+SWITCHYARD_API Tensor gather_sequence(Communicator& sp, const SequenceShard& shard,
+                                      const ConstTensorView& local);
+
+// The adjoint of gather_sequence where what follows it is replicated over sp: every rank holds the
+// whole gradient d_full [batch, length, H], equal on all, and takes its slice. Nothing is sent.
+SWITCHYARD_API Tensor gather_sequence_backward_slice(const SequenceShard& shard,
+                                                     const ConstTensorView& d_full);
+// The adjoint where each rank did something else with the sequence: the d_full [batch, length, H]
+// of the ranks are parts of the gradient, added in rank order in f32.
+SWITCHYARD_API Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
+                                                   const ConstTensorView& d_full);
+
+// combine for the shard's tokens, then gather_sequence: [batch, length, H].
+SWITCHYARD_API Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan,
+                                       const CombineInput& in, Communicator& sp,
+                                       const SequenceShard& shard);
+
+}  // namespace switchyard

@@ -1,0 +1,193 @@
+// Dense memory with a dtype and a shape: Tensor owns it, TensorView and ConstTensorView refer to it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+enum class Dtype : std::int8_t { f32, bf16, i32, i64 };
+
+SWITCHYARD_API std::int64_t size_of(Dtype dtype);
+SWITCHYARD_API std::string_view name_of(Dtype dtype);
+
+// The upper half of an IEEE float. Arithmetic is done in float; converting back rounds to nearest
+// even and keeps NaNs NaN.
+struct Bfloat16 {
+  std::uint16_t bits = 0;
+};
+SWITCHYARD_API float to_float(Bfloat16 value);
+SWITCHYARD_API Bfloat16 to_bfloat16(float value);
+
+template <typename T>
+struct DtypeOf;
+template <>
+struct DtypeOf<float> : std::integral_constant<Dtype, Dtype::f32> {};
+template <>
+struct DtypeOf<Bfloat16> : std::integral_constant<Dtype, Dtype::bf16> {};
+template <>
+struct DtypeOf<std::int32_t> : std::integral_constant<Dtype, Dtype::i32> {};
+template <>
+struct DtypeOf<std::int64_t> : std::integral_constant<Dtype, Dtype::i64> {};
+
+// One to four extents, outermost first.
+class SWITCHYARD_API Shape {
+ public:
+  static constexpr int kMaxRank = 4;
+
+  Shape() = default;  // [0]
+  Shape(std::initializer_list<std::int64_t> extents);
+  explicit Shape(std::span<const std::int64_t> extents);
+
+  int rank() const { return rank_; }
+  std::int64_t operator[](int dim) const { return extents_[static_cast<std::size_t>(dim)]; }
+  std::int64_t num_elements() const;
+  // Elements in one slice along the first dimension: [rows, …] has rows of this many elements.
+  std::int64_t row_elements() const;
+  // The same shape with another first extent.
+  Shape with_rows(std::int64_t rows) const;
+  std::string to_string() const;
+
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  std::array<std::int64_t, kMaxRank> extents_{};
+  int rank_ = 1;
+};
+
+namespace detail {
+SWITCHYARD_API void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape);
+SWITCHYARD_API void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape);
+SWITCHYARD_API void require_stride(std::int64_t row_stride, const Shape& shape);
+}  // namespace detail
+
+// A view of rows: each row is contiguous, consecutive rows lie `row_stride` elements apart. A view
+// made from a Tensor shares its ownership, so its memory lives as long as the view does; a view of
+// foreign memory has no owner.
+template <typename Byte>
+class BasicTensorView {
+ public:
+  template <typename T>
+  using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
+  using Owner = std::shared_ptr<Byte>;
+
+  BasicTensorView() = default;
+
+  // Views contiguous foreign memory.
+  template <typename T>
+  BasicTensorView(T* data, const Shape& shape)
+      : BasicTensorView(reinterpret_cast<Byte*>(data), DtypeOf<std::remove_const_t<T>>::value,
+                        shape, shape.row_elements()) {}
+
+  BasicTensorView(Byte* data, Dtype dtype, const Shape& shape, std::int64_t row_stride,
+                  Owner owner = nullptr)
+      : data_(data),
+        dtype_(dtype),
+        shape_(shape),
+        row_stride_(row_stride),
+        owner_(std::move(owner)) {
+    detail::require_stride(row_stride, shape);
+  }
+
+  // A mutable view is also a constant one.
+  operator BasicTensorView<const std::byte>() const
+    requires(!std::is_const_v<Byte>)
+  {
+    return {data_, dtype_, shape_, row_stride_, owner_};
+  }
+
+  Byte* data() const { return data_; }
+  Dtype dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t rows() const { return shape_[0]; }
+  std::int64_t row_stride() const { return row_stride_; }
+  std::int64_t row_bytes() const { return shape_.row_elements() * size_of(dtype_); }
+  std::int64_t row_stride_bytes() const { return row_stride_ * size_of(dtype_); }
+  std::int64_t bytes() const { return rows() * row_bytes(); }
+  Byte* row(std::int64_t index) const { return data_ + index * row_stride_bytes(); }
+  bool is_contiguous() const { return rows() <= 1 || row_stride_ == shape_.row_elements(); }
+  // Keeps the memory alive; null for foreign memory.
+  const Owner& owner() const { return owner_; }
+
+  // Rows begin … end − 1.
+  BasicTensorView slice(std::int64_t begin, std::int64_t end) const {
+    detail::require_slice(begin, end, shape_);
+    return {row(begin), dtype_, shape_.with_rows(end - begin), row_stride_, owner_};
+  }
+
+  // All elements in order; the view must be contiguous and of type T.
+  template <typename T>
+  std::span<Element<T>> span() const {
+    detail::require_span(dtype_, DtypeOf<T>::value, is_contiguous(), shape_);
+    return {reinterpret_cast<Element<T>*>(data_), static_cast<std::size_t>(shape_.num_elements())};
+  }
+
+ private:
+  Byte* data_ = nullptr;
+  Dtype dtype_ = Dtype::f32;
+  Shape shape_;
+  std::int64_t row_stride_ = 1;
+  Owner owner_;
+};
+
+using TensorView = BasicTensorView<std::byte>;
+using ConstTensorView = BasicTensorView<const std::byte>;
+
+// Owns contiguous memory, aligned to a cache line. Moving is cheap; copying is said: clone().
+class SWITCHYARD_API Tensor {
+ public:
+  Tensor() = default;                        // [0] f32
+  Tensor(const Shape& shape, Dtype dtype);   // uninitialised
+  static Tensor zeros(const Shape& shape, Dtype dtype);
+  template <typename T>
+  static Tensor from(const Shape& shape, std::span<const T> values) {
+    return from_bytes(shape, DtypeOf<T>::value, std::as_bytes(values));
+  }
+  template <typename T>
+  static Tensor from(const Shape& shape, std::initializer_list<T> values) {
+    return from(shape, std::span<const T>(values.begin(), values.size()));
+  }
+
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  Tensor clone() const;
+
+  Dtype dtype() const { return view_.dtype(); }
+  const Shape& shape() const { return view_.shape(); }
+  std::int64_t rows() const { return view_.rows(); }
+  std::int64_t bytes() const { return view_.bytes(); }
+  std::byte* data() { return view_.data(); }
+  const std::byte* data() const { return view_.data(); }
+
+  TensorView view() { return view_; }
+  ConstTensorView view() const { return view_; }
+  operator TensorView() { return view_; }
+  operator ConstTensorView() const { return view_; }
+
+  template <typename T>
+  std::span<T> span() {
+    return view_.span<T>();
+  }
+  template <typename T>
+  std::span<const T> span() const {
+    return ConstTensorView(view_).span<T>();
+  }
+
+ private:
+  static Tensor from_bytes(const Shape& shape, Dtype dtype, std::span<const std::byte> values);
+
+  TensorView view_;
+};
+
+}  // namespace switchyard

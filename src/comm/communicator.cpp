@@ -1,0 +1,175 @@
+// What all backends share: checks, sequence numbers, poisoning, and reductions in rank order.
+#include "switchyard/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/reduce.h"
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+// Below this a reduction gathers whole tensors: one exchange instead of two, same order of sums.
+constexpr std::int64_t kGatherReduceBytes = 64 * 1024;
+
+void require_contiguous(const ConstTensorView& view, std::string_view what) {
+  require(view.is_contiguous(), "{} {} is not contiguous (row stride {})", what,
+          view.shape().to_string(), view.row_stride());
+}
+
+void require_same_rows(const ConstTensorView& send, const ConstTensorView& recv) {
+  require(send.dtype() == recv.dtype(), "send is {} but recv is {}", name_of(send.dtype()),
+          name_of(recv.dtype()));
+  require(send.shape().row_elements() == recv.shape().row_elements(),
+          "send {} and recv {} have rows of different length", send.shape().to_string(),
+          recv.shape().to_string());
+}
+
+std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view what, int size) {
+  require(rows.size() == static_cast<std::size_t>(size), "{} has {} entries for {} ranks", what,
+          rows.size(), size);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    require(rows[i] >= 0, "{}[{}] is {}", what, i, rows[i]);
+  }
+  return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+}
+
+// Backends take both directions as mutable bytes; the sending side is only read.
+std::byte* read_only(const std::byte* data) { return const_cast<std::byte*>(data); }
+
+}  // namespace
+
+std::string Communicator::current_call() const {
+  return fmt::format("{} #{}", operation_, sequence_);
+}
+
+void Communicator::run_collective(std::string_view operation, const std::function<void()>& body) {
+  if (failure_) {
+    throw CommunicationError(
+        fmt::format("{}: this communicator can no longer be used since it failed: {}", operation,
+                    *failure_));
+  }
+  operation_ = operation;
+  ++sequence_;
+  try {
+    body();
+  } catch (const std::exception& error) {
+    abort(error.what());
+    throw;
+  }
+}
+
+void Communicator::abort(std::string_view reason) {
+  if (failure_) return;
+  failure_ = std::string(reason);
+  do_abort(*failure_);
+}
+
+void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
+                              const TensorView& recv, std::span<const std::int64_t> recv_rows) {
+  run_collective("all_to_all", [&] {
+    require_contiguous(send, "send");
+    require_contiguous(recv, "recv");
+    require_same_rows(send, recv);
+    const auto sent = checked_sum(send_rows, "send_rows", size_);
+    const auto received = checked_sum(recv_rows, "recv_rows", size_);
+    require(sent <= send.rows(), "send_rows add up to {} but send is {}", sent,
+            send.shape().to_string());
+    require(received <= recv.rows(), "recv_rows add up to {} but recv is {}", received,
+            recv.shape().to_string());
+    const auto self = static_cast<std::size_t>(rank_);
+    require(send_rows[self] == recv_rows[self],
+            "rank {} sends itself {} rows but expects {} from itself", rank_, send_rows[self],
+            recv_rows[self]);
+    do_all_to_all({read_only(send.data()), send_rows, send.owner()},
+                  {recv.data(), recv_rows, recv.owner()}, send.row_bytes());
+    bytes_sent_ += (sent - send_rows[self]) * send.row_bytes();
+  });
+}
+
+void Communicator::all_gather(const ConstTensorView& send, const TensorView& recv) {
+  run_collective("all_gather", [&] {
+    require_contiguous(send, "send");
+    require_contiguous(recv, "recv");
+    require_same_rows(send, recv);
+    require(recv.rows() == size_ * send.rows(), "recv {} must hold {} times the rows of send {}",
+            recv.shape().to_string(), size_, send.shape().to_string());
+    do_all_gather({read_only(send.data()), send.bytes(), send.owner()},
+                  {recv.data(), recv.bytes(), recv.owner()});
+    bytes_sent_ += send.bytes() * (size_ - 1);
+  });
+}
+
+void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
+  run_collective("all_reduce", [&] {
+    require_contiguous(values, "values");
+    const auto num_elements = values.shape().num_elements();
+    const Dtype dtype = values.dtype();
+    if (size_ == 1 || num_elements == 0) return do_barrier();
+    if (values.bytes() <= kGatherReduceBytes) {
+      Tensor all({size_, num_elements}, dtype);
+      do_all_gather({values.data(), values.bytes(), values.owner()},
+                    {all.data(), all.bytes(), all.view().owner()});
+      reduce_in_rank_order(all, values, op);
+      bytes_sent_ += values.bytes() * (size_ - 1);
+      return;
+    }
+    const auto piece = (num_elements + size_ - 1) / size_;
+    Tensor padded({size_, piece}, dtype);
+    const auto bytes = static_cast<std::size_t>(values.bytes());
+    std::memcpy(padded.data(), values.data(), bytes);
+    std::memset(padded.data() + bytes, 0, static_cast<std::size_t>(padded.bytes()) - bytes);
+    Tensor mine({1, piece}, dtype);
+    reduce_pieces(padded, mine, op);
+    do_all_gather({mine.data(), mine.bytes(), mine.view().owner()},
+                  {padded.data(), padded.bytes(), padded.view().owner()});
+    bytes_sent_ += mine.bytes() * (size_ - 1);
+    std::memcpy(values.data(), padded.data(), bytes);
+  });
+}
+
+void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView& recv,
+                                  ReduceOp op) {
+  run_collective("reduce_scatter", [&] {
+    require_contiguous(send, "send");
+    require_contiguous(recv, "recv");
+    require_same_rows(send, recv);
+    require(send.rows() == size_ * recv.rows(), "send {} must hold {} times the rows of recv {}",
+            send.shape().to_string(), size_, recv.shape().to_string());
+    reduce_pieces(send, recv, op);
+  });
+}
+
+// send holds one piece for each rank; recv becomes the reduction of the pieces for this one.
+void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& recv,
+                                 ReduceOp op) {
+  const std::vector<std::int64_t> one_each(static_cast<std::size_t>(size_), 1);
+  Tensor pieces({size_, recv.shape().num_elements()}, recv.dtype());
+  do_all_to_all({read_only(send.data()), one_each, send.owner()},
+                {pieces.data(), one_each, pieces.view().owner()}, recv.bytes());
+  reduce_in_rank_order(pieces, recv, op);
+  bytes_sent_ += recv.bytes() * (size_ - 1);
+}
+
+void Communicator::broadcast(const TensorView& values, int root) {
+  run_collective("broadcast", [&] {
+    require_contiguous(values, "values");
+    require(0 <= root && root < size_, "root ({}) must be a rank of {}", root, size_);
+    do_broadcast({values.data(), values.bytes(), values.owner()}, root);
+    if (root == rank_) bytes_sent_ += values.bytes() * (size_ - 1);
+  });
+}
+
+void Communicator::barrier() {
+  run_collective("barrier", [&] { do_barrier(); });
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+  std::unique_ptr<Communicator> group;
+  run_collective("split", [&] { group = do_split(color, key); });
+  return group;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,228 @@
+// The shared page and the process watch behind it.
+#include "comm/mpi/board.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <random>
+
+#include "core/require.h"
+
+namespace switchyard::mpi {
+namespace {
+
+constexpr std::int64_t kSilentMs = 500;  // a rank that waits beats every millisecond or so
+
+std::int64_t now_ms() {
+  using std::chrono::milliseconds;
+  return std::chrono::duration_cast<milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <std::size_t N>
+void write_text(std::array<char, N>& to, std::string_view text) {
+  const auto n = std::min(text.size(), N - 1);
+  std::memcpy(to.data(), text.data(), n);
+  to[n] = '\0';
+}
+
+template <std::size_t N>
+std::string read_text(const std::array<char, N>& from) {
+  return {from.data(), ::strnlen(from.data(), N)};
+}
+
+std::uint64_t inode_of(const char* path) {
+  struct stat info {};
+  return ::stat(path, &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace
+
+Hello make_hello() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  const auto visible = fmt::format("{} {} {}", boot_id, inode_of("/proc/self/ns/pid"),
+                                   inode_of("/dev/shm"));
+  std::random_device random;
+  return {::getpid(), std::hash<std::string>{}(visible),
+          (static_cast<std::uint64_t>(random()) << 32) | random()};
+}
+
+Board::Board(int rank, std::span<const Hello> hellos)
+    : rank_(rank), hellos_(hellos.begin(), hellos.end()), pidfds_(hellos.size(), -1) {
+  const auto mine = hellos_[static_cast<std::size_t>(rank)].host;
+  const auto first = std::ranges::find(hellos_, mine, &Hello::host);
+  creator_ = static_cast<int>(first - hellos_.begin());
+  for (std::size_t r = 0; r < hellos_.size(); ++r) {
+    if (hellos_[r].host != mine || static_cast<int>(r) == rank) continue;
+    pidfds_[r] = static_cast<int>(::syscall(SYS_pidfd_open, hellos_[r].pid, 0));
+  }
+}
+
+Board::~Board() {
+  for (const int fd : pidfds_) {
+    if (fd >= 0) ::close(fd);
+  }
+  if (entries_ != nullptr) ::munmap(entries_, bytes_);
+}
+
+std::string Board::page_name() const {
+  const Hello& creator = hellos_[static_cast<std::size_t>(creator_)];
+  return fmt::format("/switchyard-{}-{:016x}", creator.pid, creator.token);
+}
+
+// Where the page cannot be had, the board sees nobody and deadlines remain.
+void Board::create() {
+  if (!is_creator()) return;
+  const int fd = ::shm_open(page_name().c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (fd < 0) return;
+  const auto bytes = sizeof(Entry) * hellos_.size();
+  // Reserves the memory now: a full /dev/shm would otherwise be a SIGBUS later.
+  if (::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0) ::shm_unlink(page_name().c_str());
+  ::close(fd);
+}
+
+void Board::open() {
+  const int fd = ::shm_open(page_name().c_str(), O_RDWR, 0600);
+  if (fd < 0) return;
+  bytes_ = sizeof(Entry) * hellos_.size();
+  struct stat info {};
+  if (::fstat(fd, &info) == 0 && static_cast<std::size_t>(info.st_size) == bytes_) {
+    void* page = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page != MAP_FAILED) entries_ = static_cast<Entry*>(page);
+  }
+  ::close(fd);
+  if (entries_ != nullptr) entries_[rank_].state.store(State::joined);
+}
+
+void Board::unlink() {
+  if (is_creator()) ::shm_unlink(page_name().c_str());
+}
+
+void Board::enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes) {
+  if (entries_ == nullptr) return;
+  Entry& own = entries_[rank_];
+  Call& slot = own.calls[phase % own.calls.size()];
+  slot.phase.store(0);
+  write_text(slot.name, call);
+  slot.unit_bytes.store(unit_bytes);
+  slot.phase.store(phase);
+  own.entered.store(phase);
+  beat();
+}
+
+void Board::complete(std::uint64_t phase) {
+  if (entries_ != nullptr) entries_[rank_].completed.store(phase);
+}
+
+void Board::beat() {
+  if (entries_ != nullptr) entries_[rank_].last_beat_ms.store(now_ms());
+}
+
+void Board::give_up(std::string_view reason) {
+  if (entries_ == nullptr) return;
+  write_text(entries_[rank_].reason, reason);
+  entries_[rank_].state.store(State::gave_up);
+}
+
+void Board::leave() {
+  if (entries_ == nullptr) return;
+  State expected = State::joined;
+  entries_[rank_].state.compare_exchange_strong(expected, State::left);
+}
+
+const Board::Entry* Board::peer(int rank) const {
+  const bool same_host = hellos_[static_cast<std::size_t>(rank)].host ==
+                         hellos_[static_cast<std::size_t>(rank_)].host;
+  if (entries_ == nullptr || rank == rank_ || !same_host) return nullptr;
+  const Entry& entry = entries_[rank];
+  return entry.state.load() == State::unknown ? nullptr : &entry;
+}
+
+bool Board::has_died(int rank) const {
+  pollfd watch{pidfds_[static_cast<std::size_t>(rank)], POLLIN, 0};
+  return watch.fd >= 0 && ::poll(&watch, 1, 0) == 1;
+}
+
+std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_t phase) {
+  const Call& slot = entry.calls[phase % entry.calls.size()];
+  if (slot.phase.load() != phase) return std::nullopt;
+  CallText call{read_text(slot.name), slot.unit_bytes.load()};
+  if (slot.phase.load() != phase) return std::nullopt;  // overwritten while it was read
+  return call;
+}
+
+Board::Trouble Board::find_mismatch(std::uint64_t phase) const {
+  if (entries_ == nullptr) return {};
+  const auto own = read_call(entries_[rank_], phase);
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    const Entry* entry = peer(r);
+    const auto other = entry != nullptr ? read_call(*entry, phase) : std::nullopt;
+    if (!own || !other) continue;
+    if (other->name != own->name) {
+      return {{r},
+              fmt::format("rank {} called {} instead; all ranks must make the same calls in the "
+                          "same order",
+                          r, other->name)};
+    }
+    if (other->unit_bytes != own->unit_bytes) {
+      return {{r},
+              fmt::format("rank {} brought {} bytes where rank {} brought {}", r,
+                          other->unit_bytes, rank_, own->unit_bytes)};
+    }
+  }
+  return {};
+}
+
+Board::Trouble Board::find_trouble(std::uint64_t phase) const {
+  if (auto mismatch = find_mismatch(phase); !mismatch.reason.empty()) return mismatch;
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    const Entry* entry = peer(r);
+    if (entry != nullptr) {
+      if (entry->completed.load() >= phase) continue;  // it is not waited for
+      if (entry->state.load() == State::gave_up) {
+        return {{r}, fmt::format("rank {} gave up: {}", r, read_text(entry->reason))};
+      }
+      if (entry->state.load() == State::left) {
+        return {{r}, fmt::format("rank {} left before it", r)};
+      }
+    }
+    if (has_died(r)) {
+      return {{r},
+              fmt::format("rank {} died (process {} has ended)", r,
+                          hellos_[static_cast<std::size_t>(r)].pid)};
+    }
+  }
+  return {};
+}
+
+std::vector<int> Board::find_missing(std::uint64_t phase) const {
+  std::vector<int> missing;
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    const Entry* entry = peer(r);
+    if (entry == nullptr || entry->completed.load() >= phase) continue;
+    const bool absent = entry->entered.load() < phase;
+    const bool silent = now_ms() - entry->last_beat_ms.load() > kSilentMs;
+    if (absent || silent) missing.push_back(r);
+  }
+  return missing;
+}
+
+bool Board::sees_all() const {
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    if (r != rank_ && peer(r) == nullptr) return false;
+  }
+  return true;
+}
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,94 @@
+// A page that the ranks on one host share: who has entered which phase, who gave up, who is alive.
+// MPI reports none of this, and without it a dead peer is a hang.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard::mpi {
+
+// What every rank tells the others when a communicator is made.
+struct Hello {
+  std::int64_t pid = 0;
+  std::uint64_t host = 0;   // equal where ranks see each other's processes and shared memory
+  std::uint64_t token = 0;  // random: names the shared page
+};
+Hello make_hello();
+
+class Board {
+ public:
+  // What is known of a peer that keeps this rank from completing a phase.
+  struct Trouble {
+    std::vector<int> ranks;
+    std::string reason;  // empty: none
+  };
+
+  // The first rank of a host creates the page (collectively: create everywhere, barrier, open
+  // everywhere, barrier, unlink everywhere).
+  Board(int rank, std::span<const Hello> hellos);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+  void create();
+  void open();
+  void unlink();
+
+  // This rank enters a phase of a collective that moves units of so many bytes.
+  void enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes);
+  void complete(std::uint64_t phase);
+  void beat();
+  void give_up(std::string_view reason);
+  void leave();
+
+  // A peer that entered this phase with another call, or other sizes, than this rank.
+  Trouble find_mismatch(std::uint64_t phase) const;
+  // That, or a peer that has given up, left or died, so that the phase cannot end.
+  Trouble find_trouble(std::uint64_t phase) const;
+  // Peers that have not entered the phase, or show no life in it: whom to name at the deadline.
+  std::vector<int> find_missing(std::uint64_t phase) const;
+  // Whether every rank can be seen.
+  bool sees_all() const;
+
+ private:
+  enum class State : std::uint32_t { unknown, joined, gave_up, left };
+  struct Call {
+    std::atomic<std::uint64_t> phase;
+    std::atomic<std::int64_t> unit_bytes;
+    std::array<char, 48> name;
+  };
+  struct alignas(64) Entry {
+    std::atomic<State> state;
+    std::atomic<std::uint64_t> entered;
+    std::atomic<std::uint64_t> completed;
+    std::atomic<std::int64_t> last_beat_ms;
+    std::array<Call, 8> calls;
+    std::array<char, 512> reason;
+  };
+
+  struct CallText {
+    std::string name;
+    std::int64_t unit_bytes = 0;
+  };
+
+  std::string page_name() const;
+  bool is_creator() const { return creator_ == rank_; }
+  const Entry* peer(int rank) const;
+  bool has_died(int rank) const;
+  static std::optional<CallText> read_call(const Entry& entry, std::uint64_t phase);
+
+  int rank_;
+  std::vector<Hello> hellos_;
+  int creator_ = 0;
+  std::vector<int> pidfds_;  // −1 where a peer cannot be watched
+  Entry* entries_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,342 @@
+// Collectives over MPI that end: complete, or with an error that names who is missing.
+#include "comm/mpi/mpi_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "comm/backends.h"
+#include "comm/mpi/bytes_type.h"
+#include "core/require.h"
+
+namespace switchyard::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kWatchInterval = std::chrono::milliseconds(1);
+constexpr int kEagerTests = 200;  // polls before a waiting rank offers its core to others
+
+// MPI may write to the memory of a collective that never completed for as long as the process
+// lives, and cannot be told to stop.
+void keep_for_good(std::shared_ptr<const void> memory) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<std::shared_ptr<const void>>();
+  const std::scoped_lock lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
+std::vector<int> to_counts(std::span<const std::int64_t> rows, std::string_view what) {
+  std::vector<int> counts;
+  std::int64_t total = 0;
+  for (const auto n : rows) {
+    total += n;
+    require<Unsupported>(total <= std::numeric_limits<int>::max(),
+                         "{} rows in one all_to_all: MPI counts {} in an int; send fewer, longer "
+                         "rows or split the call",
+                         total, what);
+    counts.push_back(static_cast<int>(n));
+  }
+  return counts;
+}
+
+std::vector<int> offsets_of(const std::vector<int>& counts) {
+  std::vector<int> offsets(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), 0);
+  return offsets;
+}
+
+std::int64_t total_of(std::span<const std::int64_t> rows) {
+  return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+MpiCommunicator::Flight::~Flight() {
+  if (unit != MPI_DATATYPE_NULL) MPI_Type_free(&unit);
+}
+
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank,
+                                 int size, std::chrono::milliseconds timeout)
+    : Communicator(rank, size, timeout), session_(std::move(session)), comm_(comm) {}
+
+std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> session,
+                                                       MPI_Comm comm,
+                                                       std::chrono::milliseconds timeout) {
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  std::unique_ptr<MpiCommunicator> result(
+      new MpiCommunicator(std::move(session), comm, rank, size, timeout));
+  result->run_collective("connect", [&] { result->open_board(); });
+  return result;
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  // Whoever finalises MPI waits for all ranks in there, without a deadline; so first make sure.
+  if (!is_poisoned() && session_->owns_mpi() && session_.use_count() == 1) {
+    try {
+      run_collective("disconnect", [&] { do_barrier(); });
+    } catch (const std::exception&) {
+      session_->abandon();
+    }
+  }
+  board_->leave();
+  if (is_poisoned()) {
+    session_->abandon();
+  } else {
+    MPI_Comm_free(&comm_);
+  }
+}
+
+void MpiCommunicator::open_board() {
+  const Hello mine = make_hello();
+  std::vector<Hello> hellos(static_cast<std::size_t>(size()));
+  hellos[static_cast<std::size_t>(rank())] = mine;
+  board_ = std::make_unique<Board>(rank(), hellos);  // sees nobody yet
+  do_all_gather({reinterpret_cast<std::byte*>(const_cast<Hello*>(&mine)), sizeof(mine), nullptr},
+                {reinterpret_cast<std::byte*>(hellos.data()),
+                 static_cast<std::int64_t>(sizeof(Hello) * hellos.size()), nullptr});
+  board_ = std::make_unique<Board>(rank(), hellos);
+  board_->create();
+  do_barrier();
+  board_->open();
+  do_barrier();
+  board_->unlink();
+}
+
+void MpiCommunicator::check(int code, std::string_view function) const {
+  if (code == MPI_SUCCESS) return;
+  std::string text(MPI_MAX_ERROR_STRING, '\0');
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  text.resize(static_cast<std::size_t>(length));
+  throw CommunicationError(fmt::format("{}: {} failed: {}", current_call(), function, text));
+}
+
+void MpiCommunicator::enter(std::int64_t unit_bytes) {
+  ++phase_;
+  board_->enter(phase_, current_call(), unit_bytes);
+}
+
+void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
+                          const std::function<void()>& post) {
+  enter(unit_bytes);
+  try {
+    post();
+    wait(*flight);
+  } catch (...) {
+    keep_for_good(flight);
+    throw;
+  }
+  // Complete here, but if a peer made another call of the same shape, this is not what was meant.
+  const auto mismatch = board_->find_mismatch(phase_);
+  board_->complete(phase_);
+  throw_trouble(mismatch);
+}
+
+void MpiCommunicator::wait(Flight& flight) {
+  const auto deadline = Clock::now() + timeout();
+  auto next_watch = Clock::now() + kWatchInterval;
+  for (int tests = 0;; ++tests) {
+    int done = 0;
+    check(MPI_Testall(static_cast<int>(flight.requests.size()), flight.requests.data(), &done,
+                      MPI_STATUSES_IGNORE),
+          "MPI_Testall");
+    if (done != 0) return;
+    if (tests < kEagerTests) continue;
+    std::this_thread::yield();
+    if (Clock::now() < next_watch) continue;
+    watch_peers(deadline);
+    next_watch = Clock::now() + kWatchInterval;
+  }
+}
+
+void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
+  if (trouble.reason.empty()) return;
+  throw CommunicationError(fmt::format("{}: {}", current_call(), trouble.reason), trouble.ranks);
+}
+
+void MpiCommunicator::watch_peers(Clock::time_point deadline) {
+  board_->beat();
+  throw_trouble(board_->find_trouble(phase_));
+  if (Clock::now() < deadline) return;
+  const auto missing = board_->find_missing(phase_);
+  const auto seconds = static_cast<double>(timeout().count()) / 1000.0;
+  if (!missing.empty()) {
+    throw CommunicationError(fmt::format("{}: rank{} {} did not arrive within {:g} s",
+                                         current_call(), missing.size() == 1 ? "" : "s",
+                                         fmt::join(missing, ", "), seconds),
+                             missing);
+  }
+  throw CommunicationError(fmt::format(
+      "{}: not complete within {:g} s; {}", current_call(), seconds,
+      board_->sees_all() ? "all ranks entered it and are alive"
+                         : "all ranks on this host entered it, others cannot be seen from here"));
+}
+
+// Memory without an owner could be gone before a failed collective is, so MPI gets a copy of it.
+std::byte* MpiCommunicator::borrow_for_send(Flight& flight, const std::byte* data,
+                                            std::int64_t bytes,
+                                            const std::shared_ptr<const void>& owner) {
+  if (owner) {
+    flight.memory.push_back(owner);
+    return const_cast<std::byte*>(data);
+  }
+  std::byte* staged = borrow_for_recv(flight, nullptr, bytes, nullptr);
+  if (bytes > 0) std::memcpy(staged, data, static_cast<std::size_t>(bytes));
+  return staged;
+}
+
+std::byte* MpiCommunicator::borrow_for_recv(Flight& flight, std::byte* data, std::int64_t bytes,
+                                            const std::shared_ptr<const void>& owner) {
+  if (owner) {
+    flight.memory.push_back(owner);
+    return data;
+  }
+  const std::shared_ptr<std::byte[]> staged(new std::byte[static_cast<std::size_t>(bytes)]);
+  flight.memory.push_back(staged);
+  return staged.get();
+}
+
+void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) {
+  const auto flight = std::make_shared<Flight>();
+  flight->send_counts = to_counts(send.rows, "sent rows");
+  flight->recv_counts = to_counts(recv.rows, "received rows");
+  flight->send_offsets = offsets_of(flight->send_counts);
+  flight->recv_offsets = offsets_of(flight->recv_counts);
+  flight->announced.assign(send.rows.begin(), send.rows.end());
+  flight->expected.resize(static_cast<std::size_t>(size()));
+  flight->unit = make_bytes_type(row_bytes);
+  flight->requests.assign(2, MPI_REQUEST_NULL);
+  const auto recv_bytes = total_of(recv.rows) * row_bytes;
+  const auto* from = borrow_for_send(*flight, send.data, total_of(send.rows) * row_bytes,
+                                     send.owner);
+  auto* to = borrow_for_recv(*flight, recv.data, recv_bytes, recv.owner);
+
+  fly(flight, row_bytes, [&] {
+    // MPI does not notice a sender and a receiver who count differently; the counts travel beside.
+    check(MPI_Ialltoall(flight->announced.data(), 1, MPI_INT64_T, flight->expected.data(), 1,
+                        MPI_INT64_T, comm_, flight->requests.data()),
+          "MPI_Ialltoall");
+    check(MPI_Ialltoallv(from, flight->send_counts.data(), flight->send_offsets.data(),
+                         flight->unit, to, flight->recv_counts.data(), flight->recv_offsets.data(),
+                         flight->unit, comm_, flight->requests.data() + 1),
+          "MPI_Ialltoallv");
+  });
+  for (int r = 0; r < size(); ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    require<CommunicationError>(flight->expected[i] == recv.rows[i],
+                                "{}: rank {} sends {} rows to rank {}, which expects {}",
+                                current_call(), r, flight->expected[i], rank(), recv.rows[i]);
+  }
+  if (to != recv.data && recv_bytes > 0) {
+    std::memcpy(recv.data, to, static_cast<std::size_t>(recv_bytes));
+  }
+}
+
+void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
+  const auto flight = std::make_shared<Flight>();
+  flight->unit = make_bytes_type(send.bytes);
+  flight->requests.assign(1, MPI_REQUEST_NULL);
+  const auto* from = borrow_for_send(*flight, send.data, send.bytes, send.owner);
+  auto* to = borrow_for_recv(*flight, recv.data, recv.bytes, recv.owner);
+  fly(flight, send.bytes, [&] {
+    check(MPI_Iallgather(from, 1, flight->unit, to, 1, flight->unit, comm_,
+                         flight->requests.data()),
+          "MPI_Iallgather");
+  });
+  if (to != recv.data && recv.bytes > 0) {
+    std::memcpy(recv.data, to, static_cast<std::size_t>(recv.bytes));
+  }
+}
+
+void MpiCommunicator::do_broadcast(const Bytes& values, int root) {
+  const auto flight = std::make_shared<Flight>();
+  flight->unit = make_bytes_type(values.bytes);
+  flight->requests.assign(1, MPI_REQUEST_NULL);
+  auto* data = borrow_for_send(*flight, values.data, values.bytes, values.owner);
+  fly(flight, values.bytes, [&] {
+    check(MPI_Ibcast(data, 1, flight->unit, root, comm_, flight->requests.data()), "MPI_Ibcast");
+  });
+  if (data != values.data && values.bytes > 0) {
+    std::memcpy(values.data, data, static_cast<std::size_t>(values.bytes));
+  }
+}
+
+void MpiCommunicator::do_barrier() {
+  const auto flight = std::make_shared<Flight>();
+  flight->requests.assign(1, MPI_REQUEST_NULL);
+  fly(flight, 0, [&] { check(MPI_Ibarrier(comm_, flight->requests.data()), "MPI_Ibarrier"); });
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
+  do_barrier();  // all are here and alive: MPI_Comm_split has no deadline of its own
+  enter(0);
+  const auto split = [comm = comm_, color, key] {
+    MPI_Comm group = MPI_COMM_NULL;
+    const int code = MPI_Comm_split(comm, color < 0 ? MPI_UNDEFINED : color, key, &group);
+    return std::pair(code, group);
+  };
+  std::pair<int, MPI_Comm> result;
+  if (session_->allows_threads()) {
+    std::packaged_task<std::pair<int, MPI_Comm>()> task(split);
+    auto answer = task.get_future();
+    std::thread worker(std::move(task));
+    worker.detach();  // one that never returns must not keep this rank
+    const auto deadline = Clock::now() + timeout();
+    while (answer.wait_for(kWatchInterval) != std::future_status::ready) watch_peers(deadline);
+    result = answer.get();
+  } else {
+    result = split();
+  }
+  check(result.first, "MPI_Comm_split");
+  board_->complete(phase_);
+  if (result.second == MPI_COMM_NULL) return nullptr;
+  return make(session_, result.second, timeout());
+}
+
+void MpiCommunicator::do_abort(const std::string& reason) {
+  session_->abandon();
+  board_->give_up(reason);
+}
+
+namespace {
+
+Availability availability() {
+  std::string version(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
+  int length = 0;
+  MPI_Get_library_version(version.data(), &length);
+  version.resize(version.find_first_of(std::string_view(",\0", 2)));
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) return {false, version + ", finalised in this process"};
+  return {true, version};
+}
+
+std::unique_ptr<Communicator> connect_world(const ConnectOptions& options) {
+  auto session = Session::join();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request);  // an error ends the job: the world's handler
+  const auto deadline = Clock::now() + options.timeout;
+  for (int done = 0; done == 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
+    if (Clock::now() < deadline) continue;
+    session->abandon();
+    throw CommunicationError(
+        fmt::format("connect: not all ranks arrived within {} ms", options.timeout.count()));
+  }
+  return MpiCommunicator::make(std::move(session), comm, options.timeout);
+}
+
+}  // namespace
+
+BackendEntry backend() { return {"mpi", availability, connect_world}; }
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,69 @@
+// Ranks as MPI processes: MPI's own non-blocking collectives, under a deadline and a watch on peers.
+#pragma once
+
+#include <mpi.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/board.h"
+#include "comm/mpi/session.h"
+#include "switchyard/communicator.h"
+
+namespace switchyard::mpi {
+
+class MpiCommunicator final : public Communicator {
+ public:
+  // Takes over `comm`, which is its own alone.
+  static std::unique_ptr<MpiCommunicator> make(std::shared_ptr<Session> session, MPI_Comm comm,
+                                               std::chrono::milliseconds timeout);
+  ~MpiCommunicator() override;
+
+  std::string_view backend() const override { return "mpi"; }
+
+ private:
+  // A collective under way and all the memory that MPI may touch until it ends.
+  struct Flight {
+    std::vector<MPI_Request> requests;
+    std::vector<std::shared_ptr<const void>> memory;
+    std::vector<int> send_counts, send_offsets, recv_counts, recv_offsets;
+    std::vector<std::int64_t> announced, expected;
+    MPI_Datatype unit = MPI_DATATYPE_NULL;
+    ~Flight();
+  };
+
+  MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank, int size,
+                  std::chrono::milliseconds timeout);
+
+  void do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) override;
+  void do_all_gather(const Bytes& send, const Bytes& recv) override;
+  void do_broadcast(const Bytes& values, int root) override;
+  void do_barrier() override;
+  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  void do_abort(const std::string& reason) override;
+
+  void open_board();
+  // Begins a phase that moves units of so many bytes.
+  void enter(std::int64_t unit_bytes);
+  // Posts a flight's requests and completes them as the next phase, or throws; then the flight and
+  // its memory are kept for good.
+  void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
+           const std::function<void()>& post);
+  void wait(Flight& flight);
+  void watch_peers(std::chrono::steady_clock::time_point deadline);
+  void throw_trouble(const Board::Trouble& trouble) const;
+  std::byte* borrow_for_send(Flight& flight, const std::byte* data, std::int64_t bytes,
+                             const std::shared_ptr<const void>& owner);
+  std::byte* borrow_for_recv(Flight& flight, std::byte* data, std::int64_t bytes,
+                             const std::shared_ptr<const void>& owner);
+  void check(int code, std::string_view function) const;
+
+  std::shared_ptr<Session> session_;
+  MPI_Comm comm_;
+  std::unique_ptr<Board> board_;
+  std::uint64_t phase_ = 0;
+};
+
+}  // namespace switchyard::mpi

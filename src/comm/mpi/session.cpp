@@ -1,0 +1,50 @@
+// Initialises and finalises MPI.
+#include "comm/mpi/session.h"
+
+#include <mpi.h>
+
+#include <mutex>
+
+#include "core/require.h"
+
+namespace switchyard::mpi {
+
+std::shared_ptr<Session> Session::join() {
+  // MPI itself is one per process and cannot be initialised twice.
+  static std::mutex mutex;
+  static std::weak_ptr<Session> current;
+  const std::scoped_lock lock(mutex);
+  auto session = current.lock();
+  if (!session) {
+    session.reset(new Session());
+    current = session;
+  }
+  return session;
+}
+
+Session::Session() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  require<Unsupported>(finalized == 0,
+                       "MPI has been finalised in this process and cannot be started again; keep a "
+                       "communicator, or call MPI_Init yourself, for as long as MPI is needed");
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  int provided = MPI_THREAD_SINGLE;
+  if (initialized != 0) {
+    MPI_Query_thread(&provided);
+  } else {
+    const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+    require<CommunicationError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
+    owns_mpi_ = true;
+  }
+  allows_threads_ = provided == MPI_THREAD_MULTIPLE;
+}
+
+Session::~Session() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (owns_mpi_ && !abandoned_ && finalized == 0) MPI_Finalize();
+}
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,19 @@
+// Stands in for the MPI backend where the build found no MPI.
+#include "comm/backends.h"
+#include "switchyard/error.h"
+
+namespace switchyard::mpi {
+
+BackendEntry backend() {
+  return {"mpi",
+          [] {
+            return Availability{false,
+                                "this build has no MPI (install libopenmpi-dev and configure with "
+                                "-DSWITCHYARD_MPI=ON)"};
+          },
+          [](const ConnectOptions&) -> std::unique_ptr<Communicator> {
+            throw Unsupported("this build has no MPI");
+          }};
+}
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,79 @@
+// Starts ranks as threads and reports the error that came first.
+#include "switchyard/run_ranks.h"
+
+#include <exception>
+#include <thread>
+
+#include "comm/backends.h"
+#include "comm/threads/thread_communicator.h"
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+std::shared_ptr<threads::ThreadGroup> make_group(int num_ranks, std::chrono::milliseconds timeout) {
+  require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
+  require(timeout.count() > 0, "timeout ({} ms) must be positive", timeout.count());
+  return std::make_shared<threads::ThreadGroup>(num_ranks, timeout);
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+}  // namespace
+
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
+               const RankOptions& options) {
+  const auto group = make_group(num_ranks, options.timeout);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_ranks));
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < num_ranks; ++r) {
+    ranks.emplace_back([&, r] {
+      threads::ThreadCommunicator comm(group, r);
+      try {
+        fn(comm);
+      } catch (...) {
+        errors[static_cast<std::size_t>(r)] = std::current_exception();
+        comm.abort(message_of(errors[static_cast<std::size_t>(r)]));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+
+  const int first = group->first_failed_rank();
+  if (first >= 0 && errors[static_cast<std::size_t>(first)]) {
+    std::rethrow_exception(errors[static_cast<std::size_t>(first)]);
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int num_ranks,
+                                                             const RankOptions& options) {
+  const auto group = make_group(num_ranks, options.timeout);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int r = 0; r < num_ranks; ++r) {
+    ranks.push_back(std::make_unique<threads::ThreadCommunicator>(group, r));
+  }
+  return ranks;
+}
+
+namespace threads {
+
+BackendEntry backend() {
+  return {"threads", [] { return Availability{true, "ranks are threads of one process"}; },
+          [](const ConnectOptions& options) -> std::unique_ptr<Communicator> {
+            return std::make_unique<ThreadCommunicator>(make_group(1, options.timeout), 0);
+          }};
+}
+
+}  // namespace threads
+}  // namespace switchyard

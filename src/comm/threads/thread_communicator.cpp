@@ -1,0 +1,180 @@
+// Collectives between threads. Small payloads are copied into the offer and cost one meeting;
+// large ones are read straight from the peer's memory between two.
+#include "comm/threads/thread_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+
+#include "core/require.h"
+
+namespace switchyard::threads {
+namespace {
+
+constexpr std::int64_t kCopyBytes = 128 * 1024;
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+std::int64_t sum_before(std::span<const std::int64_t> rows, int rank) {
+  return std::accumulate(rows.begin(), rows.begin() + rank, std::int64_t{0});
+}
+
+}  // namespace
+
+ThreadCommunicator::ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
+    : Communicator(rank, group->size(), group->timeout()), group_(std::move(group)) {}
+
+ThreadCommunicator::~ThreadCommunicator() { group_->leave(rank()); }
+
+Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
+  ++phase_;
+  Offer& own = group_->offer(rank(), phase_);
+  own.operation = operation();
+  own.sequence = sequence();
+  own.unit_bytes = unit_bytes;
+  own.data = nullptr;
+  own.rows = {};
+  own.views.clear();
+  own.group = nullptr;
+  return own;
+}
+
+void ThreadCommunicator::meet() {
+  group_->meet(rank(), phase_);
+  require_same_call();
+}
+
+void ThreadCommunicator::require_same_call() {
+  const Offer& own = offer_of(rank());
+  for (int r = 0; r < size(); ++r) {
+    const Offer& peer = offer_of(r);
+    const bool same_call = peer.operation == own.operation && peer.sequence == own.sequence;
+    require<CommunicationError>(same_call,
+                                "{}: rank {} called {} #{} instead; all ranks must make the same "
+                                "calls in the same order",
+                                current_call(), r, peer.operation, peer.sequence);
+    require<CommunicationError>(peer.unit_bytes == own.unit_bytes,
+                                "{}: rank {} brought {} bytes where rank {} brought {}",
+                                current_call(), r, peer.unit_bytes, rank(), own.unit_bytes);
+  }
+}
+
+template <typename Read>
+void ThreadCommunicator::meet_and_read(Read read) {
+  group_->set_reading(rank(), true);
+  const auto unit_bytes = offer_of(rank()).unit_bytes;
+  try {
+    meet();
+    read();
+  } catch (...) {
+    group_->wait_for_readers(rank());
+    throw;
+  }
+  group_->set_reading(rank(), false);
+  prepare(unit_bytes);
+  meet();
+}
+
+void ThreadCommunicator::do_all_to_all(const Rows& send, const Rows& recv,
+                                       std::int64_t row_bytes) {
+  Offer& own = prepare(row_bytes);
+  own.data = send.data;
+  own.rows = send.rows;
+  meet_and_read([&] {
+    std::byte* to = recv.data;
+    for (int source = 0; source < size(); ++source) {
+      const Offer& peer = offer_of(source);
+      const auto sent = peer.rows[static_cast<std::size_t>(rank())];
+      const auto expected = recv.rows[static_cast<std::size_t>(source)];
+      require<CommunicationError>(sent == expected,
+                                  "{}: rank {} sends {} rows to rank {}, which expects {}",
+                                  current_call(), source, sent, rank(), expected);
+      copy_bytes(to, peer.data + sum_before(peer.rows, rank()) * row_bytes, sent * row_bytes);
+      to += sent * row_bytes;
+    }
+  });
+}
+
+void ThreadCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
+  Offer& own = prepare(send.bytes);
+  if (send.bytes <= kCopyBytes) {
+    own.copy.assign(send.data, send.data + send.bytes);
+    meet();
+    for (int r = 0; r < size(); ++r) {
+      copy_bytes(recv.data + r * send.bytes, offer_of(r).copy.data(), send.bytes);
+    }
+    return;
+  }
+  own.data = send.data;
+  meet_and_read([&] {
+    for (int r = 0; r < size(); ++r) {
+      copy_bytes(recv.data + r * send.bytes, offer_of(r).data, send.bytes);
+    }
+  });
+}
+
+void ThreadCommunicator::do_broadcast(const Bytes& values, int root) {
+  Offer& own = prepare(values.bytes);
+  own.data = values.data;
+  own.words[0] = root;
+  meet_and_read([&] {
+    for (int r = 0; r < size(); ++r) {
+      require<CommunicationError>(offer_of(r).words[0] == root, "{}: rank {} gave root {}, not {}",
+                                  current_call(), r, offer_of(r).words[0], root);
+    }
+    if (rank() != root) copy_bytes(values.data, offer_of(root).data, values.bytes);
+  });
+}
+
+void ThreadCommunicator::do_barrier() {
+  prepare(0);
+  meet();
+}
+
+std::unique_ptr<Communicator> ThreadCommunicator::do_split(int color, int key) {
+  prepare(0).words = {color, key};
+  meet();
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    if (offer_of(r).words[0] == color) members.push_back(r);
+  }
+  std::ranges::stable_sort(members, {}, [&](int r) { return offer_of(r).words[1]; });
+  const int leader = members.front();
+
+  Offer& own = prepare(0);
+  if (color >= 0 && leader == rank()) own.group = group_->make_child(members);
+  meet();
+  if (color < 0) return nullptr;
+  const auto position = std::ranges::find(members, rank()) - members.begin();
+  return std::make_unique<ThreadCommunicator>(offer_of(leader).group, static_cast<int>(position));
+}
+
+std::vector<std::vector<TensorView>> ThreadCommunicator::map(std::span<const TensorView> views) {
+  std::vector<std::vector<TensorView>> all;
+  run_collective("map", [&] {
+    prepare(static_cast<std::int64_t>(views.size())).views.assign(views.begin(), views.end());
+    group_->set_reading(rank(), true);
+    meet();
+    for (int r = 0; r < size(); ++r) all.push_back(offer_of(r).views);
+  });
+  return all;
+}
+
+void ThreadCommunicator::phase_barrier() {
+  run_collective("phase_barrier", [&] {
+    group_->set_reading(rank(), false);
+    prepare(0);
+    meet();
+    group_->offer(rank(), phase_ - 1).views.clear();  // the loan of map() ends
+  });
+}
+
+void ThreadCommunicator::do_abort(const std::string& reason) {
+  group_->set_reading(rank(), false);
+  group_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
+}
+
+}  // namespace switchyard::threads

@@ -1,0 +1,161 @@
+// Meetings with a deadline: a short spin, then a wait that a failure of any rank ends at once.
+#include "comm/threads/thread_group.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "core/require.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace switchyard::threads {
+namespace {
+
+constexpr int kSpins = 4000;  // tens of microseconds: about what being woken would cost
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000.0);
+}
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds timeout)
+    : ranks_(static_cast<std::size_t>(size)), timeout_(timeout) {}
+
+ThreadGroup::ThreadGroup(std::shared_ptr<ThreadGroup> parent, std::vector<int> members)
+    : ranks_(members.size()),
+      timeout_(parent->timeout()),
+      parent_(std::move(parent)),
+      members_(std::move(members)) {}
+
+std::shared_ptr<ThreadGroup> ThreadGroup::make_child(std::vector<int> members) {
+  auto child = std::make_shared<ThreadGroup>(shared_from_this(), members);
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(children_, [](const Child& c) { return c.group.expired(); });
+  children_.push_back({child, std::move(members)});
+  return child;
+}
+
+void ThreadGroup::meet(int rank, std::uint64_t phase) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  ranks_[static_cast<std::size_t>(rank)].phase.store(phase, std::memory_order_release);
+  const auto arrivals = arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (arrivals == phase * static_cast<std::uint64_t>(size())) {
+    completed_phase_.store(phase, std::memory_order_release);
+    { const std::scoped_lock lock(mutex_); }  // nobody is between looking and waiting
+    changed_.notify_all();
+    return;
+  }
+  if (spin(phase)) return;
+
+  std::unique_lock lock(mutex_);
+  const auto done = [&] { return completed_phase_.load(std::memory_order_acquire) >= phase; };
+  const auto hopeless = [&] { return failed_.load() || !absent_ranks(phase, true).empty(); };
+  const bool in_time = changed_.wait_until(lock, deadline, [&] { return done() || hopeless(); });
+  if (done()) return;
+  lock.unlock();
+  if (!failed_.load()) {
+    const auto absent = absent_ranks(phase, in_time);
+    fail(rank, {in_time ? fmt::format("{} left before it", name_ranks(absent))
+                        : fmt::format("{} did not arrive within {}", name_ranks(absent),
+                                      seconds(timeout_)),
+                absent});
+  }
+  throw_failure(rank, phase);
+}
+
+bool ThreadGroup::spin(std::uint64_t phase) const {
+  // More ranks than cores: whoever is awaited needs this core.
+  const int spins = size() > static_cast<int>(std::thread::hardware_concurrency()) ? 0 : kSpins;
+  for (int i = 0; i < spins; ++i) {
+    if (completed_phase_.load(std::memory_order_acquire) >= phase) return true;
+    pause();
+  }
+  return completed_phase_.load(std::memory_order_acquire) >= phase;
+}
+
+std::vector<int> ThreadGroup::absent_ranks(std::uint64_t phase, bool only_left) const {
+  std::vector<int> absent;
+  for (int r = 0; r < size(); ++r) {
+    const Rank& peer = ranks_[static_cast<std::size_t>(r)];
+    const bool counts = !only_left || peer.left.load(std::memory_order_acquire);
+    if (counts && peer.phase.load(std::memory_order_acquire) < phase) absent.push_back(r);
+  }
+  return absent;
+}
+
+void ThreadGroup::throw_failure(int rank, std::uint64_t phase) {
+  wait_for_readers(rank);
+  const Offer& own = offer(rank, phase);
+  const std::scoped_lock lock(mutex_);
+  throw CommunicationError(
+      fmt::format("{} #{}: {}", own.operation, own.sequence, failure_->reason), failure_->ranks);
+}
+
+void ThreadGroup::set_reading(int rank, bool reading) {
+  ranks_[static_cast<std::size_t>(rank)].reading.store(reading, std::memory_order_seq_cst);
+}
+
+void ThreadGroup::wait_for_readers(int rank) {
+  set_reading(rank, false);
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  const auto being_read = [&] {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.reading.load(); });
+  };
+  while (being_read() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void ThreadGroup::note_first_failure(int origin) {
+  int none = -1;
+  first_failed_rank_.compare_exchange_strong(none, origin);
+  if (parent_) parent_->note_first_failure(members_[static_cast<std::size_t>(origin)]);
+}
+
+void ThreadGroup::fail(int origin, Failure failure) {
+  note_first_failure(origin);
+  std::vector<Child> children;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+    failed_.store(true);
+    children = children_;
+  }
+  changed_.notify_all();
+  // A rank that failed here will not come to the meetings of its sub-groups either.
+  for (const Child& child : children) {
+    const auto group = child.group.lock();
+    if (!group) continue;
+    for (std::size_t i = 0; i < child.members.size(); ++i) {
+      if (std::ranges::find(failure.ranks, child.members[i]) == failure.ranks.end()) continue;
+      const int child_rank = static_cast<int>(i);
+      group->fail(child_rank, {fmt::format("in the parent group: {}", failure.reason), {child_rank}});
+      break;
+    }
+  }
+}
+
+void ThreadGroup::leave(int rank) {
+  ranks_[static_cast<std::size_t>(rank)].left.store(true, std::memory_order_release);
+  set_reading(rank, false);
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+}  // namespace switchyard::threads

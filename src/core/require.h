@@ -1,0 +1,26 @@
+// Checks whose messages give the values: require(ok, "num_experts ({}) must be positive", n).
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "switchyard/error.h"
+
+namespace switchyard {
+
+template <typename Exception = InvalidArgument, typename... Args>
+void require(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) [[unlikely]] {
+    throw Exception(fmt::format(message, std::forward<Args>(args)...));
+  }
+}
+
+// An invariant of ours; a failure is a bug in the library.
+template <typename... Args>
+void check_invariant(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  require<InternalError>(ok, message, std::forward<Args>(args)...);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,147 @@
+// Dtypes, shapes and owned memory.
+#include "switchyard/tensor.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::align_val_t kCacheLine{64};
+
+std::shared_ptr<std::byte> allocate(std::int64_t bytes) {
+  const auto count = static_cast<std::size_t>(bytes);
+  auto* data = static_cast<std::byte*>(::operator new(count, kCacheLine, std::nothrow));
+  require<DeviceError>(data != nullptr, "cannot allocate {} bytes of host memory", bytes);
+  return {data, [](std::byte* p) { ::operator delete(p, kCacheLine); }};
+}
+
+}  // namespace
+
+std::int64_t size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32:
+    case Dtype::i32:
+      return 4;
+    case Dtype::bf16:
+      return 2;
+    case Dtype::i64:
+      return 8;
+  }
+  throw InvalidArgument(fmt::format("dtype {} is unknown", static_cast<int>(dtype)));
+}
+
+std::string_view name_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32:
+      return "f32";
+    case Dtype::bf16:
+      return "bf16";
+    case Dtype::i32:
+      return "i32";
+    case Dtype::i64:
+      return "i64";
+  }
+  return "unknown";
+}
+
+float to_float(Bfloat16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
+
+Bfloat16 to_bfloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) {
+    return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
+  }
+  return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
+
+Shape::Shape(std::initializer_list<std::int64_t> extents)
+    : Shape(std::span(extents.begin(), extents.size())) {}
+
+Shape::Shape(std::span<const std::int64_t> extents) {
+  require(!extents.empty() && extents.size() <= kMaxRank, "a shape has 1 to {} extents, not {}",
+          int{kMaxRank}, extents.size());
+  rank_ = static_cast<int>(extents.size());
+  std::int64_t elements = 1;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    require(extents[i] >= 0, "extent {} of shape [{}] is negative", i, fmt::join(extents, ", "));
+    // Eight bytes is the largest element: what passes here never overflows as a byte count.
+    require(elements == 0 || extents[i] <= std::numeric_limits<std::int64_t>::max() / 8 / elements,
+            "shape [{}] has too many elements to address", fmt::join(extents, ", "));
+    elements *= extents[i];
+    extents_[i] = extents[i];
+  }
+}
+
+std::int64_t Shape::num_elements() const { return extents_[0] * row_elements(); }
+
+std::int64_t Shape::row_elements() const {
+  std::int64_t elements = 1;
+  for (int i = 1; i < rank_; ++i) elements *= (*this)[i];
+  return elements;
+}
+
+Shape Shape::with_rows(std::int64_t rows) const {
+  Shape result = *this;
+  result.extents_[0] = rows;
+  return Shape(std::span(result.extents_).first(static_cast<std::size_t>(rank_)));
+}
+
+std::string Shape::to_string() const {
+  return fmt::format("[{}]",
+                     fmt::join(std::span(extents_).first(static_cast<std::size_t>(rank_)), ","));
+}
+
+namespace detail {
+
+void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape) {
+  require(actual == wanted, "a tensor {} of {} was read as {}", shape.to_string(), name_of(actual),
+          name_of(wanted));
+  require(contiguous, "a tensor {} whose rows are not contiguous has no span", shape.to_string());
+}
+
+void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape) {
+  require(0 <= begin && begin <= end && end <= shape[0], "rows {} to {} are not a slice of {}",
+          begin, end, shape.to_string());
+}
+
+void require_stride(std::int64_t row_stride, const Shape& shape) {
+  require(row_stride >= shape.row_elements(), "row stride {} is less than a row of {}", row_stride,
+          shape.to_string());
+}
+
+}  // namespace detail
+
+Tensor::Tensor(const Shape& shape, Dtype dtype) {
+  auto memory = allocate(shape.num_elements() * size_of(dtype));
+  auto* data = memory.get();
+  view_ = TensorView(data, dtype, shape, shape.row_elements(), std::move(memory));
+}
+
+Tensor Tensor::zeros(const Shape& shape, Dtype dtype) {
+  Tensor result(shape, dtype);
+  std::memset(result.data(), 0, static_cast<std::size_t>(result.bytes()));
+  return result;
+}
+
+Tensor Tensor::from_bytes(const Shape& shape, Dtype dtype, std::span<const std::byte> values) {
+  Tensor result(shape, dtype);
+  require(values.size() == static_cast<std::size_t>(result.bytes()),
+          "{} values were given for a tensor {}",
+          values.size() / static_cast<std::size_t>(size_of(dtype)), shape.to_string());
+  if (!values.empty()) std::memcpy(result.data(), values.data(), values.size());
+  return result;
+}
+
+Tensor Tensor::clone() const {
+  return from_bytes(shape(), dtype(),
+                    std::span(data(), data() == nullptr ? 0 : static_cast<std::size_t>(bytes())));
+}
+
+}  // namespace switchyard

@@ -1,0 +1,85 @@
+// The contract of a device: one function a kernel, the same meaning on every device.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// The first assignment that cannot be planned; token −1: there is none.
+struct BadId {
+  std::int64_t token = -1;
+  std::int64_t k = 0;
+  std::int64_t id = 0;
+  bool is_duplicate = false;  // rather than out of range
+};
+
+struct CountAssignments {
+  ConstTensorView expert_ids;            // [T, K] i32
+  std::span<const std::int32_t> owners;  // [E]
+  bool allow_duplicates = false;
+  std::span<std::int32_t> counts;           // out [E]
+  std::span<std::int32_t> distinct_tokens;  // out [ranks]
+  std::span<std::int32_t> target_ranks;     // out [T·K], −1 for no pick and for bad ids
+};
+
+struct AssignSlots {
+  ConstTensorView expert_ids;                  // [T, K] i32
+  std::span<const std::int32_t> target_ranks;  // [T·K]
+  std::span<const std::int32_t> row_offsets;   // [E] where each expert's group begins
+  std::span<const std::int32_t> rows_before;   // [E] assignments of lower ranks to each expert
+  std::span<const std::int32_t> kept_rows;     // [E] rows that each expert has room for
+  std::span<const std::int32_t> source_offsets;  // [E + 1] exclusive prefix sum of own counts
+  std::span<std::int32_t> slots;                 // out [T·K], −1 where there is no room or no pick
+  std::span<std::int32_t> sources;               // out [Σ own counts]
+};
+
+// Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot
+// below 0 names none. Without `buffers` all rows are in the first.
+struct RowTable {
+  std::int64_t count = 0;
+  std::int64_t width = 0;
+  const std::int32_t* slots = nullptr;
+  const std::int32_t* buffers = nullptr;
+  std::span<std::byte* const> bases;  // each contiguous rows
+};
+
+struct ScatterRows {
+  ConstTensorView from;          // [count, H]
+  const float* scale = nullptr;  // [count · width] or none
+  RowTable to;
+};
+
+struct GatherRows {
+  RowTable from;
+  const float* weights = nullptr;  // [count · width] or none
+  TensorView to;                   // [count, H]
+};
+
+struct DotRows {
+  ConstTensorView with;  // [count, H]
+  RowTable rows;
+  float* dots = nullptr;  // out [count · width]; 0 where the table names no row
+};
+
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  // Counts, owners and distinct tokens in one pass over the ids.
+  virtual BadId count_assignments(const CountAssignments& args) const = 0;
+  // The slot of every assignment and its inverse, in (token, k) order.
+  virtual void assign_slots(const AssignSlots& args) const = 0;
+  // row(i, j) = [scale(i, j) ·] from[i]: a row is read once and written to all its places.
+  virtual void scatter_rows(const ScatterRows& args) const = 0;
+  // to[i] = Σ_j [weights(i, j) ·] row(i, j): in f32, j in order, rounded once; 0 for no rows.
+  virtual void gather_rows(const GatherRows& args) const = 0;
+  // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
+  virtual void dot_rows(const DotRows& args) const = 0;
+};
+
+const DeviceBackend& cpu_device();
+
+}  // namespace switchyard

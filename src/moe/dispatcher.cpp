@@ -1,0 +1,208 @@
+// Checks arguments and expresses the four operations as scatters and gathers.
+#include "switchyard/dispatcher.h"
+
+#include <cstring>
+
+#include "core/require.h"
+#include "moe/mover.h"
+#include "moe/plan_data.h"
+
+namespace switchyard {
+namespace {
+
+std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options) {
+  const bool maps = comm.mapped_buffers() != nullptr;
+  const bool pre_reduced = options.combine == CombineMode::pre_reduced;
+  require<Unsupported>(options.mover != MoverKind::direct || maps,
+                       "the direct mover needs ranks that share memory, which the {} communicator "
+                       "does not offer; use the packed mover",
+                       comm.backend());
+  require(options.mover != MoverKind::direct || !pre_reduced,
+          "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
+  const bool direct = options.mover == MoverKind::direct ||
+                      (options.mover == MoverKind::automatic && maps && !pre_reduced);
+  return direct ? make_direct_mover(comm) : make_packed_mover(comm, options.combine);
+}
+
+void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_view name) {
+  const Shape expected{plan.num_tokens(), plan.options().hidden};
+  require(view.dtype() == plan.options().dtype && view.shape() == expected,
+          "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()),
+          view.shape().to_string(), name_of(plan.options().dtype), expected.to_string());
+}
+
+void require_rows(const Plan& plan, const ConstTensorView& view, std::string_view name) {
+  const auto hidden = plan.options().hidden;
+  require(view.dtype() == plan.options().dtype && view.shape().rank() == 2 &&
+              view.shape()[1] == hidden && view.rows() >= plan.row_capacity() &&
+              view.is_contiguous(),
+          "{} is {} {} with row stride {}, but the plan needs contiguous {} [{},{}] or more rows",
+          name, name_of(view.dtype()), view.shape().to_string(), view.row_stride(),
+          name_of(plan.options().dtype), plan.row_capacity(), hidden);
+}
+
+void require_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
+                     std::string_view name) {
+  const Shape expected{plan.num_tokens(), plan.top_k()};
+  require(!view || (view->dtype() == Dtype::f32 && view->shape() == expected &&
+                    view->is_contiguous()),
+          "{} is {} {}, but must be contiguous f32 {}", name,
+          view ? name_of(view->dtype()) : "", view ? view->shape().to_string() : "",
+          expected.to_string());
+}
+
+void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
+                         std::string_view name) {
+  require(!view || (view->dtype() == Dtype::f32 && view->shape().rank() == 1 &&
+                    view->rows() >= plan.row_capacity() && view->is_contiguous()),
+          "{} is {} {}, but must be contiguous f32 [{}] or more", name,
+          view ? name_of(view->dtype()) : "", view ? view->shape().to_string() : "",
+          plan.row_capacity());
+}
+
+void require_both(bool a, bool b, std::string_view name_a, std::string_view name_b) {
+  require(a == b, "{} was given without {}: they go together", a ? name_a : name_b,
+          a ? name_b : name_a);
+}
+
+void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
+  require(&plan.placement() == &placement, "the plan was made by another dispatcher");
+}
+
+std::optional<ConstTensorView> as_const(const std::optional<TensorView>& view) {
+  return view ? std::optional<ConstTensorView>(*view) : std::nullopt;
+}
+
+// Runs checks of this rank's arguments. The other ranks are on their way into a collective and
+// learn of a failure at once.
+template <typename Checks>
+void check_arguments(Communicator& comm, std::string_view operation, Checks checks) {
+  try {
+    checks();
+  } catch (const InvalidArgument& error) {
+    const auto message = fmt::format("{}: {}", operation, error.what());
+    comm.abort(message);
+    throw InvalidArgument(message);
+  }
+}
+
+}  // namespace
+
+void zero_pads(const Plan& plan, const TensorView& rows,
+               const std::optional<TensorView>& row_scalars) {
+  const auto offsets = plan.row_offsets().span<std::int32_t>();
+  const auto group_rows = plan.group_rows().span<std::int32_t>();
+  for (std::size_t e = 0; e < group_rows.size(); ++e) {
+    const std::int64_t begin = offsets[e] + group_rows[e];
+    const std::int64_t pads = offsets[e + 1] - begin;
+    std::memset(rows.row(begin), 0, static_cast<std::size_t>(pads * rows.row_bytes()));
+    if (row_scalars) {
+      std::memset(row_scalars->row(begin), 0, static_cast<std::size_t>(pads) * sizeof(float));
+    }
+  }
+}
+
+Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
+                       const DispatcherOptions& options)
+    : comm_(comm),
+      planner_(comm, std::move(placement), options.plan),
+      options_(options),
+      mover_(make_mover(comm, options)) {}
+
+Dispatcher::~Dispatcher() = default;
+Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
+
+Plan Dispatcher::plan(const ConstTensorView& expert_ids) {
+  const auto data = planner_.plan_data(expert_ids);
+  mover_->prepare(*data);
+  return Plan(data);
+}
+
+void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
+  check_arguments(comm_, "dispatch", [&] {
+    require_own_plan(plan, planner_.placement());
+    require_tokens(plan, in.x, "x");
+    require_rows(plan, out.rows, "rows");
+    require_weights(plan, in.weights, "weights");
+    require_row_weights(plan, as_const(out.row_weights), "row_weights");
+    require_both(in.weights.has_value(), out.row_weights.has_value(), "weights", "row_weights");
+  });
+  mover_->scatter(plan, {.tokens = in.x,
+                         .scale = std::nullopt,
+                         .rows = out.rows,
+                         .token_scalars = in.weights,
+                         .row_scalars = out.row_weights,
+                         .dot_rows = std::nullopt,
+                         .dots = std::nullopt});
+}
+
+Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
+  Tensor rows({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  dispatch(plan, {.x = x, .weights = std::nullopt}, {.rows = rows, .row_weights = std::nullopt});
+  return rows;
+}
+
+void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
+  check_arguments(comm_, "combine", [&] {
+    require_own_plan(plan, planner_.placement());
+    require_rows(plan, in.rows, "rows");
+    require_weights(plan, in.weights, "weights");
+    require_tokens(plan, y, "y");
+  });
+  mover_->gather(plan, {.rows = in.rows,
+                        .weights = in.weights,
+                        .tokens = y,
+                        .row_scalars = std::nullopt,
+                        .token_scalars = std::nullopt});
+}
+
+Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
+                           const ConstTensorView& weights) {
+  Tensor y({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+  combine(plan, {.rows = rows, .weights = weights}, y);
+  return y;
+}
+
+void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& in,
+                                  const CombineBackwardOutput& out) {
+  check_arguments(comm_, "combine_backward", [&] {
+    require_own_plan(plan, planner_.placement());
+    require_tokens(plan, in.d_y, "d_y");
+    require_rows(plan, out.d_rows, "d_rows");
+    require_weights(plan, in.weights, "weights");
+    require_weights(plan, as_const(out.d_weights), "d_weights");
+    if (in.rows) require_rows(plan, *in.rows, "rows");
+    require_both(in.rows.has_value(), out.d_weights.has_value(), "rows", "d_weights");
+  });
+  mover_->scatter(plan, {.tokens = in.d_y,
+                         .scale = in.weights,
+                         .rows = out.d_rows,
+                         .token_scalars = std::nullopt,
+                         .row_scalars = std::nullopt,
+                         .dot_rows = in.rows,
+                         .dots = out.d_weights});
+}
+
+void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
+                                   const DispatchBackwardOutput& out) {
+  check_arguments(comm_, "dispatch_backward", [&] {
+    require_own_plan(plan, planner_.placement());
+    require_rows(plan, in.d_rows, "d_rows");
+    require_tokens(plan, out.d_x, "d_x");
+    require_row_weights(plan, in.d_row_weights, "d_row_weights");
+    require_weights(plan, as_const(out.d_weights), "d_weights");
+    require_both(in.d_row_weights.has_value(), out.d_weights.has_value(), "d_row_weights",
+                 "d_weights");
+  });
+  mover_->gather(plan, {.rows = in.d_rows,
+                        .weights = std::nullopt,
+                        .tokens = out.d_x,
+                        .row_scalars = in.d_row_weights,
+                        .token_scalars = out.d_weights});
+}
+
+MoverKind Dispatcher::mover() const { return mover_->kind(); }
+
+std::int64_t Dispatcher::bytes_on_wire() const { return mover_->bytes_on_wire(); }
+
+}  // namespace switchyard

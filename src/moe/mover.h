@@ -1,0 +1,58 @@
+// The two movements that the four operations of a dispatcher are made of, and their scalars.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
+#include "switchyard/plan.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// Tokens to slots: dispatch and combine_backward.
+struct Scatter {
+  ConstTensorView tokens;                         // [T, H]
+  std::optional<ConstTensorView> scale;           // [T, K]: row = scale · token
+  TensorView rows;                                // out
+  std::optional<ConstTensorView> token_scalars;   // [T, K] to travel along,
+  std::optional<TensorView> row_scalars;          // to these
+  std::optional<ConstTensorView> dot_rows;        // rows to multiply with the tokens,
+  std::optional<TensorView> dots;                 // giving these [T, K]
+};
+
+// Slots to tokens: combine and dispatch_backward.
+struct Gather {
+  ConstTensorView rows;
+  std::optional<ConstTensorView> weights;      // [T, K]
+  TensorView tokens;                           // out [T, H] = Σ_k weights · row
+  std::optional<ConstTensorView> row_scalars;  // to be fetched
+  std::optional<TensorView> token_scalars;     // into these [T, K]
+};
+
+// Collective; arguments are checked before.
+class Mover {
+ public:
+  virtual ~Mover() = default;
+  virtual MoverKind kind() const = 0;
+  // Adds to a new plan what this mover needs to know.
+  virtual void prepare(Plan::Data& plan) = 0;
+  virtual void scatter(const Plan& plan, const Scatter& args) = 0;
+  virtual void gather(const Plan& plan, const Gather& args) = 0;
+  virtual std::int64_t bytes_on_wire() const = 0;
+};
+
+std::unique_ptr<Mover> make_direct_mover(Communicator& comm);
+std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine);
+
+// Pad rows, and their scalars, become zero: part of every scatter.
+void zero_pads(const Plan& plan, const TensorView& rows,
+               const std::optional<TensorView>& row_scalars);
+
+inline const float* floats_of(const std::optional<ConstTensorView>& view) {
+  return view ? reinterpret_cast<const float*>(view->data()) : nullptr;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,66 @@
+// Builds and checks placements.
+#include "switchyard/placement.h"
+
+#include <algorithm>
+
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int32_t kNoOwner = -1;
+
+void require_sizes(int num_experts, int num_ranks) {
+  require(num_experts > 0, "num_experts ({}) must be positive", num_experts);
+  require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
+}
+
+}  // namespace
+
+ExpertPlacement ExpertPlacement::contiguous(int num_experts, int num_ranks) {
+  require_sizes(num_experts, num_ranks);
+  std::vector<std::int32_t> owners;
+  for (int r = 0; r < num_ranks; ++r) {
+    const int count = num_experts / num_ranks + (r < num_experts % num_ranks ? 1 : 0);
+    owners.insert(owners.end(), static_cast<std::size_t>(count), r);
+  }
+  return from_owners(std::move(owners), num_ranks);
+}
+
+ExpertPlacement ExpertPlacement::from_owners(std::vector<std::int32_t> owners, int num_ranks) {
+  require_sizes(static_cast<int>(owners.size()), num_ranks);
+  ExpertPlacement placement;
+  placement.experts_.resize(static_cast<std::size_t>(num_ranks));
+  for (std::size_t e = 0; e < owners.size(); ++e) {
+    require(owners[e] != kNoOwner, "expert {} has no owner", e);
+    require(0 <= owners[e] && owners[e] < num_ranks,
+            "the owner of expert {} is {}, which is not a rank of {}", e, owners[e], num_ranks);
+    placement.experts_[static_cast<std::size_t>(owners[e])].push_back(static_cast<int>(e));
+  }
+  placement.owners_ = std::move(owners);
+  return placement;
+}
+
+ExpertPlacement ExpertPlacement::from_lists(int num_experts,
+                                            const std::vector<std::vector<int>>& experts_of_rank) {
+  require_sizes(num_experts, static_cast<int>(experts_of_rank.size()));
+  std::vector<std::int32_t> owners(static_cast<std::size_t>(num_experts), kNoOwner);
+  for (std::size_t r = 0; r < experts_of_rank.size(); ++r) {
+    for (const int e : experts_of_rank[r]) {
+      require(0 <= e && e < num_experts, "rank {} lists expert {}, which is not one of {}", r, e,
+              num_experts);
+      auto& owner = owners[static_cast<std::size_t>(e)];
+      require(owner == kNoOwner, "expert {} has two owners: ranks {} and {}", e, owner, r);
+      owner = static_cast<std::int32_t>(r);
+    }
+  }
+  return from_owners(std::move(owners), static_cast<int>(experts_of_rank.size()));
+}
+
+int ExpertPlacement::max_experts_per_rank() const {
+  std::size_t most = 0;
+  for (const auto& experts : experts_) most = std::max(most, experts.size());
+  return static_cast<int>(most);
+}
+
+}  // namespace switchyard

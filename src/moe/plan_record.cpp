@@ -1,0 +1,152 @@
+// Exchange and collective validation. Every check is made on gathered values alone, so that all
+// ranks reach the same verdict.
+#include "moe/plan_record.h"
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+struct Field {
+  std::string_view name;
+  std::int64_t value;
+};
+
+std::int64_t hash_of(std::span<const std::int32_t> owners) {
+  std::uint64_t hash = 1469598103934665603U;  // FNV-1a
+  for (const auto owner : owners) hash = (hash ^ static_cast<std::uint32_t>(owner)) * 1099511628211U;
+  return static_cast<std::int64_t>(hash);
+}
+
+constexpr std::size_t kNumOptions = 11;
+
+std::array<Field, kNumOptions> fields_of(const ExpertPlacement& placement,
+                                         const PlanOptions& options, std::int64_t planner_id) {
+  return {{{"the order in which layers are made", planner_id},
+           {"num_experts", placement.num_experts()},
+           {"the placement's num_ranks", placement.num_ranks()},
+           {"the placement (its hash)", hash_of(placement.owners())},
+           {"hidden", options.hidden},
+           {"dtype", static_cast<std::int64_t>(options.dtype)},
+           {"alignment", options.alignment},
+           {"whether sizing is bounded", options.sizing.is_bounded() ? 1 : 0},
+           {"capacity", options.sizing.capacity()},
+           {"the overflow policy", static_cast<std::int64_t>(options.sizing.overflow())},
+           {"duplicate_ids", static_cast<std::int64_t>(options.duplicate_ids)}}};
+}
+
+void require_valid_options(int rank, std::span<const std::int64_t> values, int num_ranks) {
+  const auto placement_ranks = values[2];
+  const auto hidden = values[4];
+  const auto dtype = static_cast<Dtype>(values[5]);
+  const auto alignment = values[6];
+  const bool bounded = values[7] != 0;
+  const auto capacity = values[8];
+  require(placement_ranks == num_ranks,
+          "rank {}: the placement is for {} ranks, but the communicator has {}", rank,
+          placement_ranks, num_ranks);
+  require(hidden > 0, "rank {}: hidden ({}) must be positive", rank, hidden);
+  require(dtype == Dtype::f32 || dtype == Dtype::bf16, "rank {}: rows are f32 or bf16, not {}",
+          rank, name_of(dtype));
+  require(alignment > 0, "rank {}: alignment ({}) must be positive", rank, alignment);
+  require(!bounded || (capacity >= 0 && capacity % alignment == 0),
+          "rank {}: capacity ({}) must be a multiple of the alignment ({})", rank, capacity,
+          alignment);
+  require(!bounded || capacity <= std::numeric_limits<std::int32_t>::max(),
+          "rank {}: capacity ({}) must be below 2^31 rows", rank, capacity);
+}
+
+void require_equal(std::string_view name, std::int64_t first, int rank, std::int64_t value) {
+  require(value == first, "ranks disagree about {}: rank 0 has {}, rank {} has {}", name, first,
+          rank, value);
+}
+
+}  // namespace
+
+void require_same_options(Communicator& comm, const ExpertPlacement& placement,
+                          const PlanOptions& options, std::int64_t planner_id) {
+  const auto fields = fields_of(placement, options, planner_id);
+  Tensor own({1, kNumOptions}, Dtype::i64);
+  for (std::size_t i = 0; i < kNumOptions; ++i) own.span<std::int64_t>()[i] = fields[i].value;
+  Tensor all({comm.size(), kNumOptions}, Dtype::i64);
+  comm.all_gather(own, all);
+  for (int r = 0; r < comm.size(); ++r) {
+    require_valid_options(r, all.view().slice(r, r + 1).span<std::int64_t>(), comm.size());
+  }
+  const auto first = all.view().slice(0, 1).span<std::int64_t>();
+  for (int r = 1; r < comm.size(); ++r) {
+    const auto values = all.view().slice(r, r + 1).span<std::int64_t>();
+    for (std::size_t i = 0; i < kNumOptions; ++i) {
+      require_equal(fields[i].name, first[i], r, values[i]);
+    }
+  }
+}
+
+PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
+                             std::span<const std::int32_t> counts,
+                             std::span<const std::int32_t> distinct_tokens) {
+  constexpr auto kHeaderWords = sizeof(RecordHeader) / sizeof(std::int32_t);
+  const auto words = kHeaderWords + counts.size() + distinct_tokens.size();
+  Tensor own({1, static_cast<std::int64_t>(words)}, Dtype::i32);
+  auto* to = own.data();
+  std::memcpy(to, &header, sizeof(header));
+  std::memcpy(to + sizeof(header), counts.data(), counts.size_bytes());
+  std::memcpy(to + sizeof(header) + counts.size_bytes(), distinct_tokens.data(),
+              distinct_tokens.size_bytes());
+  Tensor all({comm.size(), static_cast<std::int64_t>(words)}, Dtype::i32);
+  comm.all_gather(own, all);
+
+  PlanRecords records;
+  const auto num_ranks = static_cast<std::size_t>(comm.size());
+  records.headers.resize(num_ranks);
+  records.counts.resize(num_ranks * counts.size());
+  records.distinct_tokens.resize(num_ranks * num_ranks);
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    const auto* from = all.view().row(static_cast<std::int64_t>(r));
+    std::memcpy(&records.headers[r], from, sizeof(header));
+    std::memcpy(records.counts.data() + r * counts.size(), from + sizeof(header),
+                counts.size_bytes());
+    std::memcpy(records.distinct_tokens.data() + r * num_ranks,
+                from + sizeof(header) + counts.size_bytes(), distinct_tokens.size_bytes());
+  }
+  return records;
+}
+
+void require_same_call(const PlanRecords& records) {
+  const RecordHeader& first = records.headers.front();
+  for (std::size_t i = 0; i < records.headers.size(); ++i) {
+    const RecordHeader& header = records.headers[i];
+    const int rank = static_cast<int>(i);
+    require_equal("the layer they plan for", first.planner_id, rank, header.planner_id);
+    require_equal("the number of plans made before", first.plan_number, rank, header.plan_number);
+    require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
+            "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
+            name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
+    require_equal("K", first.top_k, rank, header.top_k);
+    require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
+            header.top_k, std::int64_t{kMaxTopK});
+    require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,
+            "rank {}: {} tokens with {} picks each are more than 2^31 assignments", rank,
+            header.num_tokens, header.top_k);
+  }
+}
+
+std::string describe_bad_ids(const PlanRecords& records, int num_experts) {
+  for (std::size_t r = 0; r < records.headers.size(); ++r) {
+    const RecordHeader& header = records.headers[r];
+    if (header.bad_token < 0) continue;
+    const auto where = fmt::format("rank {}: expert_ids[{},{}] is {}", r, header.bad_token,
+                                   header.bad_k, header.bad_id);
+    return header.bad_is_duplicate != 0
+               ? where + ", which the token has picked already"
+               : fmt::format("{}, which is neither -1 nor an expert of {}", where, num_experts);
+  }
+  return {};
+}
+
+}  // namespace switchyard

@@ -1,0 +1,54 @@
+// What the ranks tell each other to make a plan, and the checks that give the same error everywhere.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "device/device_backend.h"
+#include "switchyard/communicator.h"
+#include "switchyard/plan.h"
+
+namespace switchyard {
+
+// More picks a token than any router makes; kernels size their tables by it.
+constexpr std::int64_t kMaxTopK = 1024;
+
+// Collective. Throws the same InvalidArgument on every rank if any rank's options are wrong or
+// differ from another's.
+void require_same_options(Communicator& comm, const ExpertPlacement& placement,
+                          const PlanOptions& options, std::int64_t planner_id);
+
+// One rank's part of a plan. All numbers are plain, so that it travels as bytes.
+struct RecordHeader {
+  std::int64_t planner_id = 0;
+  std::int64_t plan_number = 0;  // plans made by this planner before
+  std::int64_t ids_dtype = 0;
+  std::int64_t ids_dims = 0;
+  std::int64_t num_tokens = 0;
+  std::int64_t top_k = 0;
+  std::int64_t bad_token = -1;
+  std::int64_t bad_k = 0;
+  std::int64_t bad_id = 0;
+  std::int64_t bad_is_duplicate = 0;
+};
+
+// The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.
+struct PlanRecords {
+  std::vector<RecordHeader> headers;          // [ranks]
+  std::vector<std::int32_t> counts;           // [ranks, E]
+  std::vector<std::int32_t> distinct_tokens;  // [ranks, ranks]
+};
+
+// Collective: the one exchange that a plan costs.
+PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
+                             std::span<const std::int32_t> counts,
+                             std::span<const std::int32_t> distinct_tokens);
+
+// Throws if ranks are not in the same call with the same K, or gave ids of the wrong form.
+void require_same_call(const PlanRecords& records);
+
+// The first bad id of any rank, in words; empty if there is none.
+std::string describe_bad_ids(const PlanRecords& records, int num_experts);
+
+}  // namespace switchyard
