@@ -34,22 +34,15 @@ endfunction()
 
 # The row kernels are one source, compiled for each instruction set and chosen at run time.
 function(switchyard_add_row_kernels target)
-  set(source ${PROJECT_SOURCE_DIR}/src/device/cpu/row_kernels.cpp)
-  set(variants baseline)
+  set(folder src/device/cpu)
+  set_source_files_properties(${folder}/row_kernels_baseline.cpp PROPERTIES
+    COMPILE_OPTIONS "-O3;-Wno-psabi")
+  target_sources(${target} PRIVATE ${folder}/row_kernels_baseline.cpp)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    list(APPEND variants avx2 avx512)
+    set_source_files_properties(${folder}/row_kernels_avx2.cpp PROPERTIES
+      COMPILE_OPTIONS "-O3;-Wno-psabi;-mavx2")
+    set_source_files_properties(${folder}/row_kernels_avx512.cpp PROPERTIES
+      COMPILE_OPTIONS "-O3;-Wno-psabi;-mavx512f;-mavx512bw;-mavx512vl;-mprefer-vector-width=512")
+    target_sources(${target} PRIVATE ${folder}/row_kernels_avx2.cpp ${folder}/row_kernels_avx512.cpp)
   endif()
-  set(flags_avx2 -mavx2)
-  set(flags_avx512 -mavx512f -mavx512bw -mavx512vl -mprefer-vector-width=512)
-  foreach(variant ${variants})
-    add_library(switchyard_rows_${variant} OBJECT ${source})
-    switchyard_configure_target(switchyard_rows_${variant})
-    target_include_directories(switchyard_rows_${variant}
-      PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-    target_compile_options(switchyard_rows_${variant} PRIVATE -O3 -Wno-psabi ${flags_${variant}})
-    target_compile_definitions(switchyard_rows_${variant} PRIVATE SWITCHYARD_ISA=${variant})
-    set_target_properties(switchyard_rows_${variant} PROPERTIES
-      POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-    target_sources(${target} PRIVATE $<TARGET_OBJECTS:switchyard_rows_${variant}>)
-  endforeach()
 endfunction()

@@ -31,7 +31,7 @@ enum class CombineMode {
 };
 
 struct DispatcherOptions {
-  PlanOptions plan;
+  PlanOptions plan = {};
   MoverKind mover = MoverKind::automatic;
   CombineMode combine = CombineMode::per_assignment;
 };
@@ -41,32 +41,32 @@ struct DispatcherOptions {
 // plan's dtype. Weights are [T, K] and row weights [≥ R], contiguous f32.
 struct DispatchInput {
   ConstTensorView x;
-  std::optional<ConstTensorView> weights;  // to travel with the rows
+  std::optional<ConstTensorView> weights = {};  // to travel with the rows
 };
 struct DispatchOutput {
   TensorView rows;  // pad rows become 0; rows beyond plan.num_rows() are left as they are
-  std::optional<TensorView> row_weights;  // of pad rows: 0
+  std::optional<TensorView> row_weights = {};  // of pad rows: 0
 };
 struct CombineInput {
   ConstTensorView rows;
-  std::optional<ConstTensorView> weights;  // none: 1
+  std::optional<ConstTensorView> weights = {};  // none: 1
 };
 struct CombineBackwardInput {
   ConstTensorView d_y;
-  std::optional<ConstTensorView> weights;  // as in combine
-  std::optional<ConstTensorView> rows;     // as in combine; needed for d_weights
+  std::optional<ConstTensorView> weights = {};  // as in combine
+  std::optional<ConstTensorView> rows = {};     // as in combine; needed for d_weights
 };
 struct CombineBackwardOutput {
   TensorView d_rows;  // pad rows become 0
-  std::optional<TensorView> d_weights;
+  std::optional<TensorView> d_weights = {};
 };
 struct DispatchBackwardInput {
   ConstTensorView d_rows;
-  std::optional<ConstTensorView> d_row_weights;
+  std::optional<ConstTensorView> d_row_weights = {};
 };
 struct DispatchBackwardOutput {
   TensorView d_x;
-  std::optional<TensorView> d_weights;
+  std::optional<TensorView> d_weights = {};
 };
 
 // The movement of one layer. The constructor and every method are collective: every rank calls them

@@ -50,21 +50,21 @@ class SWITCHYARD_API Sizing {
 };
 
 struct PlanOptions {
-  std::int64_t hidden = 0;      // H: elements of a row
-  Dtype dtype = Dtype::f32;     // of rows: f32 or bf16
-  std::int64_t alignment = 1;   // each expert's group starts at a multiple of it
-  Sizing sizing;
+  std::int64_t hidden = 0;     // H: elements of a row
+  Dtype dtype = Dtype::f32;    // of rows: f32 or bf16
+  std::int64_t alignment = 1;  // each expert's group starts at a multiple of it
+  Sizing sizing = {};
   DuplicateIds duplicate_ids = DuplicateIds::reject;
 };
 
 // What went wrong in a bounded plan, the same on every rank. An exact plan throws instead.
 struct PlanStatus {
-  bool overflow = false;   // some rank needs more than available_rows
-  bool bad_ids = false;    // some rank gave ids out of range or twice in a token; they count as −1
+  bool overflow = false;  // some rank needs more than available_rows
+  bool bad_ids = false;   // some rank gave ids out of range or twice in a token; they count as −1
   std::string bad_ids_message;
-  std::int64_t available_rows = 0;         // rows a rank has; 0 for an exact plan
-  std::vector<std::int64_t> needed_rows;   // [ranks] aligned rows that the routing asks for
-  std::vector<std::int64_t> dropped;       // [ranks] assignments dropped at each owner
+  std::int64_t available_rows = 0;        // rows a rank has; 0 for an exact plan
+  std::vector<std::int64_t> needed_rows;  // [ranks] aligned rows that the routing asks for
+  std::vector<std::int64_t> dropped;      // [ranks] assignments dropped at each owner
 };
 
 // Made by a Planner, then only read; copies share their memory.

@@ -1,4 +1,5 @@
-// Dense memory with a dtype and a shape: Tensor owns it, TensorView and ConstTensorView refer to it.
+// Dense memory with a dtype and a shape: Tensor owns it, TensorView and ConstTensorView refer to
+// it.
 #pragma once
 
 #include <array>
@@ -99,9 +100,7 @@ class BasicTensorView {
   }
 
   // A mutable view is also a constant one.
-  operator BasicTensorView<const std::byte>() const
-    requires(!std::is_const_v<Byte>)
-  {
+  operator BasicTensorView<const std::byte>() const requires(!std::is_const_v<Byte>) {
     return {data_, dtype_, shape_, row_stride_, owner_};
   }
 
@@ -145,8 +144,8 @@ using ConstTensorView = BasicTensorView<const std::byte>;
 // Owns contiguous memory, aligned to a cache line. Moving is cheap; copying is said: clone().
 class SWITCHYARD_API Tensor {
  public:
-  Tensor() = default;                        // [0] f32
-  Tensor(const Shape& shape, Dtype dtype);   // uninitialised
+  Tensor() = default;                       // [0] f32
+  Tensor(const Shape& shape, Dtype dtype);  // uninitialised
   static Tensor zeros(const Shape& shape, Dtype dtype);
   template <typename T>
   static Tensor from(const Shape& shape, std::span<const T> values) {

@@ -1,5 +1,5 @@
-// The communicator backends of this build. A new one is its folder, a declaration here and a line in
-// registry.cpp.
+// The communicator backends of this build. A new one is its folder, a declaration here and a line
+// in registry.cpp.
 #pragma once
 
 #include <memory>

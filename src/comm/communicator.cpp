@@ -47,9 +47,8 @@ std::string Communicator::current_call() const {
 
 void Communicator::run_collective(std::string_view operation, const std::function<void()>& body) {
   if (failure_) {
-    throw CommunicationError(
-        fmt::format("{}: this communicator can no longer be used since it failed: {}", operation,
-                    *failure_));
+    throw CommunicationError(fmt::format(
+        "{}: this communicator can no longer be used since it failed: {}", operation, *failure_));
   }
   operation_ = operation;
   ++sequence_;
@@ -143,8 +142,7 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
 }
 
 // send holds one piece for each rank; recv becomes the reduction of the pieces for this one.
-void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& recv,
-                                 ReduceOp op) {
+void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op) {
   const std::vector<std::int64_t> one_each(static_cast<std::size_t>(size_), 1);
   Tensor pieces({size_, recv.shape().num_elements()}, recv.dtype());
   do_all_to_all({read_only(send.data()), one_each, send.owner()},

@@ -26,14 +26,14 @@ struct CountAssignments {
 };
 
 struct AssignSlots {
-  ConstTensorView expert_ids;                  // [T, K] i32
-  std::span<const std::int32_t> target_ranks;  // [T·K]
-  std::span<const std::int32_t> row_offsets;   // [E] where each expert's group begins
-  std::span<const std::int32_t> rows_before;   // [E] assignments of lower ranks to each expert
-  std::span<const std::int32_t> kept_rows;     // [E] rows that each expert has room for
+  ConstTensorView expert_ids;                    // [T, K] i32
+  std::span<const std::int32_t> target_ranks;    // [T·K]
+  std::span<const std::int32_t> row_offsets;     // [E] where each expert's group begins
+  std::span<const std::int32_t> rows_before;     // [E] assignments of lower ranks to each expert
+  std::span<const std::int32_t> kept_rows;       // [E] rows that each expert has room for
   std::span<const std::int32_t> source_offsets;  // [E + 1] exclusive prefix sum of own counts
-  std::span<std::int32_t> slots;                 // out [T·K], −1 where there is no room or no pick
-  std::span<std::int32_t> sources;               // out [Σ own counts]
+  std::span<std::int32_t> slots;    // out [T·K], −1 where there is no room or no pick
+  std::span<std::int32_t> sources;  // out [Σ own counts]
 };
 
 // Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot

@@ -27,8 +27,8 @@ class DirectMover final : public Mover {
     const Loan loan = borrow({args.rows, optional_view(args.row_scalars),
                               args.dot_rows ? lend(*args.dot_rows) : TensorView()});
     if (args.dots) {
-      cpu_device().dot_rows({args.tokens, table(plan, loan.bases[2]),
-                             args.dots->span<float>().data()});
+      cpu_device().dot_rows(
+          {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
       count_bytes(plan, args.tokens.row_bytes());
     }
     cpu_device().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
@@ -45,8 +45,8 @@ class DirectMover final : public Mover {
   }
 
   void gather(const Plan& plan, const Gather& args) override {
-    const Loan loan = borrow({lend(args.rows),
-                              args.row_scalars ? lend(*args.row_scalars) : TensorView()});
+    const Loan loan =
+        borrow({lend(args.rows), args.row_scalars ? lend(*args.row_scalars) : TensorView()});
     cpu_device().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
     count_bytes(plan, args.tokens.row_bytes());
     if (args.token_scalars) {

@@ -44,11 +44,10 @@ void require_rows(const Plan& plan, const ConstTensorView& view, std::string_vie
 void require_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
                      std::string_view name) {
   const Shape expected{plan.num_tokens(), plan.top_k()};
-  require(!view || (view->dtype() == Dtype::f32 && view->shape() == expected &&
-                    view->is_contiguous()),
-          "{} is {} {}, but must be contiguous f32 {}", name,
-          view ? name_of(view->dtype()) : "", view ? view->shape().to_string() : "",
-          expected.to_string());
+  require(
+      !view || (view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous()),
+      "{} is {} {}, but must be contiguous f32 {}", name, view ? name_of(view->dtype()) : "",
+      view ? view->shape().to_string() : "", expected.to_string());
 }
 
 void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
@@ -128,17 +127,14 @@ void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const Dispa
     require_both(in.weights.has_value(), out.row_weights.has_value(), "weights", "row_weights");
   });
   mover_->scatter(plan, {.tokens = in.x,
-                         .scale = std::nullopt,
                          .rows = out.rows,
                          .token_scalars = in.weights,
-                         .row_scalars = out.row_weights,
-                         .dot_rows = std::nullopt,
-                         .dots = std::nullopt});
+                         .row_scalars = out.row_weights});
 }
 
 Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
   Tensor rows({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
-  dispatch(plan, {.x = x, .weights = std::nullopt}, {.rows = rows, .row_weights = std::nullopt});
+  dispatch(plan, {.x = x}, {.rows = rows});
   return rows;
 }
 
@@ -149,11 +145,7 @@ void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorV
     require_weights(plan, in.weights, "weights");
     require_tokens(plan, y, "y");
   });
-  mover_->gather(plan, {.rows = in.rows,
-                        .weights = in.weights,
-                        .tokens = y,
-                        .row_scalars = std::nullopt,
-                        .token_scalars = std::nullopt});
+  mover_->gather(plan, {.rows = in.rows, .weights = in.weights, .tokens = y});
 }
 
 Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
@@ -177,8 +169,6 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
   mover_->scatter(plan, {.tokens = in.d_y,
                          .scale = in.weights,
                          .rows = out.d_rows,
-                         .token_scalars = std::nullopt,
-                         .row_scalars = std::nullopt,
                          .dot_rows = in.rows,
                          .dots = out.d_weights});
 }
@@ -195,7 +185,6 @@ void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput
                  "d_weights");
   });
   mover_->gather(plan, {.rows = in.d_rows,
-                        .weights = std::nullopt,
                         .tokens = out.d_x,
                         .row_scalars = in.d_row_weights,
                         .token_scalars = out.d_weights});

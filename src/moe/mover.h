@@ -14,22 +14,22 @@ namespace switchyard {
 
 // Tokens to slots: dispatch and combine_backward.
 struct Scatter {
-  ConstTensorView tokens;                         // [T, H]
-  std::optional<ConstTensorView> scale;           // [T, K]: row = scale · token
-  TensorView rows;                                // out
-  std::optional<ConstTensorView> token_scalars;   // [T, K] to travel along,
-  std::optional<TensorView> row_scalars;          // to these
-  std::optional<ConstTensorView> dot_rows;        // rows to multiply with the tokens,
-  std::optional<TensorView> dots;                 // giving these [T, K]
+  ConstTensorView tokens;                             // [T, H]
+  std::optional<ConstTensorView> scale = {};          // [T, K]: row = scale · token
+  TensorView rows;                                    // out
+  std::optional<ConstTensorView> token_scalars = {};  // [T, K] to travel along,
+  std::optional<TensorView> row_scalars = {};         // to these
+  std::optional<ConstTensorView> dot_rows = {};       // rows to multiply with the tokens,
+  std::optional<TensorView> dots = {};                // giving these [T, K]
 };
 
 // Slots to tokens: combine and dispatch_backward.
 struct Gather {
   ConstTensorView rows;
-  std::optional<ConstTensorView> weights;      // [T, K]
-  TensorView tokens;                           // out [T, H] = Σ_k weights · row
-  std::optional<ConstTensorView> row_scalars;  // to be fetched
-  std::optional<TensorView> token_scalars;     // into these [T, K]
+  std::optional<ConstTensorView> weights = {};      // [T, K]
+  TensorView tokens;                                // out [T, H] = Σ_k weights · row
+  std::optional<ConstTensorView> row_scalars = {};  // to be fetched
+  std::optional<TensorView> token_scalars = {};     // into these [T, K]
 };
 
 // Collective; arguments are checked before.

@@ -88,7 +88,8 @@ class PackedMover final : public Mover {
     const auto received = recv_rows_.get({route.num_received(), hidden}, tokens.dtype());
     const std::array<std::byte*, 1> base{sent.data()};
     cpu_device().scatter_rows(
-        {tokens, nullptr,
+        {tokens,
+         nullptr,
          {plan.num_tokens(), plan.top_k(), indices(route.send_positions), nullptr, base}});
     comm_.all_to_all(sent, route.sent_tokens, received, route.received_tokens);
     return received;
@@ -129,8 +130,7 @@ class PackedMover final : public Mover {
     const std::array<std::byte*, 1> rows{read_only(*args.dot_rows)};
     const auto remote = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
     cpu_device().dot_rows({received, received_table(route, rows), remote.span<float>().data()});
-    cpu_device().dot_rows(
-        {args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
+    cpu_device().dot_rows({args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
     return_scalars(plan, *args.dots);
   }
 
@@ -169,10 +169,10 @@ class PackedMover final : public Mover {
     for (const auto rows : route.home_rows) num_home += rows;
     const auto home = send_rows_.get({num_home, hidden}, args.rows.dtype());
     const std::array<std::byte*, 2> bases{home.data(), read_only(args.rows)};
-    cpu_device().gather_rows({{returned.rows(), 1, indices(route.returned_slots), nullptr,
-                               std::span(bases).subspan(1)},
-                              nullptr,
-                              returned});
+    cpu_device().gather_rows(
+        {{returned.rows(), 1, indices(route.returned_slots), nullptr, std::span(bases).subspan(1)},
+         nullptr,
+         returned});
     comm_.all_to_all(returned, route.returned_rows, home, route.home_rows);
     cpu_device().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
                                indices(route.home_buffers), bases},

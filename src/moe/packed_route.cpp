@@ -109,9 +109,9 @@ class RouteBuilder {
 
   const Plan::Data& plan_;
   PackedRoute& route_;
-  std::vector<Visit> visits_;                 // [ranks]
-  std::vector<std::int64_t> next_position_;   // [ranks]
-  std::vector<std::int64_t> next_home_;       // [ranks]
+  std::vector<Visit> visits_;                // [ranks]
+  std::vector<std::int64_t> next_position_;  // [ranks]
+  std::vector<std::int64_t> next_home_;      // [ranks]
   std::vector<std::int32_t> stops_;
   Tensor sent_slots_;
 };
@@ -123,13 +123,14 @@ void fill_returns(PackedRoute& route) {
   std::size_t next = 0;
   for (const auto tokens : route.received_tokens) {
     const auto before = returned.size();
-    for (const auto end = next + static_cast<std::size_t>(tokens * route.width); next < end; ++next) {
+    for (const auto end = next + static_cast<std::size_t>(tokens * route.width); next < end;
+         ++next) {
       if (slots[next] >= 0) returned.push_back(slots[next]);
     }
     route.returned_rows.push_back(static_cast<std::int64_t>(returned.size() - before));
   }
-  route.returned_slots = Tensor::from<std::int32_t>(
-      {static_cast<std::int64_t>(returned.size())}, std::span<const std::int32_t>(returned));
+  route.returned_slots = Tensor::from<std::int32_t>({static_cast<std::int64_t>(returned.size())},
+                                                    std::span<const std::int32_t>(returned));
 }
 
 }  // namespace
@@ -142,8 +143,9 @@ PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
   const auto self = static_cast<std::size_t>(plan.rank);
   PackedRoute route;
   const bool repeats = plan.options.duplicate_ids == DuplicateIds::allow;
-  route.width = repeats ? plan.top_k
-                        : std::min<std::int64_t>(plan.top_k, plan.placement->max_experts_per_rank());
+  route.width = repeats
+                    ? plan.top_k
+                    : std::min<std::int64_t>(plan.top_k, plan.placement->max_experts_per_rank());
   route.sent_tokens.resize(num_ranks);
   route.received_tokens.resize(num_ranks);
   route.home_rows.assign(num_ranks, 0);

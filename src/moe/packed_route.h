@@ -17,8 +17,9 @@ struct PackedRoute {
   std::int64_t width = 0;
   std::vector<std::int64_t> sent_tokens;      // [ranks], Σ = S
   std::vector<std::int64_t> received_tokens;  // [ranks], Σ = N
-  Tensor send_positions;  // [T, ≤ K] i32: where a token goes among the S
-  Tensor send_entries;    // [T, K] i32: where an assignment goes in a table [S, W]; −1: stays, or none
+  Tensor send_positions;                      // [T, ≤ K] i32: where a token goes among the S
+  Tensor
+      send_entries;  // [T, K] i32: where an assignment goes in a table [S, W]; −1: stays, or none
   Tensor received_slots;  // [N, W] i32: the slots here of the received tokens
   Tensor local_slots;     // [T, K] i32: the slots here of own tokens
 

@@ -111,8 +111,7 @@ void fill_own_groups(const Layout& layout, Plan::Data& plan) {
     offsets[i] = layout.row_offsets[static_cast<std::size_t>(experts[i])];
     rows[i] = layout.kept_rows[static_cast<std::size_t>(experts[i])];
   }
-  offsets.back() =
-      static_cast<std::int32_t>(layout.used_rows[static_cast<std::size_t>(plan.rank)]);
+  offsets.back() = static_cast<std::int32_t>(layout.used_rows[static_cast<std::size_t>(plan.rank)]);
 }
 
 void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::Data& plan) {
@@ -217,7 +216,8 @@ ConstTensorView Plan::source_offsets() const { return data_->source_offsets; }
 
 std::span<const std::int32_t> Plan::counts(int rank) const {
   const auto num_experts = static_cast<std::size_t>(data_->placement->num_experts());
-  return std::span(data_->counts).subspan(static_cast<std::size_t>(rank) * num_experts, num_experts);
+  return std::span(data_->counts)
+      .subspan(static_cast<std::size_t>(rank) * num_experts, num_experts);
 }
 
 std::int64_t Plan::distinct_tokens(int source, int target) const {

@@ -1,4 +1,5 @@
-// What the ranks tell each other to make a plan, and the checks that give the same error everywhere.
+// What the ranks tell each other to make a plan, and the checks that give the same error
+// everywhere.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ void require_group(const Communicator& sp, const SequenceShard& shard) {
 
 void require_local(const SequenceShard& shard, const ConstTensorView& local) {
   require(local.shape().rank() == 2 && local.rows() == shard.num_tokens(),
-          "local is {}, but the shard has {} x {} tokens", local.shape().to_string(),
-          shard.batch(), shard.count());
+          "local is {}, but the shard has {} x {} tokens", local.shape().to_string(), shard.batch(),
+          shard.count());
 }
 
 void require_full(const SequenceShard& shard, const ConstTensorView& full) {
@@ -34,13 +34,13 @@ void require_full(const SequenceShard& shard, const ConstTensorView& full) {
 
 // Copies the piece of one sp rank out of [batch, length, H] into rows that are `stride` apart from
 // sequence to sequence.
-void copy_piece(const SequenceShard& shard, int sp_rank, const ConstTensorView& full,
-                std::byte* to, std::int64_t stride) {
+void copy_piece(const SequenceShard& shard, int sp_rank, const ConstTensorView& full, std::byte* to,
+                std::int64_t stride) {
   const auto row_bytes = full.shape()[2] * size_of(full.dtype());
   for (std::int64_t b = 0; b < shard.batch(); ++b) {
     const auto first = b * shard.length() + shard.offset_of(sp_rank);
-    copy_rows(to + b * stride * row_bytes, full.data() + first * row_bytes,
-              shard.count_of(sp_rank), row_bytes);
+    copy_rows(to + b * stride * row_bytes, full.data() + first * row_bytes, shard.count_of(sp_rank),
+              row_bytes);
   }
 }
 
@@ -73,8 +73,7 @@ std::int64_t SequenceShard::count_of(int sp_rank) const {
   return std::min(padded_length(), length_ - offset_of(sp_rank));
 }
 
-Tensor gather_sequence(Communicator& sp, const SequenceShard& shard,
-                       const ConstTensorView& local) {
+Tensor gather_sequence(Communicator& sp, const SequenceShard& shard, const ConstTensorView& local) {
   check_arguments(sp, [&] {
     require_group(sp, shard);
     require_local(shard, local);

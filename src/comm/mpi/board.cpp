@@ -51,8 +51,8 @@ std::uint64_t inode_of(const char* path) {
 Hello make_hello() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  const auto visible = fmt::format("{} {} {}", boot_id, inode_of("/proc/self/ns/pid"),
-                                   inode_of("/dev/shm"));
+  const auto visible =
+      fmt::format("{} {} {}", boot_id, inode_of("/proc/self/ns/pid"), inode_of("/dev/shm"));
   std::random_device random;
   return {::getpid(), std::hash<std::string>{}(visible),
           (static_cast<std::uint64_t>(random()) << 32) | random()};
@@ -142,8 +142,8 @@ void Board::leave() {
 }
 
 const Board::Entry* Board::peer(int rank) const {
-  const bool same_host = hellos_[static_cast<std::size_t>(rank)].host ==
-                         hellos_[static_cast<std::size_t>(rank_)].host;
+  const bool same_host =
+      hellos_[static_cast<std::size_t>(rank)].host == hellos_[static_cast<std::size_t>(rank_)].host;
   if (entries_ == nullptr || rank == rank_ || !same_host) return nullptr;
   const Entry& entry = entries_[rank];
   return entry.state.load() == State::unknown ? nullptr : &entry;
@@ -177,8 +177,8 @@ Board::Trouble Board::find_mismatch(std::uint64_t phase) const {
     }
     if (other->unit_bytes != own->unit_bytes) {
       return {{r},
-              fmt::format("rank {} brought {} bytes where rank {} brought {}", r,
-                          other->unit_bytes, rank_, own->unit_bytes)};
+              fmt::format("rank {} brought {} bytes where rank {} brought {}", r, other->unit_bytes,
+                          rank_, own->unit_bytes)};
     }
   }
   return {};

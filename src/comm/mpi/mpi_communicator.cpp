@@ -170,10 +170,10 @@ void MpiCommunicator::watch_peers(Clock::time_point deadline) {
   const auto missing = board_->find_missing(phase_);
   const auto seconds = static_cast<double>(timeout().count()) / 1000.0;
   if (!missing.empty()) {
-    throw CommunicationError(fmt::format("{}: rank{} {} did not arrive within {:g} s",
-                                         current_call(), missing.size() == 1 ? "" : "s",
-                                         fmt::join(missing, ", "), seconds),
-                             missing);
+    throw CommunicationError(
+        fmt::format("{}: rank{} {} did not arrive within {:g} s", current_call(),
+                    missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), seconds),
+        missing);
   }
   throw CommunicationError(fmt::format(
       "{}: not complete within {:g} s; {}", current_call(), seconds,
@@ -216,8 +216,8 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
   flight->unit = make_bytes_type(row_bytes);
   flight->requests.assign(2, MPI_REQUEST_NULL);
   const auto recv_bytes = total_of(recv.rows) * row_bytes;
-  const auto* from = borrow_for_send(*flight, send.data, total_of(send.rows) * row_bytes,
-                                     send.owner);
+  const auto* from =
+      borrow_for_send(*flight, send.data, total_of(send.rows) * row_bytes, send.owner);
   auto* to = borrow_for_recv(*flight, recv.data, recv_bytes, recv.owner);
 
   fly(flight, row_bytes, [&] {
@@ -248,9 +248,9 @@ void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
   const auto* from = borrow_for_send(*flight, send.data, send.bytes, send.owner);
   auto* to = borrow_for_recv(*flight, recv.data, recv.bytes, recv.owner);
   fly(flight, send.bytes, [&] {
-    check(MPI_Iallgather(from, 1, flight->unit, to, 1, flight->unit, comm_,
-                         flight->requests.data()),
-          "MPI_Iallgather");
+    check(
+        MPI_Iallgather(from, 1, flight->unit, to, 1, flight->unit, comm_, flight->requests.data()),
+        "MPI_Iallgather");
   });
   if (to != recv.data && recv.bytes > 0) {
     std::memcpy(recv.data, to, static_cast<std::size_t>(recv.bytes));

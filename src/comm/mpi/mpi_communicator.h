@@ -1,4 +1,5 @@
-// Ranks as MPI processes: MPI's own non-blocking collectives, under a deadline and a watch on peers.
+// Ranks as MPI processes: MPI's own non-blocking collectives, under a deadline and a watch on
+// peers.
 #pragma once
 
 #include <mpi.h>

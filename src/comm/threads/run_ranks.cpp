@@ -69,7 +69,10 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int num_ranks,
 namespace threads {
 
 BackendEntry backend() {
-  return {"threads", [] { return Availability{true, "ranks are threads of one process"}; },
+  return {"threads",
+          [] {
+            return Availability{true, "ranks are threads of one process"};
+          },
           [](const ConnectOptions& options) -> std::unique_ptr<Communicator> {
             return std::make_unique<ThreadCommunicator>(make_group(1, options.timeout), 0);
           }};

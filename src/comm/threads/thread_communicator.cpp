@@ -78,8 +78,7 @@ void ThreadCommunicator::meet_and_read(Read read) {
   meet();
 }
 
-void ThreadCommunicator::do_all_to_all(const Rows& send, const Rows& recv,
-                                       std::int64_t row_bytes) {
+void ThreadCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) {
   Offer& own = prepare(row_bytes);
   own.data = send.data;
   own.rows = send.rows;

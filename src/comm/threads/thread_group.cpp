@@ -51,6 +51,7 @@ std::shared_ptr<ThreadGroup> ThreadGroup::make_child(std::vector<int> members) {
 }
 
 void ThreadGroup::meet(int rank, std::uint64_t phase) {
+  if (failed_.load()) throw_failure(rank, phase);
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   ranks_[static_cast<std::size_t>(rank)].phase.store(phase, std::memory_order_release);
   const auto arrivals = arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1;
@@ -102,8 +103,8 @@ void ThreadGroup::throw_failure(int rank, std::uint64_t phase) {
   wait_for_readers(rank);
   const Offer& own = offer(rank, phase);
   const std::scoped_lock lock(mutex_);
-  throw CommunicationError(
-      fmt::format("{} #{}: {}", own.operation, own.sequence, failure_->reason), failure_->ranks);
+  throw CommunicationError(fmt::format("{} #{}: {}", own.operation, own.sequence, failure_->reason),
+                           failure_->ranks);
 }
 
 void ThreadGroup::set_reading(int rank, bool reading) {
@@ -114,7 +115,8 @@ void ThreadGroup::wait_for_readers(int rank) {
   set_reading(rank, false);
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   const auto being_read = [&] {
-    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.reading.load(); });
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const Rank& r) { return r.reading.load(); });
   };
   while (being_read() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -145,7 +147,8 @@ void ThreadGroup::fail(int origin, Failure failure) {
     for (std::size_t i = 0; i < child.members.size(); ++i) {
       if (std::ranges::find(failure.ranks, child.members[i]) == failure.ranks.end()) continue;
       const int child_rank = static_cast<int>(i);
-      group->fail(child_rank, {fmt::format("in the parent group: {}", failure.reason), {child_rank}});
+      group->fail(child_rank,
+                  {fmt::format("in the parent group: {}", failure.reason), {child_rank}});
       break;
     }
   }

@@ -15,8 +15,8 @@ constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
 constexpr int kMaxWidth = 1024;  // rows named by one entry of a table
 
 const RowKernels::Typed& kernels_for(Dtype dtype) {
-  require<Unsupported>(dtype == Dtype::f32 || dtype == Dtype::bf16,
-                       "rows are f32 or bf16, not {}", name_of(dtype));
+  require<Unsupported>(dtype == Dtype::f32 || dtype == Dtype::bf16, "rows are f32 or bf16, not {}",
+                       name_of(dtype));
   return dtype == Dtype::f32 ? row_kernels().f32 : row_kernels().bf16;
 }
 
@@ -26,7 +26,8 @@ bool on_lines(const std::byte* data) {
 
 Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stride_bytes,
                      std::int64_t row_bytes, std::int64_t written_bytes) {
-  bool fits = written_bytes >= kStreamingBytes && row_bytes % kLine == 0 && stride_bytes % kLine == 0;
+  bool fits =
+      written_bytes >= kStreamingBytes && row_bytes % kLine == 0 && stride_bytes % kLine == 0;
   for (const std::byte* base : bases) fits = fits && on_lines(base);
   return fits ? Stores::streaming : Stores::cached;
 }
@@ -82,8 +83,8 @@ void scatter_rows(const ScatterRows& args) {
   const auto& typed = kernels_for(args.from.dtype());
   const auto row_bytes = args.from.row_bytes();
   const auto elements = args.from.shape().row_elements();
-  const Stores stores = choose_stores(args.to.bases, row_bytes, row_bytes,
-                                      args.to.count * args.to.width * row_bytes);
+  const Stores stores =
+      choose_stores(args.to.bases, row_bytes, row_bytes, args.to.count * args.to.width * row_bytes);
   NamedRows to;
   for (std::int64_t i = 0; i < args.to.count; ++i) {
     to.collect(args.to, i, row_bytes, args.scale);
@@ -102,8 +103,8 @@ void gather_rows(const GatherRows& args) {
   const auto row_bytes = args.to.row_bytes();
   const auto elements = args.to.shape().row_elements();
   const std::array<std::byte*, 1> base{args.to.data()};
-  const Stores stores = choose_stores(base, args.to.row_stride_bytes(), row_bytes,
-                                      args.from.count * row_bytes);
+  const Stores stores =
+      choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
   NamedRows from;
   for (std::int64_t i = 0; i < args.from.count; ++i) {
     from.collect(args.from, i, row_bytes, args.weights);

@@ -1,5 +1,5 @@
-// The row kernels, compiled once for each instruction set. Uses no library code: what the linker
-// might share between the variants must not need the instructions of one of them.
+// The row kernels, compiled once for each instruction set (SWITCHYARD_ISA). Uses no library code:
+// what the linker might share between the variants must not need the instructions of one of them.
 #include "device/cpu/row_kernels.h"
 
 #if defined(__x86_64__)
@@ -153,16 +153,15 @@ void sum(std::byte* to, const std::byte* const* from, const float* weights, int 
   std::int64_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
     const auto offset = i * Type::kBytes;
-    const auto total = sum_block(from, weights, count, offset,
-                                 [](const std::byte* p) { return load(Type{}, p); });
+    const auto total =
+        sum_block(from, weights, count, offset, [](const std::byte* p) { return load(Type{}, p); });
     store(type, to + offset, total, stores);
   }
   if (i == elements) return;
   const auto offset = i * Type::kBytes;
   const auto rest = elements - i;
-  const auto total = sum_block(from, weights, count, offset, [rest](const std::byte* p) {
-    return load_tail(Type{}, p, rest);
-  });
+  const auto total = sum_block(from, weights, count, offset,
+                               [rest](const std::byte* p) { return load_tail(Type{}, p, rest); });
   store_tail(type, to + offset, total, rest);
 }
 
@@ -198,11 +197,8 @@ void publish() {
 #define SWITCHYARD_TEXT(a) SWITCHYARD_TEXT_(a)
 
 const RowKernels SWITCHYARD_JOIN(kRowKernels_, SWITCHYARD_ISA) = {
-    SWITCHYARD_TEXT(SWITCHYARD_ISA),
-    copy,
-    {scale<F32>, sum<F32>, dot<F32>},
-    {scale<Bf16>, sum<Bf16>, dot<Bf16>},
-    publish,
+    SWITCHYARD_TEXT(SWITCHYARD_ISA),     copy,    {scale<F32>, sum<F32>, dot<F32>},
+    {scale<Bf16>, sum<Bf16>, dot<Bf16>}, publish,
 };
 
 }  // namespace switchyard::cpu

@@ -1,0 +1,3 @@
+// The row kernels for any CPU.
+#define SWITCHYARD_ISA baseline
+#include "device/cpu/row_kernels.inl"

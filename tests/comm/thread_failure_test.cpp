@@ -1,0 +1,233 @@
+// What happens to the others when a rank that is a thread fails, leaves, or stays away.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "support/errors.h"
+#include "switchyard/communicator.h"
+#include "switchyard/error.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::error_of;
+
+// What each rank of a group saw.
+struct Outcome {
+  std::map<int, std::string> messages;
+  std::map<int, std::vector<int>> named;
+  std::string reported;  // by run_ranks
+  std::chrono::duration<double> time{};
+};
+
+Outcome run(int num_ranks, std::chrono::milliseconds timeout,
+            const std::function<void(Communicator&)>& body) {
+  Outcome outcome;
+  std::mutex mutex;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run_ranks(num_ranks,
+              [&](Communicator& comm) {
+                try {
+                  body(comm);
+                } catch (const CommunicationError& error) {
+                  const std::scoped_lock lock(mutex);
+                  outcome.messages[comm.rank()] = error.what();
+                  outcome.named[comm.rank()] = error.ranks();
+                  throw;
+                }
+              },
+              {.timeout = timeout});
+  } catch (const std::exception& error) {
+    outcome.reported = error.what();
+  }
+  outcome.time = std::chrono::steady_clock::now() - begin;
+  return outcome;
+}
+
+TEST(ThreadFailure, AThrowWakesTheOthersAtOnceAndIsReported) {
+  const Outcome outcome = run(4, 60s, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 2) throw std::runtime_error("out of coffee");
+    Tensor one({1}, Dtype::f32);
+    Tensor all({4}, Dtype::f32);
+    comm.all_gather(one, all);
+  });
+  EXPECT_EQ(outcome.reported, "out of coffee");
+  EXPECT_LT(outcome.time, 10s);
+  ASSERT_EQ(outcome.messages.size(), 3U);
+  for (const auto& [rank, message] : outcome.messages) {
+    EXPECT_EQ(message, "all_gather #2: rank 2 gave up: out of coffee");
+    EXPECT_EQ(outcome.named.at(rank), std::vector{2});
+  }
+}
+
+TEST(ThreadFailure, ARankThatReturnsEarlyIsNamed) {
+  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+    if (comm.rank() != 1) comm.barrier();
+  });
+  EXPECT_LT(outcome.time, 10s);
+  ASSERT_EQ(outcome.messages.size(), 2U);
+  for (const auto& [rank, message] : outcome.messages) {
+    EXPECT_EQ(message, "barrier #1: rank 1 left before it");
+    EXPECT_EQ(outcome.named.at(rank), std::vector{1});
+  }
+}
+
+TEST(ThreadFailure, ARankThatStaysAwayIsNamedAtTheDeadline) {
+  const Outcome outcome = run(4, 300ms, [](Communicator& comm) {
+    if (comm.rank() == 0 || comm.rank() == 3) std::this_thread::sleep_for(1s);
+    comm.barrier();
+  });
+  ASSERT_EQ(outcome.messages.size(), 4U);
+  EXPECT_EQ(outcome.messages.at(1), "barrier #1: ranks 0, 3 did not arrive within 0.3 s");
+  EXPECT_EQ(outcome.named.at(2), (std::vector{0, 3}));
+  // Who comes late learns what happened without waiting.
+  EXPECT_NE(outcome.messages.at(0).find("did not arrive within 0.3 s"), std::string::npos);
+  EXPECT_LT(outcome.time, 1500ms);
+}
+
+TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
+  const Outcome outcome = run(2, 200ms, [](Communicator& comm) {
+    if (comm.rank() == 1) std::this_thread::sleep_for(500ms);
+    const auto first = error_of<CommunicationError>([&] { comm.barrier(); });
+    const auto begin = std::chrono::steady_clock::now();
+    const auto second = error_of<CommunicationError>([&] { comm.barrier(); });
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 100ms);
+    EXPECT_EQ(second, "barrier: this communicator can no longer be used since it failed: " + first);
+  });
+  EXPECT_EQ(outcome.reported, "");
+}
+
+TEST(ThreadFailure, DifferentCallsAreAnErrorEverywhere) {
+  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+    Tensor one({1}, Dtype::f32);
+    Tensor all({3}, Dtype::f32);
+    if (comm.rank() == 1) {
+      comm.barrier();
+    } else {
+      comm.all_gather(one, all);
+    }
+  });
+  ASSERT_EQ(outcome.messages.size(), 3U);
+  EXPECT_EQ(outcome.messages.at(0),
+            "all_gather #1: rank 1 called barrier #1 instead; all ranks must make the same calls "
+            "in the same order");
+  EXPECT_NE(outcome.messages.at(1).find("rank 0 called all_gather #1"), std::string::npos);
+}
+
+TEST(ThreadFailure, DifferentSizesAreAnErrorEverywhere) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor mine({1 + comm.rank()}, Dtype::f32);
+    Tensor all({2 * (1 + comm.rank())}, Dtype::f32);
+    comm.all_gather(mine, all);
+  });
+  ASSERT_EQ(outcome.messages.size(), 2U);
+  EXPECT_EQ(outcome.messages.at(0), "all_gather #1: rank 1 brought 8 bytes where rank 0 brought 4");
+}
+
+TEST(ThreadFailure, SenderAndReceiverMustCountAlike) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor rows({8, 1}, Dtype::f32);
+    Tensor got({8, 1}, Dtype::f32);
+    const std::vector<std::int64_t> send{1, 2};
+    const std::vector<std::int64_t> recv{comm.rank() == 0 ? 1 : 2, comm.rank() == 0 ? 1 : 2};
+    comm.all_to_all(rows, comm.rank() == 0 ? send : std::vector<std::int64_t>{3, 2}, got, recv);
+  });
+  ASSERT_EQ(outcome.messages.size(), 2U);
+  EXPECT_EQ(outcome.messages.at(0),
+            "all_to_all #1: rank 1 sends 3 rows to rank 0, which expects 1");
+}
+
+TEST(ThreadFailure, BadArgumentsOnOneRankReachAll) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor values({3}, Dtype::f32);
+    comm.broadcast(values, comm.rank() == 1 ? 7 : 0);
+  });
+  EXPECT_EQ(outcome.reported, "root (7) must be a rank of 2");
+  EXPECT_EQ(outcome.messages.at(0), "broadcast #1: rank 1 gave up: root (7) must be a rank of 2");
+}
+
+TEST(ThreadFailure, RootsMustAgree) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor values({3}, Dtype::f32);
+    comm.broadcast(values, comm.rank());
+  });
+  EXPECT_NE(outcome.reported.find("gave root"), std::string::npos);
+}
+
+TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {
+  const Outcome outcome = run(4, 60s, [](Communicator& comm) {
+    const auto pair = comm.split(comm.rank() / 2, 0);
+    if (comm.rank() == 3) throw std::runtime_error("gone");
+    pair->barrier();  // rank 2 waits here for rank 3, which is rank 1 of its pair
+    comm.barrier();
+  });
+  EXPECT_EQ(outcome.reported, "gone");
+  EXPECT_LT(outcome.time, 10s);
+  EXPECT_EQ(outcome.messages.at(2), "barrier #1: in the parent group: rank 3 gave up: gone");
+  EXPECT_EQ(outcome.named.at(2), std::vector{1});
+  EXPECT_EQ(outcome.messages.at(0), "barrier #2: rank 3 gave up: gone");
+}
+
+TEST(ThreadFailure, TheFirstErrorIsReportedThoughItsRankEndsLast) {
+  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+    if (comm.rank() != 2) return comm.barrier();
+    try {
+      Tensor strided({4, 4}, Dtype::f32);
+      comm.broadcast(TensorView(strided.data(), Dtype::f32, {4, 2}, 4), 0);
+    } catch (const InvalidArgument&) {
+      std::this_thread::sleep_for(300ms);
+      throw;
+    }
+  });
+  EXPECT_EQ(outcome.reported, "values [4,2] is not contiguous (row stride 4)");
+}
+
+TEST(ThreadFailure, RanksMustBePositive) {
+  EXPECT_EQ(error_of<InvalidArgument>([] { run_ranks(0, [](Communicator&) {}); }),
+            "num_ranks (0) must be positive");
+}
+
+TEST(ThreadRanks, MayBeHandedToThreadsOfTheCaller) {
+  auto ranks = make_thread_ranks(3);
+  std::vector<std::thread> threads;
+  std::vector<std::int32_t> sums(3);
+  for (std::size_t r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Tensor sum = Tensor::from<std::int32_t>({1}, {1 << r});
+      ranks[r]->all_reduce(sum);
+      sums[r] = sum.span<std::int32_t>()[0];
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(sums, (std::vector<std::int32_t>{7, 7, 7}));
+}
+
+TEST(MappedBuffers, ShowEveryRanksMemory) {
+  run_ranks(4, [](Communicator& comm) {
+    MappedBuffers* buffers = comm.mapped_buffers();
+    ASSERT_NE(buffers, nullptr);
+    for (int round = 0; round < 20; ++round) {
+      Tensor mine({4}, Dtype::i32);
+      const TensorView view = mine;
+      const auto all = buffers->map({&view, 1});
+      for (const auto& peer : all) {  // everybody writes into everybody's memory
+        peer[0].span<std::int32_t>()[static_cast<std::size_t>(comm.rank())] = comm.rank() + round;
+      }
+      buffers->phase_barrier();
+      for (int r = 0; r < 4; ++r) {
+        EXPECT_EQ(mine.span<std::int32_t>()[static_cast<std::size_t>(r)], r + round);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,236 @@
+#include "switchyard/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "support/compare.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+#include "switchyard/error.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+using testing::on_ranks;
+using testing::RankCase;
+using testing::same_bits;
+
+PlanOptions options_with(Sizing sizing = Sizing::exact(), std::int64_t alignment = 1) {
+  return {.hidden = 4, .alignment = alignment, .sizing = sizing};
+}
+
+Tensor ids_of(const Shape& shape, std::initializer_list<std::int32_t> ids) {
+  return Tensor::from<std::int32_t>(shape, ids);
+}
+
+// Counts given rank by rank: rank 0 sends 2 and 3 tokens to experts 0 and 1, rank 1 sends 1 and 4.
+TEST(Plan, KnownPermutation) {
+  run_ranks(2, [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::from_owners({0, 0}, 2), options_with());
+    const Plan plan = planner.plan(comm.rank() == 0 ? ids_of({5, 1}, {0, 0, 1, 1, 1})
+                                                    : ids_of({5, 1}, {0, 1, 1, 1, 1}));
+    const Tensor expected =
+        comm.rank() == 0 ? ids_of({5, 1}, {0, 1, 3, 4, 5}) : ids_of({5, 1}, {2, 6, 7, 8, 9});
+    EXPECT_TRUE(same_bits(plan.slots(), expected));
+    EXPECT_EQ(plan.num_rows(), comm.rank() == 0 ? 10 : 0);
+  });
+}
+
+TEST(Plan, SourcesInvertTheSlots) {
+  const auto world = connect();
+  Planner planner(*world, ExpertPlacement::contiguous(3, 1), options_with());
+  const Plan plan = planner.plan(ids_of({3, 2}, {2, 0, -1, 2, 0, 1}));
+  EXPECT_TRUE(same_bits(plan.sources(), ids_of({5}, {1, 4, 5, 0, 3})));
+  EXPECT_TRUE(same_bits(plan.source_offsets(), ids_of({4}, {0, 2, 3, 5})));
+  const auto sources = plan.sources().span<std::int32_t>();
+  const auto slots = plan.slots().span<std::int32_t>();
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    EXPECT_EQ(slots[static_cast<std::size_t>(sources[i])], static_cast<std::int32_t>(i));
+  }
+}
+
+TEST(Plan, CountsDistinctTokens) {
+  run_ranks(2, [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(4, 2), options_with());
+    const Plan plan = planner.plan(ids_of({2, 3}, {2, 3, 0, 3, 2, -1}));
+    EXPECT_EQ(plan.distinct_tokens(0, 1), 2);  // two tokens, though four assignments
+    EXPECT_EQ(plan.distinct_tokens(1, 0), 1);
+    EXPECT_EQ(plan.counts(1)[2], 2);
+  });
+}
+
+TEST(Plan, EmptyExpertsHaveEmptyGroups) {
+  const auto world = connect();
+  Planner planner(*world, ExpertPlacement::contiguous(4, 1), options_with(Sizing::exact(), 8));
+  const Plan plan = planner.plan(ids_of({2, 1}, {1, 3}));
+  EXPECT_TRUE(same_bits(plan.row_offsets(), ids_of({5}, {0, 0, 8, 8, 16})));
+  EXPECT_TRUE(same_bits(plan.group_rows(), ids_of({4}, {0, 1, 0, 1})));
+}
+
+class PlanTest : public ::testing::TestWithParam<RankCase> {};
+
+// One rank's bad input is the same error on every rank, and the next plan works.
+TEST_P(PlanTest, BadIdsAreTheSameErrorEverywhere) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());
+    const int guilty = comm.size() - 1;
+    const auto plan_error = [&](std::initializer_list<std::int32_t> bad) {
+      return error_of<InvalidArgument>([&] {
+        (void)planner.plan(comm.rank() == guilty ? ids_of({2, 2}, bad) : ids_of({1, 2}, {0, 1}));
+      });
+    };
+    const std::string who = "rank " + std::to_string(guilty);
+    EXPECT_EQ(plan_error({0, 1, 2, 99}),
+              who + ": expert_ids[1,1] is 99, which is neither -1 nor an expert of 4");
+    EXPECT_EQ(plan_error({0, -2, 2, 3}),
+              who + ": expert_ids[0,1] is -2, which is neither -1 nor an expert of 4");
+    EXPECT_EQ(plan_error({0, 1, 3, 3}),
+              who + ": expert_ids[1,1] is 3, which the token has picked already");
+    EXPECT_EQ(plan_error({0, 1, 3, 2}), "no error");
+  });
+}
+
+TEST_P(PlanTest, DisagreementIsTheSameErrorEverywhere) {
+  if (GetParam().size == 1) return;  // one rank cannot disagree
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const bool odd = comm.rank() == comm.size() - 1;
+    const std::string who = "rank " + std::to_string(comm.size() - 1);
+    const auto planner_error = [&](int num_experts, const PlanOptions& options) {
+      return error_of<InvalidArgument>(
+          [&] { Planner(comm, ExpertPlacement::contiguous(num_experts, comm.size()), options); });
+    };
+    PlanOptions options = options_with();
+    EXPECT_EQ(planner_error(odd ? 9 : 8, options),
+              "ranks disagree about num_experts: rank 0 has 8, " + who + " has 9");
+    options.hidden = odd ? 8 : 4;
+    EXPECT_EQ(planner_error(8, options),
+              "ranks disagree about hidden: rank 0 has 4, " + who + " has 8");
+    options = options_with();
+    options.dtype = odd ? Dtype::bf16 : Dtype::f32;
+    EXPECT_EQ(planner_error(8, options),
+              "ranks disagree about dtype: rank 0 has 0, " + who + " has 1");
+    options = options_with(Sizing::exact(), odd ? 0 : 1);
+    EXPECT_EQ(planner_error(8, options), who + ": alignment (0) must be positive");
+
+    Planner planner(comm, ExpertPlacement::contiguous(8, comm.size()), options_with());
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                (void)planner.plan(Tensor::zeros({0, odd ? 3 : 2}, Dtype::i32));
+              }),
+              "ranks disagree about K: rank 0 has 2, " + who + " has 3");
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                (void)planner.plan(Tensor::zeros({1, 1}, odd ? Dtype::i64 : Dtype::i32));
+              }),
+              who + ": expert_ids must be [T, K] of i32, not i64 with 2 dimensions");
+    Planner other(comm, ExpertPlacement::contiguous(8, comm.size()), options_with());
+    const auto message = error_of<InvalidArgument>([&] {
+      (void)(odd ? other : planner).plan(ids_of({1, 1}, {0}));
+    });
+    EXPECT_NE(message.find("ranks disagree about the layer they plan for"), std::string::npos)
+        << message;
+  });
+}
+
+TEST_P(PlanTest, OptionsAreChecked) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto planner_error = [&](const PlanOptions& options, int ranks) {
+      return error_of<InvalidArgument>(
+          [&] { Planner(comm, ExpertPlacement::contiguous(4, ranks), options); });
+    };
+    EXPECT_EQ(planner_error({.hidden = 0}, comm.size()), "rank 0: hidden (0) must be positive");
+    EXPECT_EQ(planner_error({.hidden = 4, .dtype = Dtype::i64}, comm.size()),
+              "rank 0: rows are f32 or bf16, not i64");
+    EXPECT_EQ(planner_error(options_with(Sizing::bounded(10), 4), comm.size()),
+              "rank 0: capacity (10) must be a multiple of the alignment (4)");
+    EXPECT_EQ(planner_error(options_with(), comm.size() + 1),
+              "rank 0: the placement is for " + std::to_string(comm.size() + 1) +
+                  " ranks, but the communicator has " + std::to_string(comm.size()));
+    Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                (void)planner.plan(Tensor({2, 0}, Dtype::i32));
+              }),
+              "rank 0: K (0) must be 1 to 1024");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PlanTest, ::testing::ValuesIn(testing::rank_cases()),
+                         testing::rank_case_name);
+
+TEST(Plan, DuplicatesAreAllowedWhenAskedFor) {
+  const auto world = connect();
+  PlanOptions options = options_with();
+  options.duplicate_ids = DuplicateIds::allow;
+  Planner planner(*world, ExpertPlacement::contiguous(2, 1), options);
+  const Plan plan = planner.plan(ids_of({2, 2}, {1, 1, 0, 1}));
+  EXPECT_TRUE(same_bits(plan.slots(), ids_of({2, 2}, {1, 2, 0, 3})));
+}
+
+TEST(BoundedPlan, HasRoomForWhatFits) {
+  const auto world = connect();
+  Planner planner(*world, ExpertPlacement::contiguous(2, 1), options_with(Sizing::bounded(8), 2));
+  const Plan plan = planner.plan(ids_of({3, 1}, {0, 1, 1}));
+  EXPECT_EQ(plan.row_capacity(), 8);
+  EXPECT_EQ(plan.num_rows(), 4);
+  EXPECT_FALSE(plan.status().overflow);
+  plan.check();
+}
+
+// Overflow if and only if a rank needs more than the capacity; the same verdict everywhere.
+TEST(BoundedPlan, OverflowIsTheSameErrorEverywhere) {
+  run_ranks(3, [](Communicator& comm) {
+    for (const std::int64_t capacity : {4, 8, 12, 16}) {
+      Planner planner(comm, ExpertPlacement::contiguous(3, 3),
+                      options_with(Sizing::bounded(capacity), 4));
+      // Expert 1 gets 3 + 3 + 3 = 9 rows: 12 aligned ones on rank 1.
+      const Plan plan = planner.plan(ids_of({4, 1}, {1, 1, 1, 0}));
+      EXPECT_EQ(plan.status().needed_rows, (std::vector<std::int64_t>{4, 12, 0}));
+      EXPECT_EQ(plan.status().available_rows, capacity);
+      EXPECT_EQ(plan.status().overflow, capacity < 12);
+      const auto message = error_of<InvalidArgument>([&] { plan.check(); });
+      if (capacity >= 12) {
+        EXPECT_EQ(message, "no error");
+      } else {
+        EXPECT_EQ(message, "overflow: rank 1 needs 12 rows, but the capacity is " +
+                               std::to_string(capacity) +
+                               " on every rank; give the plan a capacity of at least 12, or exact "
+                               "sizing");
+      }
+      EXPECT_LE(plan.num_rows(), capacity);
+      for (const auto slot : plan.slots().span<std::int32_t>()) EXPECT_LT(slot, capacity);
+    }
+  });
+}
+
+TEST(BoundedPlan, DropKeepsTheLowestTokensOfEachExpert) {
+  run_ranks(2, [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::from_owners({0, 0, 1}, 2),
+                    options_with(Sizing::bounded(6, Overflow::drop)));
+    // Expert 0 gets 3 + 3 = 6 rows, expert 1 gets 1 + 1 = 2: together 8, two too many.
+    const Plan plan = planner.plan(ids_of({4, 1}, {0, 0, 1, 0}));
+    plan.check();
+    EXPECT_TRUE(plan.status().overflow);
+    EXPECT_EQ(plan.status().dropped, (std::vector<std::int64_t>{2, 0}));
+    const Tensor expected =
+        comm.rank() == 0 ? ids_of({4, 1}, {0, 1, 4, 2}) : ids_of({4, 1}, {3, -1, 5, -1});
+    EXPECT_TRUE(same_bits(plan.slots(), expected));
+    if (comm.rank() == 0) {
+      EXPECT_TRUE(same_bits(plan.row_offsets(), ids_of({3}, {0, 4, 6})));
+    }
+  });
+}
+
+TEST(BoundedPlan, BadIdsAreAStatus) {
+  run_ranks(2, [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(2, 2), options_with(Sizing::bounded(8)));
+    const Plan plan = planner.plan(ids_of({1, 2}, {0, comm.rank() == 1 ? 7 : 1}));
+    EXPECT_TRUE(plan.status().bad_ids);
+    EXPECT_EQ(error_of<InvalidArgument>([&] { plan.check(); }),
+              "rank 1: expert_ids[0,1] is 7, which is neither -1 nor an expert of 2");
+    if (comm.rank() == 1) {
+      EXPECT_EQ(plan.slots().span<std::int32_t>()[1], -1);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

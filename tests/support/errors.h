@@ -1,0 +1,19 @@
+// Catches an error of a type and returns its message.
+#pragma once
+
+#include <string>
+
+namespace switchyard::testing {
+
+// "no error" if nothing was thrown; other types of errors pass through.
+template <typename Error, typename Fn>
+std::string error_of(Fn fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace switchyard::testing

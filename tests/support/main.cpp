@@ -1,0 +1,30 @@
+// Test main: under mpirun it joins the world before the tests and leaves it after.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "support/ranks.h"
+#include "switchyard/communicator.h"
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  std::unique_ptr<switchyard::Communicator> world;
+  if (switchyard::testing::under_mpirun()) {
+    world = switchyard::connect({.backend = "mpi", .timeout = switchyard::testing::kTestTimeout});
+    switchyard::testing::set_mpi_world(world.get());
+    if (world->rank() != 0) {  // one report is enough; failures of other ranks are printed still
+      auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+      delete listeners.Release(listeners.default_result_printer());
+      class Failures : public ::testing::EmptyTestEventListener {
+        void OnTestPartResult(const ::testing::TestPartResult& result) override {
+          if (result.failed()) {
+            fprintf(stderr, "%s:%d: %s\n", result.file_name(), result.line_number(),
+                    result.message());
+          }
+        }
+      };
+      listeners.Append(new Failures());
+    }
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,37 @@
+// Runs a test body on every rank of a group: threads in a plain run, processes under mpirun.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "switchyard/communicator.h"
+
+namespace switchyard::testing {
+
+struct RankCase {
+  std::string backend;
+  int size = 1;
+};
+
+// Sizes 1, 2, 3, 4, 7, 8 over threads; under mpirun, its one size over MPI.
+std::vector<RankCase> rank_cases();
+// The same, but no more than so many ranks.
+std::vector<RankCase> rank_cases_up_to(int size);
+// Names the instances of a parametrised suite: threads4.
+std::string rank_case_name(const ::testing::TestParamInfo<RankCase>& param);
+
+bool under_mpirun();
+
+constexpr auto kTestTimeout = std::chrono::seconds(30);
+
+// Calls body on each rank, and returns when all have ended.
+void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)>& body);
+
+// Set by main under mpirun.
+void set_mpi_world(Communicator* world);
+
+}  // namespace switchyard::testing
