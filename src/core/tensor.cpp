@@ -1,6 +1,8 @@
 // Dtypes, shapes and owned memory.
 #include "switchyard/tensor.h"
 
+#include <sys/mman.h>
+
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -11,13 +13,18 @@
 namespace switchyard {
 namespace {
 
-constexpr std::align_val_t kCacheLine{64};
+constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
+// Rows are read in any order: with small pages, finding their addresses costs as much as the rows.
 std::shared_ptr<std::byte> allocate(std::int64_t bytes) {
   const auto count = static_cast<std::size_t>(bytes);
-  auto* data = static_cast<std::byte*>(::operator new(count, kCacheLine, std::nothrow));
+  const bool huge = count >= 2 * kHugePage;
+  const std::align_val_t alignment{huge ? kHugePage : kCacheLine};
+  auto* data = static_cast<std::byte*>(::operator new(count, alignment, std::nothrow));
   require<DeviceError>(data != nullptr, "cannot allocate {} bytes of host memory", bytes);
-  return {data, [](std::byte* p) { ::operator delete(p, kCacheLine); }};
+  if (huge) ::madvise(data, count, MADV_HUGEPAGE);  // a wish; the system may not grant it
+  return {data, [alignment](std::byte* p) { ::operator delete(p, alignment); }};
 }
 
 }  // namespace

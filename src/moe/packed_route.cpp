@@ -35,85 +35,89 @@ struct Visit {
   std::int64_t num_slots = 0;
 };
 
+// Fills the tables of a route token by token.
 class RouteBuilder {
  public:
   RouteBuilder(const Plan::Data& plan, PackedRoute& route)
       : plan_(plan),
-        route_(route),
+        width_(route.width),
+        targets_(plan.target_ranks.span<std::int32_t>()),
+        slots_(plan.slots.span<std::int32_t>()),
         visits_(route.sent_tokens.size()),
         next_position_(exclusive_sums(route.sent_tokens)),
         next_home_(exclusive_sums(route.home_rows)),
-        sent_slots_(no_indices(route.num_sent(), route.width)) {
-    route.send_positions = no_indices(plan.num_tokens, plan.top_k);
-    route.send_entries = no_indices(plan.num_tokens, plan.top_k);
-    route.local_slots = no_indices(plan.num_tokens, plan.top_k);
-    route.home_slots = no_indices(plan.num_tokens, plan.top_k);
-    route.home_buffers = Tensor::zeros({plan.num_tokens, plan.top_k}, Dtype::i32);
-    route.partial_slots = no_indices(plan.num_tokens, plan.top_k);
-    route.partial_buffers = Tensor::zeros({plan.num_tokens, plan.top_k}, Dtype::i32);
-  }
+        send_positions_(make_table(route.send_positions)),
+        send_entries_(make_table(route.send_entries)),
+        local_slots_(make_table(route.local_slots)),
+        home_slots_(make_table(route.home_slots)),
+        home_buffers_(make_table(route.home_buffers)),
+        partial_slots_(make_table(route.partial_slots)),
+        partial_buffers_(make_table(route.partial_buffers)) {}
 
-  // Returns the slots [S, W] for the owners.
-  Tensor build() {
+  // Fills the route's tables and sent_slots [S, W], which are for the owners.
+  void build(Indices sent_slots) {
     for (std::int64_t t = 0; t < plan_.num_tokens; ++t) {
       stops_.clear();
-      for (std::int64_t k = 0; k < plan_.top_k; ++k) add_assignment(t, t * plan_.top_k + k);
-      add_stops(t);
+      const std::int64_t first = t * plan_.top_k;
+      for (std::int64_t i = first; i < first + plan_.top_k; ++i) {
+        add_assignment(t, static_cast<std::size_t>(i), sent_slots);
+      }
+      add_stops(static_cast<std::size_t>(first));
     }
-    return std::move(sent_slots_);
   }
 
  private:
-  static std::int32_t& at(Tensor& tensor, std::int64_t index) {
-    return tensor.span<std::int32_t>()[static_cast<std::size_t>(index)];
+  Indices make_table(Tensor& tensor) const {
+    tensor = no_indices(plan_.num_tokens, plan_.top_k);
+    return tensor.span<std::int32_t>();
   }
 
-  void add_assignment(std::int64_t token, std::int64_t assignment) {
-    const auto i = static_cast<std::size_t>(assignment);
-    const std::int32_t target = plan_.target_ranks.span<std::int32_t>()[i];
-    const std::int32_t slot = plan_.slots.span<std::int32_t>()[i];
+  void add_assignment(std::int64_t token, std::size_t assignment, Indices sent_slots) {
+    const std::int32_t target = targets_[assignment];
+    const std::int32_t slot = slots_[assignment];
     if (target < 0) return;
     const auto r = static_cast<std::size_t>(target);
+    const bool stays = target == plan_.rank;
     Visit& visit = visits_[r];
     if (visit.token != token) {
-      visit = {token, target == plan_.rank ? token : next_position_[r]++, 0};
+      visit = {token, stays ? token : next_position_[r]++, 0};
       stops_.push_back(target);
     }
-    if (target == plan_.rank) {
-      at(route_.local_slots, assignment) = slot;
-      at(route_.home_slots, assignment) = slot;
-      at(route_.home_buffers, assignment) = 1;
+    home_buffers_[assignment] = stays ? 1 : 0;
+    if (stays) {
+      local_slots_[assignment] = slot;
+      home_slots_[assignment] = slot;
       return;
     }
-    const auto entry = visit.position * route_.width + visit.num_slots++;
-    at(sent_slots_, entry) = slot;
-    at(route_.send_entries, assignment) = static_cast<std::int32_t>(entry);
-    if (slot >= 0) {
-      at(route_.home_slots, assignment) = static_cast<std::int32_t>(next_home_[r]++);
-    }
+    const auto entry = visit.position * width_ + visit.num_slots++;
+    sent_slots[static_cast<std::size_t>(entry)] = slot;
+    send_entries_[assignment] = static_cast<std::int32_t>(entry);
+    if (slot >= 0) home_slots_[assignment] = static_cast<std::int32_t>(next_home_[r]++);
   }
 
   // The ranks that a token goes to, this one too, in rank order.
-  void add_stops(std::int64_t token) {
+  void add_stops(std::size_t first_assignment) {
     std::ranges::sort(stops_);
-    std::int64_t sent = token * plan_.top_k;
-    std::int64_t partial = token * plan_.top_k;
+    std::size_t sent = first_assignment;
+    std::size_t partial = first_assignment;
     for (const auto target : stops_) {
       const auto position =
           static_cast<std::int32_t>(visits_[static_cast<std::size_t>(target)].position);
-      at(route_.partial_slots, partial) = position;
-      at(route_.partial_buffers, partial++) = target == plan_.rank ? 1 : 0;
-      if (target != plan_.rank) at(route_.send_positions, sent++) = position;
+      partial_slots_[partial] = position;
+      partial_buffers_[partial++] = target == plan_.rank ? 1 : 0;
+      if (target != plan_.rank) send_positions_[sent++] = position;
     }
   }
 
   const Plan::Data& plan_;
-  PackedRoute& route_;
+  std::int64_t width_;
+  std::span<const std::int32_t> targets_, slots_;
   std::vector<Visit> visits_;                // [ranks]
   std::vector<std::int64_t> next_position_;  // [ranks]
   std::vector<std::int64_t> next_home_;      // [ranks]
   std::vector<std::int32_t> stops_;
-  Tensor sent_slots_;
+  Indices send_positions_, send_entries_, local_slots_, home_slots_, home_buffers_, partial_slots_,
+      partial_buffers_;
 };
 
 // Which rows leave when every assignment gets its own.
@@ -161,7 +165,8 @@ PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
       ++route.home_rows[static_cast<std::size_t>(targets[i])];
     }
   }
-  const Tensor sent_slots = RouteBuilder(plan, route).build();
+  Tensor sent_slots = no_indices(route.num_sent(), route.width);
+  RouteBuilder(plan, route).build(sent_slots.span<std::int32_t>());
   route.received_slots = Tensor({route.num_received(), route.width}, Dtype::i32);
   comm.all_to_all(sent_slots, route.sent_tokens, route.received_slots, route.received_tokens);
   fill_returns(route);

@@ -111,8 +111,13 @@ TEST_P(RowKernelTest, SumAddsInOrder) {
       }
       Tensor to({elements}, dtype);
       testing::poison(to);
-      typed().sum(to.data(), from.data(), weighted ? weights.data() : nullptr, count, elements,
-                  stores);
+      typed().sum(to.data(),
+                  {.rows = from.data(),
+                   .weights = weighted ? weights.data() : nullptr,
+                   .count = count,
+                   .later_rows = from.data(),
+                   .later_count = count},
+                  elements, stores);
       kernels->publish();
       EXPECT_TRUE(same_bits(to, expected)) << count << " terms";
     }
@@ -149,7 +154,7 @@ TEST(RowKernels, KeepSpecialValues) {
     const Tensor from = Tensor::from<float>({2}, {-0.0F, INFINITY});
     Tensor to({2}, Dtype::f32);
     const std::byte* term = from.data();
-    kernels->f32.sum(to.data(), &term, nullptr, 1, 2, Stores::cached);
+    kernels->f32.sum(to.data(), {.rows = &term, .count = 1}, 2, Stores::cached);
     EXPECT_TRUE(same_bits(to, from));
     Tensor bf16 = Tensor::from<Bfloat16>({1}, {Bfloat16{0x7f81}});
     Tensor out({1}, Dtype::bf16);

@@ -10,6 +10,16 @@ namespace switchyard::cpu {
 // first read what it overwrites.
 enum class Stores : bool { cached, streaming };
 
+// The rows that are added up, and those of a later sum: rows lie anywhere, and what the hardware
+// cannot foresee is fetched while this sum is made.
+struct SumTerms {
+  const std::byte* const* rows = nullptr;
+  const float* weights = nullptr;  // or null
+  int count = 0;                   // may be 0
+  const std::byte* const* later_rows = nullptr;
+  int later_count = 0;
+};
+
 // Elements are `float` (F32) or the bits of bf16. `streaming` needs rows that begin and end on
 // cache lines; publish() must follow before another thread reads them.
 struct RowKernels {
@@ -23,9 +33,8 @@ struct RowKernels {
     // to[c] = scale[c] · from
     void (*scale)(std::byte* const* to, const float* scale, int count, const std::byte* from,
                   std::int64_t elements, Stores stores);
-    // to = Σ_c [weights[c] ·] from[c]; weights may be null; count may be 0
-    void (*sum)(std::byte* to, const std::byte* const* from, const float* weights, int count,
-                std::int64_t elements, Stores stores);
+    // to = Σ_c [weights[c] ·] from[c]
+    void (*sum)(std::byte* to, const SumTerms& terms, std::int64_t elements, Stores stores);
     float (*dot)(const std::byte* a, const std::byte* b, std::int64_t elements);
   };
   Typed f32;

@@ -1,6 +1,7 @@
 // Moves rows by a table: picks the instruction set, the kind of stores, and walks the table.
 #include "device/cpu/rows.h"
 
+#include <algorithm>
 #include <array>
 #include <span>
 
@@ -12,6 +13,7 @@ namespace {
 constexpr std::int64_t kLine = 64;
 // Less than this is likely to be read again while it is still in a cache.
 constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
+constexpr std::int64_t kAheadBytes = 16 * 1024;
 constexpr int kMaxWidth = 1024;  // rows named by one entry of a table
 
 const RowKernels::Typed& kernels_for(Dtype dtype) {
@@ -32,7 +34,8 @@ Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stride_byte
   return fits ? Stores::streaming : Stores::cached;
 }
 
-// The rows that entry i of a table names, in order, and their factors if there are any.
+// The rows that entry i of a table names, in order, and their factors if there are any; none beyond
+// the table's end.
 struct NamedRows {
   std::array<std::byte*, kMaxWidth> rows;
   std::array<float, kMaxWidth> factors;
@@ -42,6 +45,7 @@ struct NamedRows {
   void collect(const RowTable& table, std::int64_t i, std::int64_t row_bytes,
                const float* table_factors) {
     count = 0;
+    if (i >= table.count) return;
     for (std::int64_t j = 0; j < table.width; ++j) {
       const std::int64_t entry = i * table.width + j;
       const std::int64_t slot = table.slots[entry];
@@ -54,6 +58,11 @@ struct NamedRows {
     }
   }
 };
+
+// How far ahead to fetch rows, in entries: far enough for memory to answer.
+std::int64_t entries_ahead(std::int64_t entry_bytes) {
+  return std::clamp<std::int64_t>(kAheadBytes / std::max<std::int64_t>(entry_bytes, 1), 1, 64);
+}
 
 void require_width(const RowTable& table) {
   require<Unsupported>(table.width <= kMaxWidth, "a token has {} picks, at most {} are supported",
@@ -105,12 +114,19 @@ void gather_rows(const GatherRows& args) {
   const std::array<std::byte*, 1> base{args.to.data()};
   const Stores stores =
       choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
+  const auto distance = entries_ahead(args.from.width * row_bytes);
   NamedRows from;
+  NamedRows later;
   for (std::int64_t i = 0; i < args.from.count; ++i) {
     from.collect(args.from, i, row_bytes, args.weights);
-    typed.sum(args.to.row(i), from.rows.data(),
-              args.weights != nullptr ? from.factors.data() : nullptr, from.count, elements,
-              stores);
+    later.collect(args.from, i + distance, row_bytes, nullptr);
+    typed.sum(args.to.row(i),
+              {.rows = from.rows.data(),
+               .weights = args.weights != nullptr ? from.factors.data() : nullptr,
+               .count = from.count,
+               .later_rows = later.rows.data(),
+               .later_count = later.count},
+              elements, stores);
   }
   row_kernels().publish();
 }

@@ -1,0 +1,212 @@
+#include "bench_dispatch.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <vector>
+
+#include "ceiling.h"
+
+namespace switchyard::cli {
+namespace {
+
+Tensor random_rows(const Shape& shape, Dtype dtype, std::uint64_t seed) {
+  std::minstd_rand random(static_cast<std::minstd_rand::result_type>(seed + 1));
+  Tensor result(shape, dtype);
+  const auto value = [&] { return static_cast<float>(random()) / 1073741824.0F - 1.0F; };
+  if (dtype == Dtype::bf16) {
+    for (auto& v : result.span<Bfloat16>()) v = to_bfloat16(value());
+  } else {
+    for (auto& v : result.span<float>()) v = value();
+  }
+  return result;
+}
+
+// One operation, the pass that bounds it, and the best times of both.
+struct Measurement {
+  std::string op;
+  std::int64_t bytes = 0;  // over all ranks
+  std::function<void()> run;
+  std::function<void()> ceiling;
+  double seconds = 1e30;
+  double ceiling_seconds = 1e30;
+  std::int64_t bytes_on_wire = 0;
+};
+
+double timed(Communicator& comm, const std::function<void()>& fn) {
+  comm.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  fn();
+  comm.barrier();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+class DispatchBench {
+ public:
+  DispatchBench(Communicator& comm, const BenchDispatchOptions& options)
+      : comm_(comm),
+        options_(options),
+        dispatcher_(comm, ExpertPlacement::contiguous(options.num_experts, comm.size()),
+                    dispatcher_options(options)),
+        ids_(local_ids(comm, options)),
+        plan_(dispatcher_.plan(ids_)) {
+    const auto tokens = plan_.num_tokens();
+    const auto seed = static_cast<std::uint64_t>(comm.rank());
+    x_ = random_rows({tokens, options.hidden}, options.dtype, seed);
+    y_ = random_rows({tokens, options.hidden}, options.dtype, seed);
+    weights_ = random_rows({tokens, options.top_k}, Dtype::f32, seed);
+    rows_ = random_rows({plan_.row_capacity(), options.hidden}, options.dtype, seed);
+    streams_ = random_rows({tokens * options.top_k, options.hidden}, options.dtype, seed);
+    slots_ = Tensor({tokens, options.top_k}, Dtype::i32);
+  }
+
+  std::vector<Measurement> run() {
+    auto all = measurements();
+    for (int i = 0; i < options_.repeat; ++i) {
+      show_progress(i);
+      for (Measurement& m : all) {
+        const auto before = dispatcher_.bytes_on_wire();
+        m.seconds = std::min(m.seconds, timed(comm_, m.run));
+        m.bytes_on_wire = dispatcher_.bytes_on_wire() - before;
+        m.ceiling_seconds = std::min(m.ceiling_seconds, timed(comm_, m.ceiling));
+      }
+    }
+    show_progress(-1);
+    for (Measurement& m : all) {
+      Tensor wire = Tensor::from<std::int64_t>({1}, {m.bytes_on_wire});
+      comm_.all_reduce(wire);
+      m.bytes_on_wire = wire.span<std::int64_t>()[0];
+    }
+    return all;
+  }
+
+  MoverKind mover() const { return dispatcher_.mover(); }
+
+ private:
+  static DispatcherOptions dispatcher_options(const BenchDispatchOptions& options) {
+    return {.plan = {.hidden = options.hidden, .dtype = options.dtype}, .mover = options.mover};
+  }
+
+  static Tensor local_ids(Communicator& comm, const BenchDispatchOptions& options) {
+    const Tensor all = make_routing({.kind = options.routing,
+                                     .num_tokens = options.num_tokens,
+                                     .top_k = options.top_k,
+                                     .num_experts = options.num_experts});
+    const auto first = options.num_tokens * comm.rank() / comm.size();
+    const auto last = options.num_tokens * (comm.rank() + 1) / comm.size();
+    const auto mine = all.view().slice(first, last);
+    return Tensor::from<std::int32_t>(mine.shape(), mine.span<std::int32_t>());
+  }
+
+  std::vector<Measurement> measurements() {
+    const auto row_bytes = options_.hidden * size_of(options_.dtype);
+    const auto bytes = (1 + options_.top_k) * options_.num_tokens * row_bytes;
+    const auto spread = [this] { one_read_many_writes(x_, streams_, options_.top_k); };
+    const auto collect = [this] { many_reads_one_write(streams_, y_, options_.top_k); };
+    return {
+        {.op = "plan",
+         .bytes = 2 * options_.num_tokens * options_.top_k * 4,
+         .run = [this] { plan_ = dispatcher_.plan(ids_); },
+         .ceiling = [this] { one_read_many_writes(ids_, slots_, 1); }},
+        {.op = "dispatch",
+         .bytes = bytes,
+         .run = [this] { dispatcher_.dispatch(plan_, {.x = x_}, {.rows = rows_}); },
+         .ceiling = spread},
+        {.op = "combine",
+         .bytes = bytes,
+         .run = [this] { dispatcher_.combine(plan_, {.rows = rows_, .weights = weights_}, y_); },
+         .ceiling = collect},
+        {.op = "combine_backward",
+         .bytes = bytes,
+         .run =
+             [this] {
+               dispatcher_.combine_backward(plan_, {.d_y = x_, .weights = weights_},
+                                            {.d_rows = rows_});
+             },
+         .ceiling = spread},
+        {.op = "dispatch_backward",
+         .bytes = bytes,
+         .run = [this] { dispatcher_.dispatch_backward(plan_, {.d_rows = rows_}, {.d_x = y_}); },
+         .ceiling = collect},
+    };
+  }
+
+  void show_progress(int round) const {
+    if (comm_.rank() != 0 || isatty(STDERR_FILENO) == 0) return;
+    if (round < 0) {
+      fmt::print(stderr, "\r{:40}\r", "");
+    } else {
+      fmt::print(stderr, "\rround {} of {} …", round + 1, options_.repeat);
+    }
+    std::fflush(stderr);
+  }
+
+  Communicator& comm_;
+  const BenchDispatchOptions& options_;
+  Dispatcher dispatcher_;
+  Tensor ids_;
+  Plan plan_;
+  Tensor x_, y_, weights_, rows_, streams_, slots_;
+};
+
+double gigabytes_per_second(std::int64_t bytes, double seconds) {
+  return static_cast<double>(bytes) / seconds * 1e-9;
+}
+
+void print_json(const std::vector<Measurement>& all) {
+  for (const Measurement& m : all) {
+    const nlohmann::ordered_json line = {
+        {"op", m.op},
+        {"ms", m.seconds * 1e3},
+        {"bytes", m.bytes},
+        {"gb_per_s", gigabytes_per_second(m.bytes, m.seconds)},
+        {"ceiling_gb_per_s", gigabytes_per_second(m.bytes, m.ceiling_seconds)},
+        {"fraction_of_ceiling", m.ceiling_seconds / m.seconds},
+        {"bytes_on_wire", m.bytes_on_wire}};
+    fmt::print("{}\n", line.dump());
+  }
+}
+
+void print_table(const std::vector<Measurement>& all, const Communicator& comm, MoverKind mover,
+                 const BenchDispatchOptions& o) {
+  fmt::print("{} tokens of {} x {}, {} experts, {} picks; {} ranks over {}, {} mover\n\n",
+             o.num_tokens, o.hidden, name_of(o.dtype), o.num_experts, o.top_k, comm.size(),
+             comm.backend(), mover == MoverKind::direct ? "direct" : "packed");
+  fmt::print("{:<18} {:>9} {:>10} {:>9} {:>9} {:>11} {:>12}\n", "", "ms", "MB", "GB/s", "ceiling",
+             "of ceiling", "MB on wire");
+  for (const Measurement& m : all) {
+    fmt::print("{:<18} {:>9.3f} {:>10.2f} {:>9.1f} {:>9.1f} {:>10.0f}% {:>12.2f}\n", m.op,
+               m.seconds * 1e3, static_cast<double>(m.bytes) * 1e-6,
+               gigabytes_per_second(m.bytes, m.seconds),
+               gigabytes_per_second(m.bytes, m.ceiling_seconds),
+               m.ceiling_seconds / m.seconds * 100.0, static_cast<double>(m.bytes_on_wire) * 1e-6);
+  }
+  fmt::print(
+      "\nBest of {}. The ceiling is a sequential pass with the same reads and writes by as "
+      "many threads.\nThe plan takes {:.1f}% of dispatch's time.\n",
+      o.repeat, all[0].seconds / all[1].seconds * 100.0);
+}
+
+}  // namespace
+
+void bench_dispatch(const BenchDispatchOptions& options) {
+  launch(options.launch, [&](Communicator& comm) {
+    pin_to_core(comm.rank());
+    DispatchBench bench(comm, options);
+    const auto measurements = bench.run();
+    if (comm.rank() != 0) return;
+    if (options.json) {
+      print_json(measurements);
+    } else {
+      print_table(measurements, comm, bench.mover(), options);
+    }
+  });
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,11 @@
+// The subcommands. Each adds itself to the app; CLI11 runs the one that was chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace switchyard::cli {
+
+void add_bench_command(CLI::App& app);
+void add_info_command(CLI::App& app);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,24 @@
+// Starts ranks the way the user asked for.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "switchyard/communicator.h"
+
+namespace switchyard::cli {
+
+struct LaunchOptions {
+  std::string comm = "threads";
+  int ranks = 0;  // threads: how many, 0 = one a core up to 8; mpi: 0, or what mpirun gave
+};
+
+// Runs body on every rank: on threads of this process, or on this process as one of mpirun's.
+void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body);
+
+// The cores this process may use.
+int num_cores();
+// Keeps this thread on one of them, chosen by rank, so that timings do not wander.
+void pin_to_core(int rank);
+
+}  // namespace switchyard::cli
