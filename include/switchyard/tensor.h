@@ -18,7 +18,9 @@ namespace switchyard {
 
 enum class Dtype : std::int8_t { f32, bf16, i32, i64 };
 
-SWITCHYARD_API std::int64_t size_of(Dtype dtype);
+constexpr std::int64_t size_of(Dtype dtype) {
+  return dtype == Dtype::bf16 ? 2 : dtype == Dtype::i64 ? 8 : 4;
+}
 SWITCHYARD_API std::string_view name_of(Dtype dtype);
 
 // The upper half of an IEEE float. Arithmetic is done in float; converting back rounds to nearest

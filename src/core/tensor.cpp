@@ -29,19 +29,6 @@ std::shared_ptr<std::byte> allocate(std::int64_t bytes) {
 
 }  // namespace
 
-std::int64_t size_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::f32:
-    case Dtype::i32:
-      return 4;
-    case Dtype::bf16:
-      return 2;
-    case Dtype::i64:
-      return 8;
-  }
-  throw InvalidArgument(fmt::format("dtype {} is unknown", static_cast<int>(dtype)));
-}
-
 std::string_view name_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32:

@@ -22,18 +22,22 @@ struct CountAssignments {
   bool allow_duplicates = false;
   std::span<std::int32_t> counts;           // out [E]
   std::span<std::int32_t> distinct_tokens;  // out [ranks]
-  std::span<std::int32_t> target_ranks;     // out [T·K], −1 for no pick and for bad ids
+  // out [T·K]: how many assignments of this rank to the same expert came before; −1 for no pick and
+  // for bad ids
+  std::span<std::int32_t> positions;
 };
 
 struct AssignSlots {
   ConstTensorView expert_ids;                    // [T, K] i32
-  std::span<const std::int32_t> target_ranks;    // [T·K]
+  std::span<const std::int32_t> owners;          // [E]
   std::span<const std::int32_t> row_offsets;     // [E] where each expert's group begins
   std::span<const std::int32_t> rows_before;     // [E] assignments of lower ranks to each expert
   std::span<const std::int32_t> kept_rows;       // [E] rows that each expert has room for
   std::span<const std::int32_t> source_offsets;  // [E + 1] exclusive prefix sum of own counts
-  std::span<std::int32_t> slots;    // out [T·K], −1 where there is no room or no pick
-  std::span<std::int32_t> sources;  // out [Σ own counts]
+  // in: positions, as counted; out: slots [T·K], −1 where there is no room or no pick
+  std::span<std::int32_t> slots;
+  std::span<std::int32_t> target_ranks;  // out [T·K], −1 for no pick
+  std::span<std::int32_t> sources;       // out [Σ own counts]
 };
 
 // Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot
@@ -68,7 +72,7 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
-  // Counts, owners and distinct tokens in one pass over the ids.
+  // Counts, positions and distinct tokens in one pass over the ids.
   virtual BadId count_assignments(const CountAssignments& args) const = 0;
   // The slot of every assignment and its inverse, in (token, k) order.
   virtual void assign_slots(const AssignSlots& args) const = 0;

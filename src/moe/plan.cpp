@@ -18,6 +18,13 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Asks for memory that is soon to be written here and there: after the rows of the last step, none
+// of it is in a cache any more, and all of it at once is faster than one miss after the other.
+void fetch_ahead(const Tensor& table) {
+  constexpr std::int64_t kLine = 64;
+  for (std::int64_t i = 0; i < table.bytes(); i += kLine) __builtin_prefetch(table.data() + i, 1);
+}
+
 // Where the groups of all experts lie at their owners, and how much of them there is room for.
 struct Layout {
   std::vector<std::int32_t> row_offsets;  // [E]
@@ -128,15 +135,14 @@ void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::D
   const auto source_offsets = plan.source_offsets.span<std::int32_t>();
   source_offsets[0] = 0;
   std::inclusive_scan(own.begin(), own.end(), source_offsets.begin() + 1);
-  plan.sources = Tensor({source_offsets.back()}, Dtype::i32);
-  plan.slots = Tensor({plan.num_tokens, plan.top_k}, Dtype::i32);
   cpu_device().assign_slots({.expert_ids = expert_ids,
-                             .target_ranks = plan.target_ranks.span<std::int32_t>(),
+                             .owners = plan.placement->owners(),
                              .row_offsets = layout.row_offsets,
                              .rows_before = rows_before,
                              .kept_rows = layout.kept_rows,
                              .source_offsets = source_offsets,
                              .slots = plan.slots.span<std::int32_t>(),
+                             .target_ranks = plan.target_ranks.span<std::int32_t>(),
                              .sources = plan.sources.span<std::int32_t>()});
 }
 
@@ -166,14 +172,19 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
   if (expert_ids.dtype() == Dtype::i32 && expert_ids.shape().rank() == 2) {
     data->num_tokens = header.num_tokens;
     data->top_k = header.top_k;
+    data->slots = Tensor(expert_ids.shape(), Dtype::i32);
     data->target_ranks = Tensor(expert_ids.shape(), Dtype::i32);
+    data->sources = Tensor({expert_ids.shape().num_elements()}, Dtype::i32);
+    for (const Tensor* table : {&data->slots, &data->target_ranks, &data->sources}) {
+      fetch_ahead(*table);
+    }
     const BadId bad = cpu_device().count_assignments(
         {.expert_ids = expert_ids,
          .owners = placement_->owners(),
          .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
          .counts = counts,
          .distinct_tokens = distinct,
-         .target_ranks = data->target_ranks.span<std::int32_t>()});
+         .positions = data->slots.span<std::int32_t>()});
     header.bad_token = bad.token;
     header.bad_k = bad.k;
     header.bad_id = bad.id;
@@ -211,7 +222,9 @@ ConstTensorView Plan::row_offsets() const { return data_->row_offsets; }
 ConstTensorView Plan::group_rows() const { return data_->group_rows; }
 ConstTensorView Plan::slots() const { return data_->slots; }
 ConstTensorView Plan::target_ranks() const { return data_->target_ranks; }
-ConstTensorView Plan::sources() const { return data_->sources; }
+ConstTensorView Plan::sources() const {
+  return data_->sources.view().slice(0, data_->source_offsets.span<std::int32_t>().back());
+}
 ConstTensorView Plan::source_offsets() const { return data_->source_offsets; }
 
 std::span<const std::int32_t> Plan::counts(int rank) const {

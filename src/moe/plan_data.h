@@ -22,7 +22,7 @@ struct Plan::Data {
   Tensor group_rows;                          // [local experts]
   Tensor slots;                               // [T, K]
   Tensor target_ranks;                        // [T, K]
-  Tensor sources;                             // [Σ own counts]
+  Tensor sources;                             // [T·K], the first Σ own counts used
   Tensor source_offsets;                      // [E + 1]
   PlanStatus status;
 

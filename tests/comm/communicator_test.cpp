@@ -275,8 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommunicatorTest, ::testing::ValuesIn(testing::r
                          testing::rank_case_name);
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LargeCommunicatorTest,
-                         ::testing::ValuesIn(testing::rank_cases_up_to(2)),
-                         testing::rank_case_name);
+                         ::testing::ValuesIn(testing::rank_cases_of(2)), testing::rank_case_name);
 
 }  // namespace
 }  // namespace switchyard

@@ -23,9 +23,9 @@ std::vector<RankCase> rank_cases() {
   return cases;
 }
 
-std::vector<RankCase> rank_cases_up_to(int size) {
+std::vector<RankCase> rank_cases_of(int size) {
   auto cases = rank_cases();
-  std::erase_if(cases, [&](const RankCase& c) { return c.size > size; });
+  std::erase_if(cases, [&](const RankCase& c) { return c.size != size; });
   return cases;
 }
 

@@ -19,8 +19,8 @@ struct RankCase {
 
 // Sizes 1, 2, 3, 4, 7, 8 over threads; under mpirun, its one size over MPI.
 std::vector<RankCase> rank_cases();
-// The same, but no more than so many ranks.
-std::vector<RankCase> rank_cases_up_to(int size);
+// The same, but only with so many ranks.
+std::vector<RankCase> rank_cases_of(int size);
 // Names the instances of a parametrised suite: threads4.
 std::string rank_case_name(const ::testing::TestParamInfo<RankCase>& param);
 

@@ -13,7 +13,9 @@
 namespace switchyard::threads {
 namespace {
 
-constexpr int kSpins = 4000;  // tens of microseconds: about what being woken would cost
+// About a millisecond: ranks that have a core each are often apart by less, and being woken costs a
+// tenth of one.
+constexpr int kSpins = 50000;
 
 void pause() {
 #if defined(__x86_64__)

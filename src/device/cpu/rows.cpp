@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <span>
+#include <vector>
 
 #include "core/require.h"
 
@@ -13,8 +15,7 @@ namespace {
 constexpr std::int64_t kLine = 64;
 // Less than this is likely to be read again while it is still in a cache.
 constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
-constexpr std::int64_t kAheadBytes = 16 * 1024;
-constexpr int kMaxWidth = 1024;  // rows named by one entry of a table
+constexpr std::int64_t kAheadBytes = 32 * 1024;
 
 const RowKernels::Typed& kernels_for(Dtype dtype) {
   require<Unsupported>(dtype == Dtype::f32 || dtype == Dtype::bf16, "rows are f32 or bf16, not {}",
@@ -34,40 +35,76 @@ Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stride_byte
   return fits ? Stores::streaming : Stores::cached;
 }
 
-// The rows that entry i of a table names, in order, and their factors if there are any; none beyond
-// the table's end.
-struct NamedRows {
-  std::array<std::byte*, kMaxWidth> rows;
-  std::array<float, kMaxWidth> factors;
-  std::array<std::int64_t, kMaxWidth> columns;
-  int count = 0;
-
-  void collect(const RowTable& table, std::int64_t i, std::int64_t row_bytes,
-               const float* table_factors) {
-    count = 0;
-    if (i >= table.count) return;
-    for (std::int64_t j = 0; j < table.width; ++j) {
-      const std::int64_t entry = i * table.width + j;
-      const std::int64_t slot = table.slots[entry];
-      if (slot < 0) continue;
-      const auto buffer = table.buffers != nullptr ? table.buffers[entry] : 0;
-      const auto c = static_cast<std::size_t>(count++);
-      rows[c] = table.bases[static_cast<std::size_t>(buffer)] + slot * row_bytes;
-      columns[c] = j;
-      if (table_factors != nullptr) factors[c] = table_factors[entry];
-    }
-  }
-};
-
 // How far ahead to fetch rows, in entries: far enough for memory to answer.
 std::int64_t entries_ahead(std::int64_t entry_bytes) {
   return std::clamp<std::int64_t>(kAheadBytes / std::max<std::int64_t>(entry_bytes, 1), 1, 64);
 }
 
-void require_width(const RowTable& table) {
-  require<Unsupported>(table.width <= kMaxWidth, "a token has {} picks, at most {} are supported",
-                       table.width, int{kMaxWidth});
-}
+// The rows that the entries of a table name, in order and without the gaps; looked up some entries
+// before they are used.
+class NamedRows {
+ public:
+  NamedRows(const RowTable& table, const float* factors, std::int64_t row_bytes,
+            std::int64_t ahead = 0)
+      : table_(table),
+        factors_(factors),
+        row_bytes_(row_bytes),
+        ahead_(ahead),
+        mask_(std::bit_ceil(static_cast<std::size_t>(ahead) + 1) - 1),
+        entries_(mask_ + 1),
+        rows_(entries_.size() * static_cast<std::size_t>(table.width)),
+        row_factors_(rows_.size()),
+        columns_(rows_.size()) {
+    for (std::int64_t i = 0; i < ahead; ++i) look_up(i);
+  }
+
+  struct Entry {
+    int count = 0;
+    std::byte** rows = nullptr;
+    float* factors = nullptr;  // null if the table has none
+    std::int64_t* columns = nullptr;
+  };
+
+  // Entries are asked for in order.
+  const Entry& entry(std::int64_t i) {
+    look_up(i + ahead_);
+    return entries_[static_cast<std::size_t>(i) & mask_];
+  }
+  // The entry that comes `ahead` later; empty beyond the end.
+  const Entry& later(std::int64_t i) const {
+    return entries_[static_cast<std::size_t>(i + ahead_) & mask_];
+  }
+
+ private:
+  void look_up(std::int64_t i) {
+    const std::size_t place = static_cast<std::size_t>(i) & mask_;
+    const std::size_t first = place * static_cast<std::size_t>(table_.width);
+    Entry& entry = entries_[place];
+    entry = {0, &rows_[first], factors_ != nullptr ? &row_factors_[first] : nullptr,
+             &columns_[first]};
+    if (i >= table_.count) return;
+    for (std::int64_t j = 0; j < table_.width; ++j) {
+      const std::int64_t at = i * table_.width + j;
+      const std::int64_t slot = table_.slots[at];
+      if (slot < 0) continue;
+      const auto buffer = table_.buffers != nullptr ? table_.buffers[at] : 0;
+      entry.rows[entry.count] = table_.bases[static_cast<std::size_t>(buffer)] + slot * row_bytes_;
+      entry.columns[entry.count] = j;
+      if (factors_ != nullptr) entry.factors[entry.count] = factors_[at];
+      ++entry.count;
+    }
+  }
+
+  RowTable table_;
+  const float* factors_;
+  std::int64_t row_bytes_;
+  std::int64_t ahead_;
+  std::size_t mask_;
+  std::vector<Entry> entries_;  // a ring
+  std::vector<std::byte*> rows_;
+  std::vector<float> row_factors_;
+  std::vector<std::int64_t> columns_;
+};
 
 }  // namespace
 
@@ -87,44 +124,40 @@ const RowKernels& row_kernels() {
 }
 
 void scatter_rows(const ScatterRows& args) {
-  require_width(args.to);
   const auto& kernels = row_kernels();
   const auto& typed = kernels_for(args.from.dtype());
   const auto row_bytes = args.from.row_bytes();
   const auto elements = args.from.shape().row_elements();
   const Stores stores =
       choose_stores(args.to.bases, row_bytes, row_bytes, args.to.count * args.to.width * row_bytes);
-  NamedRows to;
+  NamedRows named(args.to, args.scale, row_bytes);
   for (std::int64_t i = 0; i < args.to.count; ++i) {
-    to.collect(args.to, i, row_bytes, args.scale);
+    const auto& to = named.entry(i);
     if (args.scale != nullptr) {
-      typed.scale(to.rows.data(), to.factors.data(), to.count, args.from.row(i), elements, stores);
+      typed.scale(to.rows, to.factors, to.count, args.from.row(i), elements, stores);
     } else {
-      kernels.copy(to.rows.data(), to.count, args.from.row(i), row_bytes, stores);
+      kernels.copy(to.rows, to.count, args.from.row(i), row_bytes, stores);
     }
   }
   kernels.publish();
 }
 
 void gather_rows(const GatherRows& args) {
-  require_width(args.from);
   const auto& typed = kernels_for(args.to.dtype());
   const auto row_bytes = args.to.row_bytes();
   const auto elements = args.to.shape().row_elements();
   const std::array<std::byte*, 1> base{args.to.data()};
   const Stores stores =
       choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
-  const auto distance = entries_ahead(args.from.width * row_bytes);
-  NamedRows from;
-  NamedRows later;
+  NamedRows named(args.from, args.weights, row_bytes, entries_ahead(args.from.width * row_bytes));
   for (std::int64_t i = 0; i < args.from.count; ++i) {
-    from.collect(args.from, i, row_bytes, args.weights);
-    later.collect(args.from, i + distance, row_bytes, nullptr);
+    const auto& from = named.entry(i);
+    const auto& later = named.later(i);
     typed.sum(args.to.row(i),
-              {.rows = from.rows.data(),
-               .weights = args.weights != nullptr ? from.factors.data() : nullptr,
+              {.rows = from.rows,
+               .weights = from.factors,
                .count = from.count,
-               .later_rows = later.rows.data(),
+               .later_rows = later.rows,
                .later_count = later.count},
               elements, stores);
   }
@@ -132,17 +165,15 @@ void gather_rows(const GatherRows& args) {
 }
 
 void dot_rows(const DotRows& args) {
-  require_width(args.rows);
   const auto& typed = kernels_for(args.with.dtype());
   const auto elements = args.with.shape().row_elements();
-  NamedRows rows;
+  NamedRows named(args.rows, nullptr, args.with.row_bytes());
   for (std::int64_t i = 0; i < args.rows.count; ++i) {
     float* dots = args.dots + i * args.rows.width;
-    for (std::int64_t j = 0; j < args.rows.width; ++j) dots[j] = 0.0F;
-    rows.collect(args.rows, i, args.with.row_bytes(), nullptr);
+    std::fill_n(dots, args.rows.width, 0.0F);
+    const auto& rows = named.entry(i);
     for (int c = 0; c < rows.count; ++c) {
-      const auto place = static_cast<std::size_t>(c);
-      dots[rows.columns[place]] = typed.dot(args.with.row(i), rows.rows[place], elements);
+      dots[rows.columns[c]] = typed.dot(args.with.row(i), rows.rows[c], elements);
     }
   }
 }
