@@ -112,7 +112,8 @@ class SWITCHYARD_API Communicator {
   virtual void do_broadcast(const Bytes& values, int root) = 0;
   virtual void do_barrier() = 0;
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
-  virtual void do_abort(const std::string& reason) = 0;
+  // `culprits` are the ranks whose fault it is; none: this rank's own.
+  virtual void do_abort(const std::string& reason, const std::vector<int>& culprits) = 0;
 
   // Runs `body` as the next collective; an error of its own is made known to the other ranks.
   void run_collective(std::string_view operation, const std::function<void()>& body);
@@ -122,6 +123,7 @@ class SWITCHYARD_API Communicator {
   bool is_poisoned() const { return failure_.has_value(); }
 
  private:
+  void give_up(std::string_view reason, const std::vector<int>& culprits);
   void reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op);
 
   int rank_;

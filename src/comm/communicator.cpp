@@ -54,16 +54,21 @@ void Communicator::run_collective(std::string_view operation, const std::functio
   ++sequence_;
   try {
     body();
+  } catch (const CommunicationError& error) {
+    give_up(error.what(), error.ranks());
+    throw;
   } catch (const std::exception& error) {
-    abort(error.what());
+    give_up(error.what(), {});
     throw;
   }
 }
 
-void Communicator::abort(std::string_view reason) {
+void Communicator::abort(std::string_view reason) { give_up(reason, {}); }
+
+void Communicator::give_up(std::string_view reason, const std::vector<int>& culprits) {
   if (failure_) return;
   failure_ = std::string(reason);
-  do_abort(*failure_);
+  do_abort(*failure_, culprits);
 }
 
 void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,

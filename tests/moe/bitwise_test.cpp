@@ -60,9 +60,15 @@ struct Results {
       expert_gradients;  // a sum over those rows in order, as a weight gradient is
 };
 
-float value_of(const Tensor& rows, std::int64_t row, std::int64_t h) {
-  const auto i = static_cast<std::size_t>(row * rows.shape()[1] + h);
-  return rows.dtype() == Dtype::f32 ? rows.span<float>()[i] : to_float(rows.span<Bfloat16>()[i]);
+std::vector<float> floats_of(const Tensor& rows) {
+  std::vector<float> result;
+  if (rows.dtype() == Dtype::f32) {
+    const auto values = rows.span<float>();
+    result.assign(values.begin(), values.end());
+  } else {
+    for (const Bfloat16 value : rows.span<Bfloat16>()) result.push_back(to_float(value));
+  }
+  return result;
 }
 
 void scale_row(const TensorView& row, float factor) {
@@ -129,15 +135,18 @@ Results run_step(Communicator& comm, const Problem& problem, const DispatcherOpt
   dispatcher.dispatch_backward(plan, {.d_rows = d_rows}, {.d_x = results.d_x});
   if (swapped) results.d_weights = swap_k(results.d_weights);
 
+  const auto row_values = floats_of(rows);
+  const auto d_row_values = floats_of(d_rows);
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const std::int64_t begin = offsets[i];
     const std::int64_t end = begin + group_rows[i];
     results.expert_rows[experts[i]] = copy_of(rows.view().slice(begin, end));
     Tensor gradient = Tensor::zeros({problem.hidden}, Dtype::f32);
     const auto sums = gradient.span<float>();
-    for (std::int64_t r = begin; r < end; ++r) {
-      for (std::int64_t h = 0; h < problem.hidden; ++h) {
-        sums[static_cast<std::size_t>(h)] += value_of(rows, r, h) * value_of(d_rows, r, h);
+    const auto hidden = static_cast<std::size_t>(problem.hidden);
+    for (auto r = static_cast<std::size_t>(begin); r < static_cast<std::size_t>(end); ++r) {
+      for (std::size_t h = 0; h < hidden; ++h) {
+        sums[h] += row_values[r * hidden + h] * d_row_values[r * hidden + h];
       }
     }
     results.expert_gradients[experts[i]] = std::move(gradient);

@@ -129,10 +129,13 @@ void Board::beat() {
   if (entries_ != nullptr) entries_[rank_].last_beat_ms.store(now_ms());
 }
 
-void Board::give_up(std::string_view reason) {
+void Board::give_up(std::string_view reason, std::span<const int> culprits) {
   if (entries_ == nullptr) return;
-  write_text(entries_[rank_].reason, reason);
-  entries_[rank_].state.store(State::gave_up);
+  Entry& own = entries_[rank_];
+  write_text(own.reason, reason);
+  own.num_culprits = static_cast<std::int32_t>(std::min(culprits.size(), own.culprits.size()));
+  std::copy_n(culprits.begin(), own.num_culprits, own.culprits.begin());
+  own.state.store(State::gave_up);
 }
 
 void Board::leave() {
@@ -184,15 +187,24 @@ Board::Trouble Board::find_mismatch(std::uint64_t phase) const {
   return {};
 }
 
+Board::Trouble Board::trouble_of(int rank, const Entry& entry) const {
+  const auto reason = read_text(entry.reason);
+  const std::vector<int> culprits(entry.culprits.begin(),
+                                  entry.culprits.begin() + entry.num_culprits);
+  const bool blames_this_rank = std::ranges::find(culprits, rank_) != culprits.end();
+  if (culprits.empty() || blames_this_rank) {
+    return {{rank}, fmt::format("rank {} gave up: {}", rank, reason)};
+  }
+  return {culprits, fmt::format("{} (reported by rank {})", reason, rank), true};
+}
+
 Board::Trouble Board::find_trouble(std::uint64_t phase) const {
   if (auto mismatch = find_mismatch(phase); !mismatch.reason.empty()) return mismatch;
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
     const Entry* entry = peer(r);
     if (entry != nullptr) {
       if (entry->completed.load() >= phase) continue;  // it is not waited for
-      if (entry->state.load() == State::gave_up) {
-        return {{r}, fmt::format("rank {} gave up: {}", r, read_text(entry->reason))};
-      }
+      if (entry->state.load() == State::gave_up) return trouble_of(r, *entry);
       if (entry->state.load() == State::left) {
         return {{r}, fmt::format("rank {} left before it", r)};
       }

@@ -27,7 +27,8 @@ class Board {
   // What is known of a peer that keeps this rank from completing a phase.
   struct Trouble {
     std::vector<int> ranks;
-    std::string reason;  // empty: none
+    std::string reason;       // empty: none
+    bool is_relayed = false;  // another rank's words, which name its call already
   };
 
   // The first rank of a host creates the page (collectively: create everywhere, barrier, open
@@ -44,7 +45,8 @@ class Board {
   void enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes);
   void complete(std::uint64_t phase);
   void beat();
-  void give_up(std::string_view reason);
+  // `culprits` are the ranks whose fault it is, so that peers can name them; none: this rank.
+  void give_up(std::string_view reason, std::span<const int> culprits);
   void leave();
 
   // A peer that entered this phase with another call, or other sizes, than this rank.
@@ -70,6 +72,8 @@ class Board {
     std::atomic<std::int64_t> last_beat_ms;
     std::array<Call, 8> calls;
     std::array<char, 512> reason;
+    std::array<std::int32_t, 16> culprits;  // the first of them
+    std::int32_t num_culprits;
   };
 
   struct CallText {
@@ -81,6 +85,7 @@ class Board {
   bool is_creator() const { return creator_ == rank_; }
   const Entry* peer(int rank) const;
   bool has_died(int rank) const;
+  Trouble trouble_of(int rank, const Entry& entry) const;
   static std::optional<CallText> read_call(const Entry& entry, std::uint64_t phase);
 
   int rank_;

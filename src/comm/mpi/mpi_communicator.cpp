@@ -130,7 +130,12 @@ void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t un
   enter(unit_bytes);
   try {
     post();
-    wait(*flight);
+    const std::span<MPI_Request> requests(flight->requests);
+    if (flight->check_first) {
+      wait(requests.first(1));
+      flight->check_first();
+    }
+    wait(requests);
   } catch (...) {
     keep_for_good(flight);
     throw;
@@ -141,14 +146,14 @@ void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t un
   throw_trouble(mismatch);
 }
 
-void MpiCommunicator::wait(Flight& flight) {
+void MpiCommunicator::wait(std::span<MPI_Request> requests) {
   const auto deadline = Clock::now() + timeout();
   auto next_watch = Clock::now() + kWatchInterval;
   for (int tests = 0;; ++tests) {
     int done = 0;
-    check(MPI_Testall(static_cast<int>(flight.requests.size()), flight.requests.data(), &done,
-                      MPI_STATUSES_IGNORE),
-          "MPI_Testall");
+    check(
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
+        "MPI_Testall");
     if (done != 0) return;
     if (tests < kEagerTests) continue;
     std::this_thread::yield();
@@ -160,7 +165,9 @@ void MpiCommunicator::wait(Flight& flight) {
 
 void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
   if (trouble.reason.empty()) return;
-  throw CommunicationError(fmt::format("{}: {}", current_call(), trouble.reason), trouble.ranks);
+  throw CommunicationError(
+      trouble.is_relayed ? trouble.reason : fmt::format("{}: {}", current_call(), trouble.reason),
+      trouble.ranks);
 }
 
 void MpiCommunicator::watch_peers(Clock::time_point deadline) {
@@ -205,6 +212,17 @@ std::byte* MpiCommunicator::borrow_for_recv(Flight& flight, std::byte* data, std
   return staged.get();
 }
 
+void MpiCommunicator::require_expected(const Flight& flight,
+                                       std::span<const std::int64_t> rows) const {
+  for (int r = 0; r < size(); ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    if (flight.expected[i] == rows[i]) continue;
+    throw CommunicationError(fmt::format("{}: rank {} sends {} rows to rank {}, which expects {}",
+                                         current_call(), r, flight.expected[i], rank(), rows[i]),
+                             {r});
+  }
+}
+
 void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) {
   const auto flight = std::make_shared<Flight>();
   flight->send_counts = to_counts(send.rows, "sent rows");
@@ -220,8 +238,10 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
       borrow_for_send(*flight, send.data, total_of(send.rows) * row_bytes, send.owner);
   auto* to = borrow_for_recv(*flight, recv.data, recv_bytes, recv.owner);
 
+  // MPI does not notice a sender and a receiver who count differently, or waits for ever; so the
+  // counts travel beside the rows and are looked at first.
+  flight->check_first = [&] { require_expected(*flight, recv.rows); };
   fly(flight, row_bytes, [&] {
-    // MPI does not notice a sender and a receiver who count differently; the counts travel beside.
     check(MPI_Ialltoall(flight->announced.data(), 1, MPI_INT64_T, flight->expected.data(), 1,
                         MPI_INT64_T, comm_, flight->requests.data()),
           "MPI_Ialltoall");
@@ -230,12 +250,6 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
                          flight->unit, comm_, flight->requests.data() + 1),
           "MPI_Ialltoallv");
   });
-  for (int r = 0; r < size(); ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    require<CommunicationError>(flight->expected[i] == recv.rows[i],
-                                "{}: rank {} sends {} rows to rank {}, which expects {}",
-                                current_call(), r, flight->expected[i], rank(), recv.rows[i]);
-  }
   if (to != recv.data && recv_bytes > 0) {
     std::memcpy(recv.data, to, static_cast<std::size_t>(recv_bytes));
   }
@@ -302,9 +316,9 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   return make(session_, result.second, timeout());
 }
 
-void MpiCommunicator::do_abort(const std::string& reason) {
+void MpiCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
   session_->abandon();
-  board_->give_up(reason);
+  board_->give_up(reason, culprits);
 }
 
 namespace {

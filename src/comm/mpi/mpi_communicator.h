@@ -32,6 +32,7 @@ class MpiCommunicator final : public Communicator {
     std::vector<int> send_counts, send_offsets, recv_counts, recv_offsets;
     std::vector<std::int64_t> announced, expected;
     MPI_Datatype unit = MPI_DATATYPE_NULL;
+    std::function<void()> check_first;  // run when the first request is complete
     ~Flight();
   };
 
@@ -43,7 +44,7 @@ class MpiCommunicator final : public Communicator {
   void do_broadcast(const Bytes& values, int root) override;
   void do_barrier() override;
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  void do_abort(const std::string& reason) override;
+  void do_abort(const std::string& reason, const std::vector<int>& culprits) override;
 
   void open_board();
   // Begins a phase that moves units of so many bytes.
@@ -52,8 +53,9 @@ class MpiCommunicator final : public Communicator {
   // its memory are kept for good.
   void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
            const std::function<void()>& post);
-  void wait(Flight& flight);
+  void wait(std::span<MPI_Request> requests);
   void watch_peers(std::chrono::steady_clock::time_point deadline);
+  void require_expected(const Flight& flight, std::span<const std::int64_t> rows) const;
   void throw_trouble(const Board::Trouble& trouble) const;
   std::byte* borrow_for_send(Flight& flight, const std::byte* data, std::int64_t bytes,
                              const std::shared_ptr<const void>& owner);

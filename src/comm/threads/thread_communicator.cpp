@@ -171,9 +171,13 @@ void ThreadCommunicator::phase_barrier() {
   });
 }
 
-void ThreadCommunicator::do_abort(const std::string& reason) {
+void ThreadCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
   group_->set_reading(rank(), false);
-  group_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
+  if (culprits.empty()) {
+    group_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
+  } else {
+    group_->fail(rank(), {reason, culprits});
+  }
 }
 
 }  // namespace switchyard::threads

@@ -24,7 +24,7 @@ class ThreadCommunicator final : public Communicator, public MappedBuffers {
   void do_broadcast(const Bytes& values, int root) override;
   void do_barrier() override;
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  void do_abort(const std::string& reason) override;
+  void do_abort(const std::string& reason, const std::vector<int>& culprits) override;
 
   // Begins the next phase with an empty offer of this rank.
   Offer& prepare(std::int64_t unit_bytes);

@@ -1,0 +1,87 @@
+// One rank of an MPI job in which another comes to grief during dispatch. Every rank writes what it
+// saw to DIR/rank<N>, and its pid to DIR/pid<N>.
+//   rank_failure DIR SCENARIO TIMEOUT_MS
+// Scenarios, all by rank 2: kill (SIGKILL), stop (SIGSTOP), throw, exit, late, mismatch (another
+// call), counts (rows that the receiver does not expect); and none.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "switchyard/switchyard.h"
+
+namespace {
+
+using namespace switchyard;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kVictim = 2;
+
+void come_to_grief(const std::string& scenario, Communicator& comm) {
+  if (scenario == "kill") ::raise(SIGKILL);
+  if (scenario == "stop") ::raise(SIGSTOP);
+  if (scenario == "throw") throw std::runtime_error("out of coffee");
+  if (scenario == "exit") ::_exit(0);
+  if (scenario == "late") std::this_thread::sleep_for(3 * comm.timeout());
+  if (scenario == "mismatch") comm.barrier();
+  if (scenario == "counts") {
+    Tensor rows({8, 64}, Dtype::f32);
+    std::vector<std::int64_t> none(static_cast<std::size_t>(comm.size()), 0);
+    comm.all_to_all(rows, none, rows, none);
+  }
+}
+
+void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
+  Dispatcher dispatcher(comm, ExpertPlacement::contiguous(8, comm.size()),
+                        {.plan = {.hidden = 64}});
+  Tensor ids({32, 2}, Dtype::i32);
+  for (std::size_t i = 0; i < 64; ++i) {
+    ids.span<std::int32_t>()[i] = static_cast<std::int32_t>(i % 8);
+  }
+  const Tensor x = Tensor::zeros({32, 64}, Dtype::f32);
+  if (scenario == "kill" && comm.rank() == kVictim) {
+    // From another thread, at a moment that falls anywhere into the loop.
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      ::raise(SIGKILL);
+    }).detach();
+    for (;;) (void)dispatcher.dispatch(dispatcher.plan(ids), x);
+  }
+  for (int step = 0; scenario != "none" || step < 20; ++step) {
+    const Plan plan = dispatcher.plan(ids);
+    if (step == 10 && comm.rank() == kVictim) come_to_grief(scenario, comm);
+    (void)dispatcher.dispatch(plan, x);
+  }
+}
+
+}  // namespace
+
+int main(int /*argc*/, char** argv) {
+  const std::filesystem::path folder = argv[1];
+  const std::string scenario = argv[2];
+  const auto comm =
+      connect({.backend = "mpi", .timeout = std::chrono::milliseconds(std::atoi(argv[3]))});
+  std::ofstream(folder / ("pid" + std::to_string(comm->rank()))) << ::getpid();
+  std::string outcome = "no error";
+  const auto begin = Clock::now();
+  try {
+    dispatch_for_ever(*comm, scenario);
+  } catch (const CommunicationError& error) {
+    outcome = std::string("CommunicationError: ") + error.what() + "\nranks:";
+    for (const int rank : error.ranks()) outcome += " " + std::to_string(rank);
+  } catch (const std::exception& error) {
+    outcome = std::string("error: ") + error.what();
+    comm->abort(error.what());
+  }
+  const auto seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const auto name = "rank" + std::to_string(comm->rank());
+  std::ofstream(folder / (name + ".part")) << outcome << "\nseconds: " << seconds << "\n";
+  std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
+  return 0;
+}
