@@ -1,0 +1,142 @@
+// The switchyard command, as a user calls it.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+struct Outcome {
+  int status = -1;
+  std::string output;  // both streams
+};
+
+Outcome run(const std::string& arguments, const std::string& launcher = "") {
+  const std::string command = launcher + " " + SWITCHYARD_COMMAND + " " + arguments + " 2>&1";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  Outcome outcome;
+  std::array<char, 4096> buffer{};
+  while (const auto n = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    outcome.output.append(buffer.data(), n);
+  }
+  outcome.status = WEXITSTATUS(::pclose(pipe));
+  return outcome;
+}
+
+std::vector<json> lines_of(const Outcome& outcome) {
+  std::vector<json> lines;
+  std::istringstream stream(outcome.output);
+  for (std::string line; std::getline(stream, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+TEST(Cli, InfoSaysWhatThereIs) {
+  const auto info = run("info");
+  EXPECT_EQ(info.status, 0);
+  for (const char* word : {"Switchyard", "oneDNN", "cpu", "cuda", "threads", "mpi"}) {
+    EXPECT_NE(info.output.find(word), std::string::npos) << word << "\n" << info.output;
+  }
+  const auto parsed = lines_of(run("info --json"));
+  EXPECT_TRUE(parsed.at(0).at("communicators").at("threads").at("available"));
+}
+
+void expect_operations(const std::vector<json>& lines, std::int64_t tokens, std::int64_t hidden,
+                       std::int64_t top_k, std::int64_t size) {
+  const std::array<const char*, 5> ops{"plan", "dispatch", "combine", "combine_backward",
+                                       "dispatch_backward"};
+  ASSERT_EQ(lines.size(), ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const json& line = lines[i];
+    EXPECT_EQ(line.at("op"), ops[i]);
+    EXPECT_GT(line.at("ms").get<double>(), 0.0);
+    EXPECT_GT(line.at("gb_per_s").get<double>(), 0.0);
+    EXPECT_GT(line.at("ceiling_gb_per_s").get<double>(), 0.0);
+    EXPECT_GT(line.at("fraction_of_ceiling").get<double>(), 0.0);
+    EXPECT_TRUE(line.contains("bytes_on_wire"));
+    if (i > 0) {
+      EXPECT_EQ(line.at("bytes"), (1 + top_k) * tokens * hidden * size);
+    }
+  }
+}
+
+TEST(Cli, BenchDispatchPrintsOneObjectAnOperation) {
+  for (const std::string routing : {"balanced", "uniform", "zipf", "one-expert"}) {
+    const auto outcome =
+        run("bench dispatch --shape 96,40,8,3 --ranks 3 --repeat 2 --dtype bf16 "
+            "--json --routing " +
+            routing);
+    EXPECT_EQ(outcome.status, 0) << outcome.output;
+    expect_operations(lines_of(outcome), 96, 40, 3, 2);
+  }
+}
+
+// A token crosses to a rank once, however many experts it picked there.
+TEST(Cli, PackedDispatchSendsLessThanDirect) {
+  const std::string shape =
+      "bench dispatch --shape 256,64,8,6 --ranks 2 --repeat 1 --json --mover ";
+  const auto direct = lines_of(run(shape + "direct"));
+  const auto packed = lines_of(run(shape + "packed"));
+  const auto wire = [](const std::vector<json>& lines, std::size_t op) {
+    return lines.at(op).at("bytes_on_wire").get<std::int64_t>();
+  };
+  EXPECT_LT(wire(packed, 1), wire(direct, 1) / 2);  // about 3 of 6 picks go to the other rank
+  EXPECT_EQ(wire(packed, 2), wire(direct, 2));      // combine returns one row an assignment
+}
+
+TEST(Cli, TheTableIsForPeople) {
+  const auto outcome = run("bench dispatch --shape 64,32,4,2 --ranks 2 --repeat 1");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.output.find("of ceiling"), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("dispatch_backward"), std::string::npos);
+}
+
+TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
+  const auto expect_error = [](const std::string& arguments, const std::string& message) {
+    const auto outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_NE(outcome.output.find(message), std::string::npos) << outcome.output;
+  };
+  expect_error("bench dispatch --shape 1,2,3",
+               "--shape: \"1,2,3\" is not T,H,E,K: 4 positive numbers separated by commas");
+  expect_error("bench dispatch --shape 8,8,-1,2", "\"8,8,-1,2\" is not T,H,E,K");
+  expect_error("bench dispatch --shape 8,8,2,3", "K (3) must not exceed E (2)");
+  expect_error("bench dispatch --dtype f16", "--dtype: \"f16\" is not one of bf16|f32");
+  expect_error("bench dispatch --mover train", "--mover: \"train\" is not one of direct|packed");
+  expect_error("bench dispatch --comm pigeon", "--comm");
+  expect_error("bench dispatch --ranks 0", "--ranks");
+  expect_error("bench", "subcommand");
+  expect_error("", "subcommand");
+}
+
+#ifdef SWITCHYARD_MPIRUN
+TEST(Cli, UnderMpiOnlyRankZeroPrints) {
+  const auto outcome = run("bench dispatch --comm mpi --shape 64,32,8,2 --repeat 2 --json",
+                           std::string(SWITCHYARD_MPIRUN) + " -n 4");
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  expect_operations(lines_of(outcome), 64, 32, 2, 4);
+}
+
+TEST(Cli, MpiRefusesWhatItCannotDo) {
+  const auto ranks =
+      run("bench dispatch --comm mpi --ranks 3", std::string(SWITCHYARD_MPIRUN) + " -n 1");
+  EXPECT_NE(ranks.status, 0);
+  EXPECT_NE(ranks.output.find("--ranks 3 differs from the 1 processes"), std::string::npos)
+      << ranks.output;
+  const auto mover =
+      run("bench dispatch --comm mpi --mover direct", std::string(SWITCHYARD_MPIRUN) + " -n 2");
+  EXPECT_NE(mover.status, 0);
+  EXPECT_NE(mover.output.find("the direct mover needs ranks that share memory"), std::string::npos)
+      << mover.output;
+}
+#endif
+
+}  // namespace
+}  // namespace switchyard
