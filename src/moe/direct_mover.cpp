@@ -17,7 +17,7 @@ TensorView lend(const ConstTensorView& view) {
 
 class DirectMover final : public Mover {
  public:
-  explicit DirectMover(Communicator& comm) : comm_(comm), buffers_(*comm.mapped_buffers()) {}
+  explicit DirectMover(Communicator& comm) : buffers_(*comm.mapped_buffers()) {}
 
   MoverKind kind() const override { return MoverKind::direct; }
   void prepare(Plan::Data& /*plan*/) override {}
@@ -104,7 +104,6 @@ class DirectMover final : public Mover {
     }
   }
 
-  Communicator& comm_;
   MappedBuffers& buffers_;
   std::int64_t bytes_on_wire_ = 0;
 };

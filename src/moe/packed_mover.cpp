@@ -85,7 +85,7 @@ class PackedMover final : public Mover {
     const PackedRoute& route = *plan.data().route;
     const auto hidden = plan.options().hidden;
     const auto sent = send_rows_.get({route.num_sent(), hidden}, tokens.dtype());
-    const auto received = recv_rows_.get({route.num_received(), hidden}, tokens.dtype());
+    auto received = recv_rows_.get({route.num_received(), hidden}, tokens.dtype());
     const std::array<std::byte*, 1> base{sent.data()};
     cpu_device().scatter_rows(
         {tokens,
@@ -99,7 +99,7 @@ class PackedMover final : public Mover {
   TensorView send_scalars(const Plan& plan, const ConstTensorView& scalars) {
     const PackedRoute& route = *plan.data().route;
     const auto sent = send_scalars_.get({route.num_sent(), route.width}, Dtype::f32);
-    const auto received = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
+    auto received = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
     const auto out = sent.span<float>();
     const auto in = scalars.span<float>();
     const auto entries = route.send_entries.span<std::int32_t>();

@@ -19,8 +19,9 @@ struct Field {
 
 std::int64_t hash_of(std::span<const std::int32_t> owners) {
   std::uint64_t hash = 1469598103934665603U;  // FNV-1a
-  for (const auto owner : owners)
+  for (const auto owner : owners) {
     hash = (hash ^ static_cast<std::uint32_t>(owner)) * 1099511628211U;
+  }
   return static_cast<std::int64_t>(hash);
 }
 

@@ -48,6 +48,13 @@ struct Case {
   Stores stores;
 };
 
+std::string name_of(const Case& c) {
+  return std::string(c.kernels->name) + "_" + std::string(switchyard::name_of(c.dtype)) + "_" +
+         std::to_string(c.elements) + (c.stores == Stores::streaming ? "_streaming" : "");
+}
+
+void PrintTo(const Case& c, std::ostream* out) { *out << name_of(c); }
+
 std::vector<Case> cases() {
   std::vector<Case> result;
   for (const auto* kernels : kernels_of_this_cpu()) {
@@ -141,12 +148,7 @@ TEST_P(RowKernelTest, DotHasTheSameBitsOnEveryInstructionSet) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowKernelTest, ::testing::ValuesIn(cases()),
-                         [](const auto& instance) {
-                           const Case& c = instance.param;
-                           return std::string(c.kernels->name) + "_" +
-                                  std::string(name_of(c.dtype)) + "_" + std::to_string(c.elements) +
-                                  (c.stores == Stores::streaming ? "_streaming" : "");
-                         });
+                         [](const auto& instance) { return name_of(instance.param); });
 
 TEST(RowKernels, KeepSpecialValues) {
   for (const auto* kernels : kernels_of_this_cpu()) {

@@ -19,7 +19,12 @@ using testing::RankCase;
 using testing::ReferencePlan;
 using testing::same_bits;
 
-constexpr int kCases = 500;  // for each number of ranks
+// For each number of ranks.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kCases = 60;
+#else
+constexpr int kCases = 500;
+#endif
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 

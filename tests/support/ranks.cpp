@@ -1,6 +1,7 @@
 #include "support/ranks.h"
 
 #include <cstdlib>
+#include <ostream>
 #include <stdexcept>
 
 #include "switchyard/run_ranks.h"
@@ -27,6 +28,10 @@ std::vector<RankCase> rank_cases_of(int size) {
   auto cases = rank_cases();
   std::erase_if(cases, [&](const RankCase& c) { return c.size != size; });
   return cases;
+}
+
+void PrintTo(const RankCase& rank_case, std::ostream* out) {
+  *out << rank_case.size << " ranks over " << rank_case.backend;
 }
 
 std::string rank_case_name(const ::testing::TestParamInfo<RankCase>& param) {

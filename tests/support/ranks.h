@@ -16,6 +16,7 @@ struct RankCase {
   std::string backend;
   int size = 1;
 };
+void PrintTo(const RankCase& rank_case, std::ostream* out);  // for GoogleTest
 
 // Sizes 1, 2, 3, 4, 7, 8 over threads; under mpirun, its one size over MPI.
 std::vector<RankCase> rank_cases();

@@ -38,10 +38,10 @@ std::string name_ranks(const std::vector<int>& ranks) {
 ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds timeout)
     : ranks_(static_cast<std::size_t>(size)), timeout_(timeout) {}
 
-ThreadGroup::ThreadGroup(std::shared_ptr<ThreadGroup> parent, std::vector<int> members)
+ThreadGroup::ThreadGroup(const std::shared_ptr<ThreadGroup>& parent, std::vector<int> members)
     : ranks_(members.size()),
       timeout_(parent->timeout()),
-      parent_(std::move(parent)),
+      parent_(parent),
       members_(std::move(members)) {}
 
 std::shared_ptr<ThreadGroup> ThreadGroup::make_child(std::vector<int> members) {
@@ -128,7 +128,9 @@ void ThreadGroup::wait_for_readers(int rank) {
 void ThreadGroup::note_first_failure(int origin) {
   int none = -1;
   first_failed_rank_.compare_exchange_strong(none, origin);
-  if (parent_) parent_->note_first_failure(members_[static_cast<std::size_t>(origin)]);
+  if (const auto parent = parent_.lock()) {
+    parent->note_first_failure(members_[static_cast<std::size_t>(origin)]);
+  }
 }
 
 void ThreadGroup::fail(int origin, Failure failure) {

@@ -42,7 +42,7 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
 
   ThreadGroup(int size, std::chrono::milliseconds timeout);
   // A group of some of parent's ranks: members[i] is the parent's rank of rank i.
-  ThreadGroup(std::shared_ptr<ThreadGroup> parent, std::vector<int> members);
+  ThreadGroup(const std::shared_ptr<ThreadGroup>& parent, std::vector<int> members);
 
   // As the constructor, and a failure of one of the members here is one there too.
   std::shared_ptr<ThreadGroup> make_child(std::vector<int> members);
@@ -94,8 +94,8 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
 
   std::vector<Rank> ranks_;
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<ThreadGroup> parent_;
-  std::vector<int> members_;  // parent's ranks; empty for a root group
+  std::weak_ptr<ThreadGroup> parent_;  // whose offers may still hold this group
+  std::vector<int> members_;           // parent's ranks; empty for a root group
 
   std::atomic<std::uint64_t> arrivals_{0};
   std::atomic<std::uint64_t> completed_phase_{0};

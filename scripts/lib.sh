@@ -1,0 +1,79 @@
+# What run.sh and test.sh share. Sourced, not run.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+# mpirun refuses root, and more ranks than cores, unless told.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+
+build_packages=(g++ cmake ninja-build libfmt-dev libdnnl-dev libopenmpi-dev openmpi-bin
+  libcli11-dev nlohmann-json3-dev)
+test_packages=(libgtest-dev libbenchmark-dev)
+check_packages=(clang-format-14 clang-tidy-16)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Installs the packages that are missing; with all there it takes a moment and no network.
+ensure_packages() {
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+      missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null ||
+      { echo "missing: ${missing[*]}; install them as root, or install sudo" >&2; exit 1; }
+    as_root=(sudo)
+  fi
+  say "Installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+# Configures a preset once, then builds what has changed.
+build_preset() {
+  local preset=$1
+  shift
+  if [ ! -f "build/$preset/build.ninja" ]; then
+    say "Configuring $preset"
+    cmake --preset "$preset" "$@"
+  fi
+  say "Building $preset"
+  cmake --build --preset "$preset"
+}
+
+# Runs a preset's tests; ends with ctest's summary and the skipped tests with their reasons. A skip
+# that tests/known_skips.txt does not list is a failure.
+run_tests() {
+  local preset=$1
+  shift
+  local log="build/$preset/Testing/Temporary/LastTest.log" status=0
+  say "Testing $preset"
+  ctest --preset "$preset" -j "$(nproc)" "$@" || status=$?
+  local skips
+  skips=$(list_skips "$log")
+  if [ -n "$skips" ]; then
+    printf '\nSkipped, and why:\n%s\n' "$skips"
+    local unknown
+    unknown=$(cut -d: -f1 <<<"$skips" | sed 's/^ *//' |
+      grep -vxFf <(sed 's/ *#.*//' tests/known_skips.txt) || true)
+    if [ -n "$unknown" ]; then
+      printf '\nNot in tests/known_skips.txt, so this is a failure:\n%s\n' "$unknown" >&2
+      status=1
+    fi
+  fi
+  return "$status"
+}
+
+# "  test: reason" for every test in ctest's log that GoogleTest skipped.
+list_skips() {
+  awk '
+    /^\[ RUN      \] / { test = $4 }
+    /: Skipped$/ { getline reason; printf "  %s: %s\n", test, reason }
+  ' "$1"
+}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs `switchyard ARGS…`; without arguments the main job.
+. "$(dirname "$0")/lib.sh"
+
+ensure_packages "${build_packages[@]}" >&2
+build_preset release >&2
+
+[ $# -gt 0 ] || set -- bench dispatch
+exec build/release/cli/switchyard "$@"
