@@ -44,6 +44,13 @@ std::int64_t entries_ahead(std::int64_t entry_bytes) {
 // before they are used.
 class NamedRows {
  public:
+  struct Entry {
+    int count = 0;
+    std::byte** rows = nullptr;
+    float* factors = nullptr;  // null if the table has none
+    int* columns = nullptr;    // where in the entry each row is named
+  };
+
   NamedRows(const RowTable& table, const float* factors, std::int64_t row_bytes,
             std::int64_t ahead = 0)
       : table_(table),
@@ -51,59 +58,57 @@ class NamedRows {
         row_bytes_(row_bytes),
         ahead_(ahead),
         mask_(std::bit_ceil(static_cast<std::size_t>(ahead) + 1) - 1),
-        entries_(mask_ + 1),
-        rows_(entries_.size() * static_cast<std::size_t>(table.width)),
+        ring_(mask_ + 1),
+        rows_(ring_.size() * static_cast<std::size_t>(table.width)),
         row_factors_(rows_.size()),
         columns_(rows_.size()) {
+    for (std::size_t i = 0; i < ring_.size(); ++i) {
+      const std::size_t first = i * static_cast<std::size_t>(table.width);
+      ring_[i] = {0, rows_.data() + first,
+                  factors != nullptr ? row_factors_.data() + first : nullptr,
+                  columns_.data() + first};
+    }
     for (std::int64_t i = 0; i < ahead; ++i) look_up(i);
   }
-
-  struct Entry {
-    int count = 0;
-    std::byte** rows = nullptr;
-    float* factors = nullptr;  // null if the table has none
-    std::int64_t* columns = nullptr;
-  };
 
   // Entries are asked for in order.
   const Entry& entry(std::int64_t i) {
     look_up(i + ahead_);
-    return entries_[static_cast<std::size_t>(i) & mask_];
+    return ring_[static_cast<std::size_t>(i) & mask_];
   }
   // The entry that comes `ahead` later; empty beyond the end.
   const Entry& later(std::int64_t i) const {
-    return entries_[static_cast<std::size_t>(i + ahead_) & mask_];
+    return ring_[static_cast<std::size_t>(i + ahead_) & mask_];
   }
 
  private:
   void look_up(std::int64_t i) {
-    const std::size_t place = static_cast<std::size_t>(i) & mask_;
-    const std::size_t first = place * static_cast<std::size_t>(table_.width);
-    Entry& entry = entries_[place];
-    entry = {0, &rows_[first], factors_ != nullptr ? &row_factors_[first] : nullptr,
-             &columns_[first]};
-    if (i >= table_.count) return;
-    for (std::int64_t j = 0; j < table_.width; ++j) {
-      const std::int64_t at = i * table_.width + j;
-      const std::int64_t slot = table_.slots[at];
-      if (slot < 0) continue;
-      const auto buffer = table_.buffers != nullptr ? table_.buffers[at] : 0;
-      entry.rows[entry.count] = table_.bases[static_cast<std::size_t>(buffer)] + slot * row_bytes_;
-      entry.columns[entry.count] = j;
-      if (factors_ != nullptr) entry.factors[entry.count] = factors_[at];
-      ++entry.count;
+    Entry& entry = ring_[static_cast<std::size_t>(i) & mask_];
+    int count = 0;
+    if (i < table_.count) {
+      const std::int64_t first = i * table_.width;
+      for (int j = 0; j < table_.width; ++j) {
+        const std::int64_t slot = table_.slots[first + j];
+        if (slot < 0) continue;
+        const int buffer = table_.buffers != nullptr ? table_.buffers[first + j] : 0;
+        entry.rows[count] = table_.bases[static_cast<std::size_t>(buffer)] + slot * row_bytes_;
+        entry.columns[count] = j;
+        if (factors_ != nullptr) entry.factors[count] = factors_[first + j];
+        ++count;
+      }
     }
+    entry.count = count;
   }
 
-  RowTable table_;
-  const float* factors_;
-  std::int64_t row_bytes_;
-  std::int64_t ahead_;
-  std::size_t mask_;
-  std::vector<Entry> entries_;  // a ring
+  const RowTable table_;
+  const float* const factors_;
+  const std::int64_t row_bytes_;
+  const std::int64_t ahead_;
+  const std::size_t mask_;
+  std::vector<Entry> ring_;
   std::vector<std::byte*> rows_;
   std::vector<float> row_factors_;
-  std::vector<std::int64_t> columns_;
+  std::vector<int> columns_;
 };
 
 }  // namespace
