@@ -18,5 +18,5 @@ macro(switchyard_find feature library)
 endmacro()
 
 switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX)
-switchyard_find(ONEDNN DNNL::dnnl dnnl)
+switchyard_find(ONEDNN OneDNN::dnnl OneDNN)
 switchyard_find(CUDA CUDA::cudart_static CUDAToolkit)
