@@ -35,6 +35,8 @@ std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count
   return numbers;
 }
 
+constexpr std::int64_t kMostExperts = 1 << 20;
+
 template <typename T>
 CLI::Option* add_choice(CLI::App* command, const std::string& flag, T& value,
                         const std::string& help, const std::map<std::string, T>& choices) {
@@ -59,6 +61,10 @@ void add_dispatch(CLI::App& bench) {
           "--shape",
           [o](const std::string& text) {
             const auto n = parse_shape(text, 4, "T,H,E,K");
+            if (n[2] > kMostExperts) {
+              throw CLI::ValidationError(
+                  "--shape", fmt::format("E ({}) must be at most {}", n[2], kMostExperts));
+            }
             o->num_tokens = n[0];
             o->hidden = n[1];
             o->num_experts = static_cast<int>(n[2]);

@@ -57,7 +57,9 @@ run_tests() {
   ctest --preset "$preset" -j "$(nproc)" "$@" || status=$?
   local skips
   skips=$(list_skips "$log")
-  if [ -n "$skips" ]; then
+  if [ -z "$skips" ]; then
+    printf '\nNo test was skipped.\n'
+  else
     printf '\nSkipped, and why:\n%s\n' "$skips"
     local unknown
     unknown=$(cut -d: -f1 <<<"$skips" | sed 's/^ *//' |

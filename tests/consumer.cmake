@@ -1,5 +1,5 @@
 # Installs the library into a folder of its own and builds examples/consumer against it.
-# cmake -DBUILD=… -DSOURCE=… -DWORK=… -DCXX_FLAGS=… -P consumer.cmake
+# cmake -DBUILD=… -DSOURCE=… -DWORK=… -DGENERATOR=… -DCXX_FLAGS=… -P consumer.cmake
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output
     ERROR_VARIABLE output)
@@ -11,7 +11,7 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
-run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/prefix
+run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/prefix
   -DCMAKE_CXX_FLAGS=${CXX_FLAGS})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer)

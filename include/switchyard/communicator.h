@@ -31,7 +31,8 @@ class SWITCHYARD_API MappedBuffers {
 
   // Collective. Lends this rank's views to the group and returns every rank's, indexed
   // [rank][view]. Returns once every rank has lent its own, so what a rank wrote to them before is
-  // visible. They may be used until the phase barrier that follows.
+  // visible. They may be used until the phase barrier that follows; lent memory must stay until
+  // then, or until abort() has returned.
   virtual std::vector<std::vector<TensorView>> map(std::span<const TensorView> views) = 0;
 
   // Collective. Ends the phase: what any rank wrote before it is visible to all after it.
@@ -40,8 +41,9 @@ class SWITCHYARD_API MappedBuffers {
 
 // Every rank of the group must make the same calls in the same order. A call blocks until it is
 // complete on this rank, and throws CommunicationError when a rank dies, throws, makes another call
-// or does not arrive within the timeout. After an error the communicator is unusable: every further
-// call throws at once and says why. A communicator is used by one thread at a time.
+// or does not arrive within the timeout, which each exchange of a call has to itself. After an
+// error the communicator is unusable: every further call throws at once and says why. A
+// communicator is used by one thread at a time.
 //
 // Tensors given to collectives are contiguous. A view with an owner may be moved from or into
 // without a copy; a view of foreign memory may be staged.
@@ -115,11 +117,14 @@ class SWITCHYARD_API Communicator {
   // `culprits` are the ranks whose fault it is; none: this rank's own.
   virtual void do_abort(const std::string& reason, const std::vector<int>& culprits) = 0;
 
-  // Runs `body` as the next collective; an error of its own is made known to the other ranks.
-  void run_collective(std::string_view operation, const std::function<void()>& body);
+  // Runs `body` as the next collective; an error of its own is made known to the other ranks. The
+  // detail is whatever else must be equal on all ranks: "sum of f32".
+  void run_collective(std::string_view operation, std::string detail,
+                      const std::function<void()>& body);
   // "all_to_all #17": the collective that is running.
   std::string current_call() const;
   std::string_view operation() const { return operation_; }
+  const std::string& detail() const { return detail_; }
   bool is_poisoned() const { return failure_.has_value(); }
 
  private:
@@ -133,6 +138,7 @@ class SWITCHYARD_API Communicator {
   std::int64_t bytes_sent_ = 0;
   std::int64_t num_objects_ = 0;
   std::string_view operation_;
+  std::string detail_;
   std::optional<std::string> failure_;
 };
 

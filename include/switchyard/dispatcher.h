@@ -97,7 +97,9 @@ class SWITCHYARD_API Dispatcher {
                          const DispatchBackwardOutput& out);
 
   MoverKind mover() const;  // what automatic became
-  // Bytes that this rank has sent to others so far, or exchanged with their memory.
+  Communicator& communicator() { return comm_; }
+  // Bytes of rows, weights and slots that this rank has sent to others so far, or exchanged with
+  // their memory.
   std::int64_t bytes_on_wire() const;
 
  private:

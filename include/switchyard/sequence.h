@@ -57,7 +57,8 @@ SWITCHYARD_API Tensor gather_sequence_backward_slice(const SequenceShard& shard,
 SWITCHYARD_API Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
                                                    const ConstTensorView& d_full);
 
-// combine for the shard's tokens, then gather_sequence: [batch, length, H].
+// combine for the shard's tokens, then gather_sequence: [batch, length, H]. Its adjoints are
+// gather_sequence_backward_slice or _sum, whichever fits what follows, and then combine_backward.
 SWITCHYARD_API Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan,
                                        const CombineInput& in, Communicator& sp,
                                        const SequenceShard& shard);

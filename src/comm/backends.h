@@ -2,6 +2,7 @@
 // in registry.cpp.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,6 +10,9 @@
 #include "switchyard/communicator.h"
 
 namespace switchyard {
+
+// Longer ones are cut to this: a point of time that far off can still be computed.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 struct Availability {
   bool available = false;

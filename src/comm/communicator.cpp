@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "comm/reduce.h"
 #include "core/require.h"
@@ -27,13 +26,22 @@ void require_same_rows(const ConstTensorView& send, const ConstTensorView& recv)
           recv.shape().to_string());
 }
 
-std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view what, int size) {
+// Their sum, which is no more than the view has.
+std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view what, int size,
+                         const ConstTensorView& view) {
   require(rows.size() == static_cast<std::size_t>(size), "{} has {} entries for {} ranks", what,
           rows.size(), size);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    require(rows[i] >= 0, "{}[{}] is {}", what, i, rows[i]);
+  std::int64_t sum = 0;
+  for (const auto count : rows) {
+    require(0 <= count && count <= view.rows() - sum, "{} [{}] do not fit a tensor {}", what,
+            fmt::join(rows, ", "), view.shape().to_string());
+    sum += count;
   }
-  return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  return sum;
+}
+
+std::string_view name_of(ReduceOp op) {
+  return op == ReduceOp::sum ? "sum" : op == ReduceOp::min ? "min" : "max";
 }
 
 // Backends take both directions as mutable bytes; the sending side is only read.
@@ -45,12 +53,14 @@ std::string Communicator::current_call() const {
   return fmt::format("{} #{}", operation_, sequence_);
 }
 
-void Communicator::run_collective(std::string_view operation, const std::function<void()>& body) {
+void Communicator::run_collective(std::string_view operation, std::string detail,
+                                  const std::function<void()>& body) {
   if (failure_) {
     throw CommunicationError(fmt::format(
         "{}: this communicator can no longer be used since it failed: {}", operation, *failure_));
   }
   operation_ = operation;
+  detail_ = std::move(detail);
   ++sequence_;
   try {
     body();
@@ -73,16 +83,12 @@ void Communicator::give_up(std::string_view reason, const std::vector<int>& culp
 
 void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
                               const TensorView& recv, std::span<const std::int64_t> recv_rows) {
-  run_collective("all_to_all", [&] {
+  run_collective("all_to_all", std::string(name_of(send.dtype())), [&] {
     require_contiguous(send, "send");
     require_contiguous(recv, "recv");
     require_same_rows(send, recv);
-    const auto sent = checked_sum(send_rows, "send_rows", size_);
-    const auto received = checked_sum(recv_rows, "recv_rows", size_);
-    require(sent <= send.rows(), "send_rows add up to {} but send is {}", sent,
-            send.shape().to_string());
-    require(received <= recv.rows(), "recv_rows add up to {} but recv is {}", received,
-            recv.shape().to_string());
+    const auto sent = checked_sum(send_rows, "send_rows", size_, send);
+    checked_sum(recv_rows, "recv_rows", size_, recv);
     const auto self = static_cast<std::size_t>(rank_);
     require(send_rows[self] == recv_rows[self],
             "rank {} sends itself {} rows but expects {} from itself", rank_, send_rows[self],
@@ -94,7 +100,7 @@ void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::
 }
 
 void Communicator::all_gather(const ConstTensorView& send, const TensorView& recv) {
-  run_collective("all_gather", [&] {
+  run_collective("all_gather", std::string(name_of(send.dtype())), [&] {
     require_contiguous(send, "send");
     require_contiguous(recv, "recv");
     require_same_rows(send, recv);
@@ -107,7 +113,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
 }
 
 void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
-  run_collective("all_reduce", [&] {
+  run_collective("all_reduce", fmt::format("{} of {}", name_of(op), name_of(values.dtype())), [&] {
     require_contiguous(values, "values");
     const auto num_elements = values.shape().num_elements();
     const Dtype dtype = values.dtype();
@@ -136,14 +142,16 @@ void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
 
 void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView& recv,
                                   ReduceOp op) {
-  run_collective("reduce_scatter", [&] {
-    require_contiguous(send, "send");
-    require_contiguous(recv, "recv");
-    require_same_rows(send, recv);
-    require(send.rows() == size_ * recv.rows(), "send {} must hold {} times the rows of recv {}",
-            send.shape().to_string(), size_, recv.shape().to_string());
-    reduce_pieces(send, recv, op);
-  });
+  run_collective("reduce_scatter", fmt::format("{} of {}", name_of(op), name_of(send.dtype())),
+                 [&] {
+                   require_contiguous(send, "send");
+                   require_contiguous(recv, "recv");
+                   require_same_rows(send, recv);
+                   require(send.rows() == size_ * recv.rows(),
+                           "send {} must hold {} times the rows of recv {}",
+                           send.shape().to_string(), size_, recv.shape().to_string());
+                   reduce_pieces(send, recv, op);
+                 });
 }
 
 // send holds one piece for each rank; recv becomes the reduction of the pieces for this one.
@@ -157,7 +165,7 @@ void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& 
 }
 
 void Communicator::broadcast(const TensorView& values, int root) {
-  run_collective("broadcast", [&] {
+  run_collective("broadcast", fmt::format("{} from {}", name_of(values.dtype()), root), [&] {
     require_contiguous(values, "values");
     require(0 <= root && root < size_, "root ({}) must be a rank of {}", root, size_);
     do_broadcast({values.data(), values.bytes(), values.owner()}, root);
@@ -166,12 +174,12 @@ void Communicator::broadcast(const TensorView& values, int root) {
 }
 
 void Communicator::barrier() {
-  run_collective("barrier", [&] { do_barrier(); });
+  run_collective("barrier", "", [&] { do_barrier(); });
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::unique_ptr<Communicator> group;
-  run_collective("split", [&] { group = do_split(color, key); });
+  run_collective("split", "", [&] { group = do_split(color, key); });
   return group;
 }
 

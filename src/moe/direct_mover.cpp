@@ -17,47 +17,49 @@ TensorView lend(const ConstTensorView& view) {
 
 class DirectMover final : public Mover {
  public:
-  explicit DirectMover(Communicator& comm) : buffers_(*comm.mapped_buffers()) {}
+  explicit DirectMover(Communicator& comm) : comm_(comm), buffers_(*comm.mapped_buffers()) {}
 
   MoverKind kind() const override { return MoverKind::direct; }
   void prepare(Plan::Data& /*plan*/) override {}
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
 
   void scatter(const Plan& plan, const Scatter& args) override {
-    const Loan loan = borrow({args.rows, optional_view(args.row_scalars),
-                              args.dot_rows ? lend(*args.dot_rows) : TensorView()});
-    if (args.dots) {
-      cpu_device().dot_rows(
-          {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
+    const Loan loan = borrow(plan, {args.rows, args.row_scalars.value_or(TensorView()),
+                                    args.dot_rows ? lend(*args.dot_rows) : TensorView()});
+    in_phase([&] {
+      if (args.dots) {
+        cpu_device().dot_rows(
+            {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
+        count_bytes(plan, args.tokens.row_bytes());
+      }
+      cpu_device().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
       count_bytes(plan, args.tokens.row_bytes());
-    }
-    cpu_device().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
-    count_bytes(plan, args.tokens.row_bytes());
-    if (args.token_scalars) {
-      for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
-        reinterpret_cast<float*>(loan.bases[1][rank])[slot] =
-            floats_of(args.token_scalars)[assignment];
-      });
-      count_bytes(plan, sizeof(float));
-    }
-    zero_pads(plan, args.rows, args.row_scalars);
-    buffers_.phase_barrier();
+      if (args.token_scalars) {
+        for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
+          reinterpret_cast<float*>(loan.bases[1][rank])[slot] =
+              floats_of(args.token_scalars)[assignment];
+        });
+        count_bytes(plan, sizeof(float));
+      }
+      zero_pads(plan, args.rows, args.row_scalars);
+    });
   }
 
   void gather(const Plan& plan, const Gather& args) override {
     const Loan loan =
-        borrow({lend(args.rows), args.row_scalars ? lend(*args.row_scalars) : TensorView()});
-    cpu_device().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
-    count_bytes(plan, args.tokens.row_bytes());
-    if (args.token_scalars) {
-      const auto out = args.token_scalars->span<float>();
-      std::ranges::fill(out, 0.0F);
-      for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
-        out[assignment] = reinterpret_cast<const float*>(loan.bases[1][rank])[slot];
-      });
-      count_bytes(plan, sizeof(float));
-    }
-    buffers_.phase_barrier();
+        borrow(plan, {lend(args.rows), args.row_scalars ? lend(*args.row_scalars) : TensorView()});
+    in_phase([&] {
+      cpu_device().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
+      count_bytes(plan, args.tokens.row_bytes());
+      if (args.token_scalars) {
+        const auto out = args.token_scalars->span<float>();
+        std::ranges::fill(out, 0.0F);
+        for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
+          out[assignment] = reinterpret_cast<const float*>(loan.bases[1][rank])[slot];
+        });
+        count_bytes(plan, sizeof(float));
+      }
+    });
   }
 
  private:
@@ -67,12 +69,20 @@ class DirectMover final : public Mover {
     std::vector<std::vector<std::byte*>> bases;
   };
 
-  static TensorView optional_view(const std::optional<TensorView>& view) {
-    return view.value_or(TensorView());
-  }
-
-  Loan borrow(std::initializer_list<TensorView> own) {
-    Loan loan{buffers_.map(std::span(own.begin(), own.size())), {}};
+  // Collective. All ranks must lend memory for the same plan, and the same kinds of it.
+  Loan borrow(const Plan& plan, std::vector<TensorView> own) {
+    std::int64_t kinds = 0;
+    for (const TensorView& view : own)
+      kinds = 2 * kinds + (view.bytes() > 0 || view.owner() ? 1 : 0);
+    Tensor call = Tensor::from<std::int64_t>({2}, {plan.data().plan_number, kinds});
+    own.push_back(call);
+    Loan loan{buffers_.map(own), {}};
+    try {
+      require_same_call(loan.views);
+    } catch (const InvalidArgument&) {  // the same on all ranks
+      buffers_.phase_barrier();
+      throw;
+    }
     loan.bases.resize(own.size());
     for (const auto& rank_views : loan.views) {
       for (std::size_t i = 0; i < own.size(); ++i) {
@@ -80,6 +90,30 @@ class DirectMover final : public Mover {
       }
     }
     return loan;
+  }
+
+  // Between map and phase_barrier the ranks use each other's memory: one that fails here must not
+  // let go of its own before the others know.
+  template <typename Body>
+  void in_phase(Body body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      comm_.abort(error.what());
+      throw;
+    }
+    buffers_.phase_barrier();
+  }
+
+  static void require_same_call(const std::vector<std::vector<TensorView>>& views_of_rank) {
+    const auto first = views_of_rank[0].back().span<std::int64_t>();
+    for (std::size_t r = 1; r < views_of_rank.size(); ++r) {
+      const auto other = views_of_rank[r].back().span<std::int64_t>();
+      require(other[0] == first[0],
+              "ranks use different plans: rank 0 its plan number {}, rank {} number {}", first[0],
+              r, other[0]);
+      require(other[1] == first[1], "ranks 0 and {} differ in the optional arguments they give", r);
+    }
   }
 
   static RowTable table(const Plan& plan, std::span<std::byte* const> bases) {
@@ -104,6 +138,7 @@ class DirectMover final : public Mover {
     }
   }
 
+  Communicator& comm_;
   MappedBuffers& buffers_;
   std::int64_t bytes_on_wire_ = 0;
 };

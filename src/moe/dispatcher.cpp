@@ -1,16 +1,23 @@
 // Checks arguments and expresses the four operations as scatters and gathers.
 #include "switchyard/dispatcher.h"
 
+#include <array>
 #include <cstring>
 
 #include "core/require.h"
+#include "moe/check_arguments.h"
 #include "moe/mover.h"
 #include "moe/plan_data.h"
+#include "moe/plan_record.h"
 
 namespace switchyard {
 namespace {
 
+// Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
 std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options) {
+  const std::array<Field, 2> fields{{{"the mover", static_cast<std::int64_t>(options.mover)},
+                                     {"combine", static_cast<std::int64_t>(options.combine)}}};
+  require_equal_fields(fields, gather_fields(comm, fields));
   const bool maps = comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;
   require<Unsupported>(options.mover != MoverKind::direct || maps,
@@ -72,19 +79,6 @@ std::optional<ConstTensorView> as_const(const std::optional<TensorView>& view) {
   return view ? std::optional<ConstTensorView>(*view) : std::nullopt;
 }
 
-// Runs checks of this rank's arguments. The other ranks are on their way into a collective and
-// learn of a failure at once.
-template <typename Checks>
-void check_arguments(Communicator& comm, std::string_view operation, Checks checks) {
-  try {
-    checks();
-  } catch (const InvalidArgument& error) {
-    const auto message = fmt::format("{}: {}", operation, error.what());
-    comm.abort(message);
-    throw InvalidArgument(message);
-  }
-}
-
 }  // namespace
 
 void zero_pads(const Plan& plan, const TensorView& rows,
@@ -94,6 +88,7 @@ void zero_pads(const Plan& plan, const TensorView& rows,
   for (std::size_t e = 0; e < group_rows.size(); ++e) {
     const std::int64_t begin = offsets[e] + group_rows[e];
     const std::int64_t pads = offsets[e + 1] - begin;
+    if (pads == 0) continue;
     std::memset(rows.row(begin), 0, static_cast<std::size_t>(pads * rows.row_bytes()));
     if (row_scalars) {
       std::memset(row_scalars->row(begin), 0, static_cast<std::size_t>(pads) * sizeof(float));
@@ -118,7 +113,7 @@ Plan Dispatcher::plan(const ConstTensorView& expert_ids) {
 }
 
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
-  check_arguments(comm_, "dispatch", [&] {
+  check_arguments("dispatch", {&comm_}, [&] {
     require_own_plan(plan, planner_.placement());
     require_tokens(plan, in.x, "x");
     require_rows(plan, out.rows, "rows");
@@ -139,7 +134,7 @@ Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
-  check_arguments(comm_, "combine", [&] {
+  check_arguments("combine", {&comm_}, [&] {
     require_own_plan(plan, planner_.placement());
     require_rows(plan, in.rows, "rows");
     require_weights(plan, in.weights, "weights");
@@ -157,7 +152,7 @@ Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
 
 void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& in,
                                   const CombineBackwardOutput& out) {
-  check_arguments(comm_, "combine_backward", [&] {
+  check_arguments("combine_backward", {&comm_}, [&] {
     require_own_plan(plan, planner_.placement());
     require_tokens(plan, in.d_y, "d_y");
     require_rows(plan, out.d_rows, "d_rows");
@@ -175,7 +170,7 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
 
 void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                                    const DispatchBackwardOutput& out) {
-  check_arguments(comm_, "dispatch_backward", [&] {
+  check_arguments("dispatch_backward", {&comm_}, [&] {
     require_own_plan(plan, planner_.placement());
     require_rows(plan, in.d_rows, "d_rows");
     require_tokens(plan, out.d_x, "d_x");

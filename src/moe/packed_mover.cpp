@@ -165,9 +165,7 @@ class PackedMover final : public Mover {
     const PackedRoute& route = *plan.data().route;
     const auto hidden = plan.options().hidden;
     const auto returned = recv_rows_.get({route.returned_slots.rows(), hidden}, args.rows.dtype());
-    std::int64_t num_home = 0;
-    for (const auto rows : route.home_rows) num_home += rows;
-    const auto home = send_rows_.get({num_home, hidden}, args.rows.dtype());
+    const auto home = send_rows_.get({route.num_home(), hidden}, args.rows.dtype());
     const std::array<std::byte*, 2> bases{home.data(), read_only(args.rows)};
     cpu_device().gather_rows(
         {{returned.rows(), 1, indices(route.returned_slots), nullptr, std::span(bases).subspan(1)},

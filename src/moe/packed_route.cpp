@@ -2,6 +2,7 @@
 #include "moe/packed_route.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "core/require.h"
@@ -120,6 +121,21 @@ class RouteBuilder {
       partial_buffers_;
 };
 
+// Tables of sent tokens and their slots are indexed in 32 bits; all ranks check all ranks.
+void require_indexable(const Plan::Data& plan, std::int64_t width) {
+  const auto num_ranks = static_cast<std::size_t>(plan.placement->num_ranks());
+  for (std::size_t source = 0; source < num_ranks; ++source) {
+    std::int64_t sent = 0;
+    for (std::size_t target = 0; target < num_ranks; ++target) {
+      sent += plan.distinct_tokens[source * num_ranks + target];
+    }
+    require(sent * width <= std::numeric_limits<std::int32_t>::max(),
+            "rank {} sends {} tokens with up to {} slots each, more than 2^31 in one plan; split "
+            "its tokens",
+            source, sent, width);
+  }
+}
+
 // Which rows leave when every assignment gets its own.
 void fill_returns(PackedRoute& route) {
   const auto slots = route.received_slots.span<std::int32_t>();
@@ -141,6 +157,7 @@ void fill_returns(PackedRoute& route) {
 
 std::int64_t PackedRoute::num_sent() const { return total(sent_tokens); }
 std::int64_t PackedRoute::num_received() const { return total(received_tokens); }
+std::int64_t PackedRoute::num_home() const { return total(home_rows); }
 
 PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
   const auto num_ranks = static_cast<std::size_t>(comm.size());
@@ -158,6 +175,7 @@ PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
     route.sent_tokens[r] = plan.distinct_tokens[self * num_ranks + r];
     route.received_tokens[r] = plan.distinct_tokens[r * num_ranks + self];
   }
+  require_indexable(plan, route.width);
   const auto slots = plan.slots.span<std::int32_t>();
   const auto targets = plan.target_ranks.span<std::int32_t>();
   for (std::size_t i = 0; i < slots.size(); ++i) {

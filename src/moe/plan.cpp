@@ -33,7 +33,7 @@ struct Layout {
   std::vector<std::int64_t> used_rows;    // [ranks]
 };
 
-// The most rows an expert may keep so that all of a rank's groups fit into its capacity.
+// The highest level such that a rank's groups, each cut at it, fit into its capacity.
 std::int64_t fitting_rows(std::span<const std::int32_t> experts,
                           const std::vector<std::int64_t>& total_rows, std::int64_t alignment,
                           std::int64_t capacity) {
@@ -61,39 +61,62 @@ std::vector<std::int64_t> sum_over_ranks(const std::vector<std::int32_t>& counts
   return totals;
 }
 
+// How many rows each of a rank's experts keeps when they do not all fit: up to a common level, and
+// what is left over goes to them in turn, a block of the alignment each.
+std::vector<std::int64_t> rows_that_fit(std::span<const std::int32_t> experts,
+                                        const std::vector<std::int64_t>& total_rows,
+                                        std::int64_t alignment, std::int64_t capacity) {
+  const auto level = fitting_rows(experts, total_rows, alignment, capacity);
+  std::vector<std::int64_t> kept;
+  std::int64_t left = capacity;
+  for (const auto e : experts) {
+    kept.push_back(std::min(total_rows[static_cast<std::size_t>(e)], level));
+    left -= round_up(kept.back(), alignment);
+  }
+  for (std::size_t i = 0; i < experts.size() && left >= alignment; ++i) {
+    const auto wanted = total_rows[static_cast<std::size_t>(experts[i])];
+    if (kept[i] == wanted) continue;
+    kept[i] = std::min(wanted, round_up(kept[i], alignment) + alignment);
+    left -= alignment;
+  }
+  return kept;
+}
+
 void lay_out_rank(int rank, const Plan::Data& plan, Layout& layout, PlanStatus& status) {
   const auto experts = plan.placement->experts_of(rank);
   const auto alignment = plan.options.alignment;
+  std::vector<std::int64_t> wanted;
   std::int64_t needed = 0;
   std::int64_t asked = 0;
   for (const auto e : experts) {
-    needed += round_up(layout.total_rows[static_cast<std::size_t>(e)], alignment);
-    asked += layout.total_rows[static_cast<std::size_t>(e)];
+    wanted.push_back(layout.total_rows[static_cast<std::size_t>(e)]);
+    needed += round_up(wanted.back(), alignment);
+    asked += wanted.back();
   }
   const Sizing& sizing = plan.options.sizing;
-  const bool overflow = sizing.is_bounded() && needed > sizing.capacity();
   constexpr auto kMaxRows = std::int64_t{std::numeric_limits<std::int32_t>::max()};
   const auto most = sizing.is_bounded() ? asked : needed;
   require(most <= kMaxRows, "rank {} would receive {} rows; at most {} are supported on one rank",
           rank, most, std::int64_t{kMaxRows});
+  const bool overflow = sizing.is_bounded() && needed > sizing.capacity();
   const auto capacity = sizing.is_bounded() ? sizing.capacity() : needed;
-  const auto level = overflow && sizing.overflow() == Overflow::drop
-                         ? fitting_rows(experts, layout.total_rows, alignment, capacity)
-                         : std::numeric_limits<std::int64_t>::max();
+  const auto kept = overflow && sizing.overflow() == Overflow::drop
+                        ? rows_that_fit(experts, layout.total_rows, alignment, capacity)
+                        : std::move(wanted);
   std::int64_t offset = 0;
-  std::int64_t kept = 0;
-  for (const auto expert : experts) {
-    const auto e = static_cast<std::size_t>(expert);
-    const auto rows = std::min({layout.total_rows[e], level, capacity - offset});
+  std::int64_t total_kept = 0;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const auto e = static_cast<std::size_t>(experts[i]);
+    const auto rows = std::min(kept[i], capacity - offset);
     layout.row_offsets[e] = static_cast<std::int32_t>(offset);
     layout.kept_rows[e] = static_cast<std::int32_t>(rows);
     offset = std::min(offset + round_up(rows, alignment), capacity);
-    kept += rows;
+    total_kept += rows;
   }
   layout.used_rows.push_back(offset);
   status.overflow = status.overflow || overflow;
   status.needed_rows.push_back(needed);
-  status.dropped.push_back(asked - kept);
+  status.dropped.push_back(asked - total_kept);
 }
 
 Layout lay_out(const Plan::Data& plan, PlanStatus& status) {
@@ -129,6 +152,9 @@ void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::D
       rows_before[e] += plan.counts[static_cast<std::size_t>(s) * num_experts + e];
     }
   }
+  for (std::size_t e = 0; e < num_experts; ++e) {  // beyond what is kept, it makes no difference
+    rows_before[e] = std::min(rows_before[e], layout.kept_rows[e]);
+  }
   const auto own = std::span(plan.counts)
                        .subspan(static_cast<std::size_t>(plan.rank) * num_experts, num_experts);
   plan.source_offsets = Tensor({static_cast<std::int64_t>(num_experts) + 1}, Dtype::i32);
@@ -162,14 +188,14 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
   data->options = options_;
   data->rank = comm_.rank();
   RecordHeader header{.planner_id = id_,
-                      .plan_number = num_plans_++,
+                      .plan_number = num_plans_,
                       .ids_dtype = static_cast<std::int64_t>(expert_ids.dtype()),
                       .ids_dims = expert_ids.shape().rank(),
                       .num_tokens = expert_ids.rows(),
                       .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0};
   std::vector<std::int32_t> counts(static_cast<std::size_t>(placement_->num_experts()));
   std::vector<std::int32_t> distinct(static_cast<std::size_t>(comm_.size()));
-  if (expert_ids.dtype() == Dtype::i32 && expert_ids.shape().rank() == 2) {
+  if (has_valid_form(header)) {
     data->num_tokens = header.num_tokens;
     data->top_k = header.top_k;
     data->slots = Tensor(expert_ids.shape(), Dtype::i32);
@@ -192,6 +218,7 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
   }
   PlanRecords records = exchange_records(comm_, header, counts, distinct);
   require_same_call(records);
+  data->plan_number = num_plans_++;
   data->status.bad_ids_message = describe_bad_ids(records, placement_->num_experts());
   data->status.bad_ids = !data->status.bad_ids_message.empty();
   require(options_.sizing.is_bounded() || !data->status.bad_ids, "{}",

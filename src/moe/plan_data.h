@@ -13,6 +13,7 @@ struct Plan::Data {
   std::shared_ptr<const ExpertPlacement> placement;
   PlanOptions options;
   int rank = 0;
+  std::int64_t plan_number = 0;  // plans made by the same planner before
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 0;
 

@@ -12,11 +12,6 @@
 namespace switchyard {
 namespace {
 
-struct Field {
-  std::string_view name;
-  std::int64_t value;
-};
-
 std::int64_t hash_of(std::span<const std::int32_t> owners) {
   std::uint64_t hash = 1469598103934665603U;  // FNV-1a
   for (const auto owner : owners) {
@@ -55,7 +50,8 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
   require(hidden > 0, "rank {}: hidden ({}) must be positive", rank, hidden);
   require(dtype == Dtype::f32 || dtype == Dtype::bf16, "rank {}: rows are f32 or bf16, not {}",
           rank, name_of(dtype));
-  require(alignment > 0, "rank {}: alignment ({}) must be positive", rank, alignment);
+  require(0 < alignment && alignment <= std::numeric_limits<std::int32_t>::max(),
+          "rank {}: alignment ({}) must be positive and below 2^31", rank, alignment);
   require(!bounded || (capacity >= 0 && capacity % alignment == 0),
           "rank {}: capacity ({}) must be a multiple of the alignment ({})", rank, capacity,
           alignment);
@@ -70,23 +66,39 @@ void require_equal(std::string_view name, std::int64_t first, int rank, std::int
 
 }  // namespace
 
+std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
+                                                     std::span<const Field> fields) {
+  const auto num_fields = static_cast<std::int64_t>(fields.size());
+  Tensor own({1, num_fields}, Dtype::i64);
+  for (std::size_t i = 0; i < fields.size(); ++i) own.span<std::int64_t>()[i] = fields[i].value;
+  Tensor all({comm.size(), num_fields}, Dtype::i64);
+  comm.all_gather(own, all);
+  std::vector<std::vector<std::int64_t>> values_of_rank;
+  for (int r = 0; r < comm.size(); ++r) {
+    const auto values = all.view().slice(r, r + 1).span<std::int64_t>();
+    values_of_rank.emplace_back(values.begin(), values.end());
+  }
+  return values_of_rank;
+}
+
+void require_equal_fields(std::span<const Field> fields,
+                          const std::vector<std::vector<std::int64_t>>& values_of_rank) {
+  for (std::size_t r = 1; r < values_of_rank.size(); ++r) {
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      require_equal(fields[i].name, values_of_rank[0][i], static_cast<int>(r),
+                    values_of_rank[r][i]);
+    }
+  }
+}
+
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,
                           const PlanOptions& options, std::int64_t planner_id) {
   const auto fields = fields_of(placement, options, planner_id);
-  Tensor own({1, kNumOptions}, Dtype::i64);
-  for (std::size_t i = 0; i < kNumOptions; ++i) own.span<std::int64_t>()[i] = fields[i].value;
-  Tensor all({comm.size(), kNumOptions}, Dtype::i64);
-  comm.all_gather(own, all);
+  const auto values_of_rank = gather_fields(comm, fields);
   for (int r = 0; r < comm.size(); ++r) {
-    require_valid_options(r, all.view().slice(r, r + 1).span<std::int64_t>(), comm.size());
+    require_valid_options(r, values_of_rank[static_cast<std::size_t>(r)], comm.size());
   }
-  const auto first = all.view().slice(0, 1).span<std::int64_t>();
-  for (int r = 1; r < comm.size(); ++r) {
-    const auto values = all.view().slice(r, r + 1).span<std::int64_t>();
-    for (std::size_t i = 0; i < kNumOptions; ++i) {
-      require_equal(fields[i].name, first[i], r, values[i]);
-    }
-  }
+  require_equal_fields(fields, values_of_rank);
 }
 
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
@@ -117,6 +129,12 @@ PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
                 from + sizeof(header) + counts.size_bytes(), distinct_tokens.size_bytes());
   }
   return records;
+}
+
+bool has_valid_form(const RecordHeader& header) {
+  return header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2 &&
+         0 < header.top_k && header.top_k <= kMaxTopK &&
+         header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k;
 }
 
 void require_same_call(const PlanRecords& records) {

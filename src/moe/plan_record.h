@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/device_backend.h"
@@ -14,6 +16,19 @@ namespace switchyard {
 
 // More picks a token than any router makes; kernels size their tables by it.
 constexpr std::int64_t kMaxTopK = 1024;
+
+// A number that all ranks must have alike, and what an error calls it.
+struct Field {
+  std::string_view name;
+  std::int64_t value = 0;
+};
+
+// Collective. Gathers the fields' values, [ranks][fields].
+std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
+                                                     std::span<const Field> fields);
+// Throws the same InvalidArgument on every rank if a rank's value differs from rank 0's.
+void require_equal_fields(std::span<const Field> fields,
+                          const std::vector<std::vector<std::int64_t>>& values_of_rank);
 
 // Collective. Throws the same InvalidArgument on every rank if any rank's options are wrong or
 // differ from another's.
@@ -45,6 +60,9 @@ struct PlanRecords {
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
                              std::span<const std::int32_t> counts,
                              std::span<const std::int32_t> distinct_tokens);
+
+// Whether this rank's ids can be counted; if not, require_same_call will throw on all ranks.
+bool has_valid_form(const RecordHeader& header);
 
 // Throws if ranks are not in the same call with the same K, or gave ids of the wrong form.
 void require_same_call(const PlanRecords& records);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/require.h"
+#include "moe/check_arguments.h"
 
 namespace switchyard {
 namespace {
@@ -44,17 +45,6 @@ void copy_piece(const SequenceShard& shard, int sp_rank, const ConstTensorView& 
   }
 }
 
-// Checks that concern one rank's arguments; peers learn of a failure at once.
-template <typename Checks>
-void check_arguments(Communicator& sp, Checks checks) {
-  try {
-    checks();
-  } catch (const InvalidArgument& error) {
-    sp.abort(error.what());
-    throw;
-  }
-}
-
 }  // namespace
 
 SequenceShard::SequenceShard(std::int64_t batch, std::int64_t length, int sp_size, int sp_rank)
@@ -74,7 +64,7 @@ std::int64_t SequenceShard::count_of(int sp_rank) const {
 }
 
 Tensor gather_sequence(Communicator& sp, const SequenceShard& shard, const ConstTensorView& local) {
-  check_arguments(sp, [&] {
+  check_arguments("gather_sequence", {&sp}, [&] {
     require_group(sp, shard);
     require_local(shard, local);
   });
@@ -109,7 +99,7 @@ Tensor gather_sequence_backward_slice(const SequenceShard& shard, const ConstTen
 
 Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
                                     const ConstTensorView& d_full) {
-  check_arguments(sp, [&] {
+  check_arguments("gather_sequence_backward_sum", {&sp}, [&] {
     require_group(sp, shard);
     require_full(shard, d_full);
   });
@@ -133,7 +123,7 @@ Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard
 
 Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineInput& in,
                         Communicator& sp, const SequenceShard& shard) {
-  check_arguments(sp, [&] {
+  check_arguments("combine_sequence", {&sp, &dispatcher.communicator()}, [&] {
     require_group(sp, shard);
     require(plan.num_tokens() == shard.num_tokens(),
             "the plan has {} tokens, but the shard has {} x {}", plan.num_tokens(), shard.batch(),

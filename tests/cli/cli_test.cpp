@@ -16,11 +16,15 @@ using nlohmann::json;
 
 struct Outcome {
   int status = -1;
-  std::string output;  // both streams
+  std::string output;
 };
 
+// JSON is for programs: it is all there is on the standard output. (mpirun may grumble on the
+// other.)
 Outcome run(const std::string& arguments, const std::string& launcher = "") {
-  const std::string command = launcher + " " + SWITCHYARD_COMMAND + " " + arguments + " 2>&1";
+  const bool json_only = arguments.find("--json") != std::string::npos;
+  const std::string command = launcher + " " + SWITCHYARD_COMMAND + " " + arguments +
+                              (json_only ? " 2>/dev/null" : " 2>&1");
   FILE* pipe = ::popen(command.c_str(), "r");
   Outcome outcome;
   std::array<char, 4096> buffer{};

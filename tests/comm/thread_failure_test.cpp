@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -119,7 +120,8 @@ TEST(ThreadFailure, DifferentCallsAreAnErrorEverywhere) {
   EXPECT_EQ(outcome.messages.at(0),
             "all_gather #1: rank 1 called barrier #1 instead; all ranks must make the same calls "
             "in the same order");
-  EXPECT_NE(outcome.messages.at(1).find("rank 0 called all_gather #1"), std::string::npos);
+  EXPECT_NE(outcome.messages.at(1).find("rank 0 called all_gather #1 (f32) instead"),
+            std::string::npos);
 }
 
 TEST(ThreadFailure, DifferentSizesAreAnErrorEverywhere) {
@@ -143,6 +145,8 @@ TEST(ThreadFailure, SenderAndReceiverMustCountAlike) {
   ASSERT_EQ(outcome.messages.size(), 2U);
   EXPECT_EQ(outcome.messages.at(0),
             "all_to_all #1: rank 1 sends 3 rows to rank 0, which expects 1");
+  EXPECT_EQ(outcome.named.at(0), std::vector{1});
+  EXPECT_EQ(outcome.named.at(1), std::vector{1});
 }
 
 TEST(ThreadFailure, BadArgumentsOnOneRankReachAll) {
@@ -159,7 +163,32 @@ TEST(ThreadFailure, RootsMustAgree) {
     Tensor values({3}, Dtype::f32);
     comm.broadcast(values, comm.rank());
   });
-  EXPECT_NE(outcome.reported.find("gave root"), std::string::npos);
+  EXPECT_NE(outcome.reported.find("called broadcast #1 (f32 from"), std::string::npos)
+      << outcome.reported;
+}
+
+TEST(ThreadFailure, ReductionsMustAgree) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor values = Tensor::zeros({3}, Dtype::f32);
+    comm.all_reduce(values, comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum);
+  });
+  EXPECT_NE(outcome.messages.at(0).find("rank 1 called all_reduce #1 (max of f32) instead"),
+            std::string::npos);
+}
+
+TEST(ThreadFailure, RowCountsMustFit) {
+  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+    Tensor rows({8, 1}, Dtype::f32);
+    const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+    const std::vector<std::int64_t> counts{1, comm.rank() == 1 ? huge : 1};
+    comm.all_to_all(rows, counts, rows, counts);
+  });
+  EXPECT_EQ(outcome.reported, "send_rows [1, 9223372036854775807] do not fit a tensor [8,1]");
+}
+
+TEST(ThreadFailure, ATimeoutMayBeForEver) {
+  run_ranks(2, [](Communicator& comm) { comm.barrier(); },
+            {.timeout = std::chrono::milliseconds::max()});
 }
 
 TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {

@@ -101,11 +101,17 @@ TEST_P(RowKernelTest, CopyAndScaleWriteEveryPlace) {
 
 TEST_P(RowKernelTest, SumAddsInOrder) {
   const auto& [kernels, dtype, elements, stores] = GetParam();
-  const std::array<Tensor, 3> terms{row(1), row(2), row(3)};
-  const std::array<const std::byte*, 3> from{terms[0].data(), terms[1].data(), terms[2].data()};
-  const std::array<float, 3> weights{0.3F, 0.6F, 0.1F};
+  constexpr int kMost = 10;  // beyond the number of terms that is known to the kernels
+  std::vector<Tensor> terms;
+  std::vector<const std::byte*> from;
+  std::vector<float> weights;
+  for (int c = 0; c < kMost; ++c) {
+    terms.push_back(row(static_cast<std::uint64_t>(c + 1)));
+    from.push_back(terms.back().data());
+    weights.push_back(0.1F * static_cast<float>(c + 1));
+  }
   for (const bool weighted : {false, true}) {
-    for (int count = 0; count <= 3; ++count) {
+    for (int count = 0; count <= kMost; ++count) {
       Tensor expected({elements}, dtype);
       for (std::int64_t i = 0; i < elements; ++i) {
         float total = 0.0F;

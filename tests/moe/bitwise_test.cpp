@@ -221,17 +221,22 @@ TEST_P(BitwiseTest, AlignmentAndBoundsChangeNothing) {
 
 // What makes the tests above worth something.
 TEST_P(BitwiseTest, MutationsAreNoticed) {
-  const Problem problem(40, Dtype::f32);
-  const Results one = run_alone(problem);
-  on_ranks(GetParam(), [&](Communicator& comm) {
-    for (const MoverKind mover : movers_of(comm)) {
-      const auto options = options_for(problem, mover);
-      EXPECT_FALSE(same_as_alone(comm, problem, one, options, Mutation::swapped_k));
-      if (comm.size() > 1) {
-        EXPECT_FALSE(same_as_alone(comm, problem, one, options, Mutation::reversed_ranks));
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Problem problem(dtype == Dtype::f32 ? 40 : 2048, dtype);
+    const Results one = run_alone(problem);
+    on_ranks(GetParam(), [&](Communicator& comm) {
+      for (const MoverKind mover : movers_of(comm)) {
+        auto options = options_for(problem, mover);
+        for (const std::int64_t alignment : {1, 128}) {
+          options.plan.alignment = alignment;
+          EXPECT_FALSE(same_as_alone(comm, problem, one, options, Mutation::swapped_k));
+          if (comm.size() > 1) {
+            EXPECT_FALSE(same_as_alone(comm, problem, one, options, Mutation::reversed_ranks));
+          }
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, BitwiseTest, ::testing::ValuesIn(testing::rank_cases()),

@@ -6,6 +6,7 @@
 #include "support/errors.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "support/reference.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
@@ -321,6 +322,76 @@ TEST(DispatcherErrors, ReachTheOtherRanks) {
       EXPECT_NE(seen.find("rank 1 gave up: " + message), std::string::npos) << seen;
     }
   });
+}
+
+TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
+  run_ranks(2, [](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2, 2), options_for(MoverKind::direct));
+    const Tensor ids = Tensor::from<std::int32_t>({1, 1}, {0});
+    const Plan first = dispatcher.plan(ids);
+    const Plan second = dispatcher.plan(ids);
+    const Tensor x = Tensor::zeros({1, kHidden}, Dtype::f32);
+    EXPECT_EQ(error_of<InvalidArgument>(
+                  [&] { (void)dispatcher.dispatch(comm.rank() == 0 ? first : second, x); }),
+              "ranks use different plans: rank 0 its plan number 0, rank 1 number 1");
+    Tensor rows({2, kHidden}, Dtype::f32);
+    Tensor weights({1, 1}, Dtype::f32);
+    Tensor row_weights({2}, Dtype::f32);
+    const auto call = [&] {
+      if (comm.rank() == 0) {
+        dispatcher.dispatch(first, {.x = x, .weights = weights},
+                            {.rows = rows, .row_weights = row_weights});
+      } else {
+        dispatcher.dispatch(first, {.x = x}, {.rows = rows});
+      }
+    };
+    EXPECT_EQ(error_of<InvalidArgument>(call),
+              "ranks 0 and 1 differ in the optional arguments they give");
+    (void)dispatcher.dispatch(first, x);  // and the next call works
+  });
+}
+
+TEST(DispatcherErrors, RanksMustMoveAlike) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto options = options_for(comm.rank() == 0 ? MoverKind::direct : MoverKind::packed);
+    EXPECT_EQ(error_of<InvalidArgument>(
+                  [&] { Dispatcher(comm, ExpertPlacement::contiguous(2, 2), options); }),
+              "ranks disagree about the mover: rank 0 has 1, rank 1 has 2");
+  });
+}
+
+// Transfers large enough to be written past the caches, and rows that do not allow it.
+TEST(Dispatcher, LargeTransfersEqualTheReference) {
+  for (const std::int64_t hidden : {2048, 2047}) {
+    for (const MoverKind mover : {MoverKind::direct, MoverKind::packed}) {
+      run_ranks(2, [&](Communicator& comm) {
+        const auto placement = ExpertPlacement::contiguous(5, 2);
+        std::vector<Tensor> ids;
+        std::vector<Tensor> x;
+        std::vector<Tensor> weights;
+        for (std::uint64_t r = 0; r < 2; ++r) {
+          Random random(r);
+          ids.push_back(random.expert_ids({400, 3, 5}));
+          x.push_back(random.tensor({400, hidden}, Dtype::f32));
+          weights.push_back(random.tensor({400, 3}, Dtype::f32));
+        }
+        const testing::ReferencePlan reference(placement, ids, 1);
+        Dispatcher dispatcher(comm, placement, {.plan = {.hidden = hidden}, .mover = mover});
+        const auto r = static_cast<std::size_t>(comm.rank());
+        const Plan plan = dispatcher.plan(ids[r]);
+        std::vector<Tensor> rows(2);
+        for (int owner = 0; owner < 2; ++owner) {
+          rows[static_cast<std::size_t>(owner)] =
+              testing::reference_scatter(reference, owner, x, nullptr);
+        }
+        Tensor moved = dispatcher.dispatch(plan, x[r]);
+        EXPECT_TRUE(same_bits(moved, rows[r]));
+        EXPECT_TRUE(same_bits(
+            dispatcher.combine(plan, moved, weights[r]),
+            testing::reference_gather(reference, comm.rank(), rows, &weights, Dtype::f32, hidden)));
+      });
+    }
+  }
 }
 
 TEST(DispatcherErrors, PreReducedIsForThePackedMover) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <iostream>
 
 #include "support/compare.h"
 #include "support/random.h"
@@ -12,12 +13,12 @@
 namespace switchyard {
 namespace {
 
-using testing::near;
 using testing::poison;
 using testing::Random;
 using testing::RankCase;
 using testing::ReferencePlan;
 using testing::same_bits;
+using testing::within;
 
 // For each number of ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -42,7 +43,7 @@ struct Case {
   Case(std::uint64_t seed, int num_ranks)
       : random(seed),
         num_experts(static_cast<int>(1 + random.below(12))),
-        top_k(1 + random.below(6)),
+        top_k(1 + random.below(10)),
         hidden(1 + random.below(40)),
         dtype(random.below(2) == 0 ? Dtype::f32 : Dtype::bf16),
         alignment(std::array{1, 2, 3, 8}[at(random.below(4))]),
@@ -81,7 +82,7 @@ struct Case {
   std::vector<Tensor> ids, x, d_y, weights;
 };
 
-void check_plan(const Plan& plan, const ReferencePlan& reference) {
+void check_plan(const Plan& plan, const Tensor& ids, const ReferencePlan& reference) {
   const auto r = at(plan.rank());
   const auto as_vector = [](const ConstTensorView& view) {
     const auto span = view.span<std::int32_t>();
@@ -92,6 +93,19 @@ void check_plan(const Plan& plan, const ReferencePlan& reference) {
   ASSERT_EQ(as_vector(plan.slots()), reference.slots[r]);
   ASSERT_EQ(as_vector(plan.target_ranks()), reference.owners[r]);
   ASSERT_EQ(plan.num_rows(), static_cast<std::int64_t>(reference.rows[r].size()));
+  // The inverse map names this rank's assignments by expert, each expert's in order.
+  const auto sources = as_vector(plan.sources());
+  const auto offsets = as_vector(plan.source_offsets());
+  ASSERT_EQ(offsets.back(), static_cast<std::int32_t>(sources.size()));
+  for (int e = 0; e < plan.placement().num_experts(); ++e) {
+    ASSERT_EQ(offsets[at(e + 1)] - offsets[at(e)], plan.counts(plan.rank())[at(e)]);
+    for (auto i = offsets[at(e)]; i < offsets[at(e + 1)]; ++i) {
+      ASSERT_EQ(ids.span<std::int32_t>()[at(sources[at(i)])], e);
+      if (i > offsets[at(e)]) {
+        ASSERT_LT(sources[at(i - 1)], sources[at(i)]);
+      }
+    }
+  }
 }
 
 void check_forward(Dispatcher& dispatcher, const Plan& plan, Case& c,
@@ -127,7 +141,7 @@ void check_backward(Dispatcher& dispatcher, const Plan& plan, Case& c,
   ASSERT_TRUE(
       same_bits(d_rows, testing::reference_scatter(reference, plan.rank(), c.d_y, &c.weights)));
   ASSERT_TRUE(
-      near(d_weights, testing::reference_dots(reference, plan.rank(), c.d_y, expert_rows), 1e-5));
+      within(d_weights, testing::reference_dots(reference, plan.rank(), c.d_y, expert_rows), 1e-5));
 
   const auto d_rows_in = c.rows_for(reference);
   std::vector<Tensor> d_row_weights;
@@ -152,6 +166,8 @@ TEST_P(MovementProperty, EqualsTheReference) {
   const char* chosen = std::getenv("SWITCHYARD_TEST_SEED");
   const std::uint64_t first = chosen != nullptr ? std::strtoull(chosen, nullptr, 10) : 1;
   const int cases = chosen != nullptr ? 1 : kCases;
+  std::cout << "seeds " << first << " to " << first + static_cast<std::uint64_t>(cases) - 1
+            << "; SWITCHYARD_TEST_SEED=N repeats one\n";
   testing::on_ranks(GetParam(), [&](Communicator& comm) {
     for (int i = 0; i < cases; ++i) {
       const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
@@ -164,7 +180,7 @@ TEST_P(MovementProperty, EqualsTheReference) {
         options.plan = {.hidden = c.hidden, .dtype = c.dtype, .alignment = c.alignment};
         Dispatcher dispatcher(comm, c.placement, options);
         const Plan plan = dispatcher.plan(c.ids[at(comm.rank())]);
-        check_plan(plan, reference);
+        check_plan(plan, c.ids[at(comm.rank())], reference);
         check_forward(dispatcher, plan, c, reference);
         check_backward(dispatcher, plan, c, reference);
         if (::testing::Test::HasFatalFailure()) return;

@@ -111,7 +111,7 @@ TEST_P(PlanTest, DisagreementIsTheSameErrorEverywhere) {
     EXPECT_EQ(planner_error(8, options),
               "ranks disagree about dtype: rank 0 has 0, " + who + " has 1");
     options = options_with(Sizing::exact(), odd ? 0 : 1);
-    EXPECT_EQ(planner_error(8, options), who + ": alignment (0) must be positive");
+    EXPECT_EQ(planner_error(8, options), who + ": alignment (0) must be positive and below 2^31");
 
     Planner planner(comm, ExpertPlacement::contiguous(8, comm.size()), options_with());
     EXPECT_EQ(error_of<InvalidArgument>([&] {
@@ -128,6 +128,7 @@ TEST_P(PlanTest, DisagreementIsTheSameErrorEverywhere) {
     });
     EXPECT_NE(message.find("ranks disagree about the layer they plan for"), std::string::npos)
         << message;
+    (void)planner.plan(ids_of({1, 1}, {0}));  // and the next call works
   });
 }
 
@@ -217,6 +218,28 @@ TEST(BoundedPlan, DropKeepsTheLowestTokensOfEachExpert) {
       EXPECT_TRUE(same_bits(plan.row_offsets(), ids_of({3}, {0, 4, 6})));
     }
   });
+}
+
+// What the alignment leaves over is not wasted: as many whole groups as fit are kept.
+TEST(BoundedPlan, DropUsesTheCapacityWithAlignment) {
+  const auto world = connect();
+  const auto status_of = [&](int num_experts, std::int64_t alignment, std::int64_t capacity,
+                             std::int64_t num_tokens) {
+    Planner planner(*world, ExpertPlacement::contiguous(num_experts, 1),
+                    options_with(Sizing::bounded(capacity, Overflow::drop), alignment));
+    Tensor ids({num_tokens, 1}, Dtype::i32);
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      ids.span<std::int32_t>()[static_cast<std::size_t>(t)] =
+          static_cast<std::int32_t>(t % num_experts);
+    }
+    const Plan plan = planner.plan(ids);
+    return std::pair(plan.status().dropped[0], plan.num_rows());
+  };
+  // Eight groups of 100 rows, each 128 aligned, and room for seven of them.
+  EXPECT_EQ(status_of(8, 128, 896, 800), (std::pair<std::int64_t, std::int64_t>(100, 896)));
+  EXPECT_EQ(status_of(8, 128, 1920, 4000), (std::pair<std::int64_t, std::int64_t>(2080, 1920)));
+  EXPECT_EQ(status_of(3, 1, 10, 30), (std::pair<std::int64_t, std::int64_t>(20, 10)));
+  EXPECT_EQ(status_of(3, 4, 0, 30), (std::pair<std::int64_t, std::int64_t>(30, 0)));
 }
 
 TEST(BoundedPlan, BadIdsAreAStatus) {

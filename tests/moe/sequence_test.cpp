@@ -68,6 +68,16 @@ Tensor shard_of(const Tensor& full, const SequenceShard& shard) {
   return local;
 }
 
+// Every num_parts-th element of a gradient, zeros elsewhere: the parts add up to it exactly.
+Tensor part_of(const Tensor& whole, int num_parts, int part) {
+  Tensor result = whole.clone();
+  const auto values = result.span<float>();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (static_cast<int>(i) % num_parts != part) values[i] = 0.0F;
+  }
+  return result;
+}
+
 class SequenceTest : public ::testing::TestWithParam<RankCase> {};
 
 TEST_P(SequenceTest, GatherGivesTheWholeSequence) {
@@ -136,20 +146,26 @@ TEST_P(SequenceTest, CombineSequenceEqualsOneRank) {
         Tensor rows = dispatcher.dispatch(plan, local_x);
         Tensor y = combine_sequence(dispatcher, plan, {.rows = rows, .weights = local_weights},
                                     comm, shard);
-        Tensor d_x({shard.num_tokens(), kHidden}, Dtype::f32);
-        const Tensor d_local = gather_sequence_backward_slice(shard, d_y);
-        dispatcher.combine_backward(plan, {.d_y = d_local, .weights = local_weights},
-                                    {.d_rows = rows});
-        dispatcher.dispatch_backward(plan, {.d_rows = rows}, {.d_x = d_x});
-        return std::pair(std::move(y), std::move(d_x));
+        const auto backward = [&](const Tensor& d_local) {
+          Tensor d_x({shard.num_tokens(), kHidden}, Dtype::f32);
+          dispatcher.combine_backward(plan, {.d_y = d_local, .weights = local_weights},
+                                      {.d_rows = rows});
+          dispatcher.dispatch_backward(plan, {.d_rows = rows}, {.d_x = d_x});
+          return d_x;
+        };
+        Tensor replicated = backward(gather_sequence_backward_slice(shard, d_y));
+        const Tensor part = part_of(d_y, comm.size(), comm.rank());
+        Tensor partial = backward(gather_sequence_backward_sum(comm, shard, part));
+        return std::tuple(std::move(y), std::move(replicated), std::move(partial));
       };
       const SequenceShard shard(batch, length, sp.size(), sp.rank());
-      const auto [y, d_x] = step(sp, shard);
-      const auto [one_y, one_d_x] = step(*alone, SequenceShard(batch, length, 1, 0));
+      const auto [y, replicated, partial] = step(sp, shard);
+      const auto [one_y, one_d_x, same_d_x] = step(*alone, SequenceShard(batch, length, 1, 0));
       EXPECT_TRUE(same_bits(y, one_y));
       Tensor one_d_x3({batch, length, kHidden}, Dtype::f32);
       std::copy_n(one_d_x.data(), one_d_x.bytes(), one_d_x3.data());
-      EXPECT_TRUE(same_bits(d_x, shard_of(one_d_x3, shard)));
+      EXPECT_TRUE(same_bits(replicated, shard_of(one_d_x3, shard)));
+      EXPECT_TRUE(same_bits(partial, shard_of(one_d_x3, shard)));
     }
   });
 }
@@ -181,11 +197,11 @@ TEST(SequenceErrors, NameTheValues) {
   EXPECT_EQ(error_with([&](Communicator& sp) {
               (void)gather_sequence(sp, shard, Tensor({5, 4}, Dtype::f32));
             }),
-            "local is [5,4], but the shard has 2 x 3 tokens");
+            "gather_sequence: local is [5,4], but the shard has 2 x 3 tokens");
   EXPECT_EQ(error_with([&](Communicator& sp) {
               (void)gather_sequence(sp, SequenceShard(2, 3, 2, 1), Tensor({2, 4}, Dtype::f32));
             }),
-            "the shard is rank 1 of 2, but the communicator is rank 0 of 1");
+            "gather_sequence: the shard is rank 1 of 2, but the communicator is rank 0 of 1");
   EXPECT_EQ(error_with([&](Communicator&) {
               (void)gather_sequence_backward_slice(shard, Tensor({2, 4, 8}, Dtype::f32));
             }),
@@ -196,7 +212,7 @@ TEST(SequenceErrors, NameTheValues) {
               Tensor rows({5, 4}, Dtype::f32);
               (void)combine_sequence(dispatcher, plan, {.rows = rows}, sp, shard);
             }),
-            "the plan has 5 tokens, but the shard has 2 x 3");
+            "combine_sequence: the plan has 5 tokens, but the shard has 2 x 3");
 }
 
 }  // namespace

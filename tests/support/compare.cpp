@@ -73,6 +73,25 @@ double value_at(const ConstTensorView& view, std::int64_t row, std::int64_t colu
          << "relative error " << std::sqrt(difference / norm) << " exceeds " << tolerance;
 }
 
+::testing::AssertionResult within(const ConstTensorView& actual, const ConstTensorView& expected,
+                                  double most) {
+  if (actual.shape() != expected.shape()) {
+    return ::testing::AssertionFailure()
+           << actual.shape().to_string() << " instead of " << expected.shape().to_string();
+  }
+  for (std::int64_t r = 0; r < actual.rows(); ++r) {
+    for (std::int64_t c = 0; c < actual.shape().row_elements(); ++c) {
+      const double difference = std::abs(value_at(actual, r, c) - value_at(expected, r, c));
+      if (!(difference <= most)) {
+        return ::testing::AssertionFailure()
+               << "[" << r << "," << c << "] is " << value_at(actual, r, c) << " instead of "
+               << value_at(expected, r, c);
+      }
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
 void poison(const TensorView& tensor) {
   for (std::int64_t r = 0; r < tensor.rows(); ++r) {
     std::memset(tensor.row(r), 0xff, static_cast<std::size_t>(tensor.row_bytes()));

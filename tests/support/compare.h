@@ -15,6 +15,10 @@ namespace switchyard::testing {
 ::testing::AssertionResult near(const ConstTensorView& actual, const ConstTensorView& expected,
                                 double tolerance);
 
+// Success if no element differs by more than this: for values that may cancel to nearly nothing.
+::testing::AssertionResult within(const ConstTensorView& actual, const ConstTensorView& expected,
+                                  double most);
+
 // Fills a tensor with NaNs (or, for integers, a large number) that a test will notice.
 void poison(const TensorView& tensor);
 

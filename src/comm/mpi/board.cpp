@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -41,10 +42,13 @@ std::string read_text(const std::array<char, N>& from) {
   return {from.data(), ::strnlen(from.data(), N)};
 }
 
-std::uint64_t inode_of(const char* path) {
+std::string identity_of(const char* path) {
   struct stat info {};
-  return ::stat(path, &info) == 0 ? info.st_ino : 0;
+  return ::stat(path, &info) == 0 ? fmt::format("{}:{}", info.st_dev, info.st_ino) : "none";
 }
+
+constexpr int kUnwatched = -1;
+constexpr int kGone = -2;  // ended before it could be watched
 
 }  // namespace
 
@@ -52,20 +56,21 @@ Hello make_hello() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   const auto visible =
-      fmt::format("{} {} {}", boot_id, inode_of("/proc/self/ns/pid"), inode_of("/dev/shm"));
+      fmt::format("{} {} {}", boot_id, identity_of("/proc/self/ns/pid"), identity_of("/dev/shm"));
   std::random_device random;
   return {::getpid(), std::hash<std::string>{}(visible),
           (static_cast<std::uint64_t>(random()) << 32) | random()};
 }
 
 Board::Board(int rank, std::span<const Hello> hellos)
-    : rank_(rank), hellos_(hellos.begin(), hellos.end()), pidfds_(hellos.size(), -1) {
+    : rank_(rank), hellos_(hellos.begin(), hellos.end()), pidfds_(hellos.size(), kUnwatched) {
   const auto mine = hellos_[static_cast<std::size_t>(rank)].host;
   const auto first = std::ranges::find(hellos_, mine, &Hello::host);
   creator_ = static_cast<int>(first - hellos_.begin());
   for (std::size_t r = 0; r < hellos_.size(); ++r) {
     if (hellos_[r].host != mine || static_cast<int>(r) == rank) continue;
     pidfds_[r] = static_cast<int>(::syscall(SYS_pidfd_open, hellos_[r].pid, 0));
+    if (pidfds_[r] < 0) pidfds_[r] = errno == ESRCH ? kGone : kUnwatched;
   }
 }
 
@@ -154,7 +159,7 @@ const Board::Entry* Board::peer(int rank) const {
 
 bool Board::has_died(int rank) const {
   pollfd watch{pidfds_[static_cast<std::size_t>(rank)], POLLIN, 0};
-  return watch.fd >= 0 && ::poll(&watch, 1, 0) == 1;
+  return watch.fd == kGone || (watch.fd >= 0 && ::poll(&watch, 1, 0) == 1);
 }
 
 std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_t phase) {
@@ -165,12 +170,16 @@ std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_
   return call;
 }
 
-Board::Trouble Board::find_mismatch(std::uint64_t phase) const {
+Board::Trouble Board::find_breach(std::uint64_t phase) const {
   if (entries_ == nullptr) return {};
   const auto own = read_call(entries_[rank_], phase);
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
     const Entry* entry = peer(r);
-    const auto other = entry != nullptr ? read_call(*entry, phase) : std::nullopt;
+    if (entry == nullptr) continue;
+    if (entry->state.load() == State::gave_up && entry->completed.load() < phase) {
+      return trouble_of(r, *entry);
+    }
+    const auto other = read_call(*entry, phase);
     if (!own || !other) continue;
     if (other->name != own->name) {
       return {{r},
@@ -199,12 +208,11 @@ Board::Trouble Board::trouble_of(int rank, const Entry& entry) const {
 }
 
 Board::Trouble Board::find_trouble(std::uint64_t phase) const {
-  if (auto mismatch = find_mismatch(phase); !mismatch.reason.empty()) return mismatch;
+  if (auto breach = find_breach(phase); !breach.reason.empty()) return breach;
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
     const Entry* entry = peer(r);
     if (entry != nullptr) {
       if (entry->completed.load() >= phase) continue;  // it is not waited for
-      if (entry->state.load() == State::gave_up) return trouble_of(r, *entry);
       if (entry->state.load() == State::left) {
         return {{r}, fmt::format("rank {} left before it", r)};
       }

@@ -49,9 +49,10 @@ class Board {
   void give_up(std::string_view reason, std::span<const int> culprits);
   void leave();
 
-  // A peer that entered this phase with another call, or other sizes, than this rank.
-  Trouble find_mismatch(std::uint64_t phase) const;
-  // That, or a peer that has given up, left or died, so that the phase cannot end.
+  // A peer that entered this phase with another call, or other sizes, than this rank; or that gave
+  // up in it: MPI may complete it here all the same.
+  Trouble find_breach(std::uint64_t phase) const;
+  // That, or a peer that has left or died, so that the phase cannot end.
   Trouble find_trouble(std::uint64_t phase) const;
   // Peers that have not entered the phase, or show no life in it: whom to name at the deadline.
   std::vector<int> find_missing(std::uint64_t phase) const;

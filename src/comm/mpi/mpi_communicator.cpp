@@ -62,7 +62,10 @@ MpiCommunicator::Flight::~Flight() {
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank,
                                  int size, std::chrono::milliseconds timeout)
-    : Communicator(rank, size, timeout), session_(std::move(session)), comm_(comm) {}
+    : Communicator(rank, size, timeout),
+      session_(std::move(session)),
+      comm_(comm),
+      board_(std::make_unique<Board>(rank, std::vector<Hello>(static_cast<std::size_t>(size)))) {}
 
 std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> session,
                                                        MPI_Comm comm,
@@ -74,32 +77,18 @@ std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> 
   MPI_Comm_size(comm, &size);
   std::unique_ptr<MpiCommunicator> result(
       new MpiCommunicator(std::move(session), comm, rank, size, timeout));
-  result->run_collective("connect", [&] { result->open_board(); });
+  result->run_collective("connect", "", [&] { result->open_board(); });
   return result;
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  // Whoever finalises MPI waits for all ranks in there, without a deadline; so first make sure.
-  if (!is_poisoned() && session_->owns_mpi() && session_.use_count() == 1) {
-    try {
-      run_collective("disconnect", [&] { do_barrier(); });
-    } catch (const std::exception&) {
-      session_->abandon();
-    }
-  }
   board_->leave();
-  if (is_poisoned()) {
-    session_->abandon();
-  } else {
-    MPI_Comm_free(&comm_);
-  }
+  if (!is_poisoned()) MPI_Comm_free(&comm_);
 }
 
 void MpiCommunicator::open_board() {
   const Hello mine = make_hello();
   std::vector<Hello> hellos(static_cast<std::size_t>(size()));
-  hellos[static_cast<std::size_t>(rank())] = mine;
-  board_ = std::make_unique<Board>(rank(), hellos);  // sees nobody yet
   do_all_gather({reinterpret_cast<std::byte*>(const_cast<Hello*>(&mine)), sizeof(mine), nullptr},
                 {reinterpret_cast<std::byte*>(hellos.data()),
                  static_cast<std::int64_t>(sizeof(Hello) * hellos.size()), nullptr});
@@ -122,32 +111,34 @@ void MpiCommunicator::check(int code, std::string_view function) const {
 
 void MpiCommunicator::enter(std::int64_t unit_bytes) {
   ++phase_;
-  board_->enter(phase_, current_call(), unit_bytes);
+  board_->enter(
+      phase_, detail().empty() ? current_call() : fmt::format("{} ({})", current_call(), detail()),
+      unit_bytes);
 }
 
 void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
                           const std::function<void()>& post) {
   enter(unit_bytes);
+  const auto deadline = Clock::now() + timeout();
   try {
     post();
     const std::span<MPI_Request> requests(flight->requests);
     if (flight->check_first) {
-      wait(requests.first(1));
+      wait(requests.first(1), deadline);
       flight->check_first();
     }
-    wait(requests);
+    wait(requests, deadline);
   } catch (...) {
     keep_for_good(flight);
     throw;
   }
-  // Complete here, but if a peer made another call of the same shape, this is not what was meant.
-  const auto mismatch = board_->find_mismatch(phase_);
+  // Complete here, but if a peer made another call of the same shape, or gave up before this rank
+  // came, this is not what was meant.
+  throw_trouble(board_->find_breach(phase_));
   board_->complete(phase_);
-  throw_trouble(mismatch);
 }
 
-void MpiCommunicator::wait(std::span<MPI_Request> requests) {
-  const auto deadline = Clock::now() + timeout();
+void MpiCommunicator::wait(std::span<MPI_Request> requests, Clock::time_point deadline) {
   auto next_watch = Clock::now() + kWatchInterval;
   for (int tests = 0;; ++tests) {
     int done = 0;
@@ -299,7 +290,7 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
     return std::pair(code, group);
   };
   std::pair<int, MPI_Comm> result;
-  if (session_->allows_threads()) {
+  if (session_ != nullptr && session_->allows_threads()) {
     std::packaged_task<std::pair<int, MPI_Comm>()> task(split);
     auto answer = task.get_future();
     std::thread worker(std::move(task));
@@ -313,11 +304,15 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   check(result.first, "MPI_Comm_split");
   board_->complete(phase_);
   if (result.second == MPI_COMM_NULL) return nullptr;
-  return make(session_, result.second, timeout());
+  try {
+    return make(session_, result.second, timeout());
+  } catch (const CommunicationError& error) {  // its ranks are numbers of the new group
+    throw CommunicationError(fmt::format("{}: in the new group: {}", current_call(), error.what()));
+  }
 }
 
 void MpiCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
-  session_->abandon();
+  if (session_) session_->abandon();
   board_->give_up(reason, culprits);
 }
 
@@ -334,19 +329,36 @@ Availability availability() {
   return {true, version};
 }
 
-std::unique_ptr<Communicator> connect_world(const ConnectOptions& options) {
-  auto session = Session::join();
-  MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request);  // an error ends the job: the world's handler
-  const auto deadline = Clock::now() + options.timeout;
-  for (int done = 0; done == 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
+// A duplicate of the world, or an error at the deadline.
+MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
+  struct Duplicate {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  const auto duplicate = std::make_shared<Duplicate>();
+  MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->comm, &duplicate->request);
+  const auto deadline = Clock::now() + timeout;
+  for (int done = 0; done == 0; MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE)) {
     if (Clock::now() < deadline) continue;
-    session->abandon();
+    keep_for_good(duplicate);
     throw CommunicationError(
-        fmt::format("connect: not all ranks arrived within {} ms", options.timeout.count()));
+        fmt::format("connect: not all ranks arrived within {} ms", timeout.count()));
   }
-  return MpiCommunicator::make(std::move(session), comm, options.timeout);
+  return duplicate->comm;
+}
+
+std::unique_ptr<Communicator> connect_world(const ConnectOptions& options) {
+  const auto timeout = std::min(options.timeout, kLongestTimeout);
+  auto session = Session::join();
+  try {
+    if (session->needs_farewell()) {
+      session->set_farewell(MpiCommunicator::make(nullptr, duplicate_world(timeout), timeout));
+    }
+    return MpiCommunicator::make(session, duplicate_world(timeout), timeout);
+  } catch (...) {
+    session->abandon();
+    throw;
+  }
 }
 
 }  // namespace

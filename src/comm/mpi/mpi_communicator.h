@@ -17,7 +17,8 @@ namespace switchyard::mpi {
 
 class MpiCommunicator final : public Communicator {
  public:
-  // Takes over `comm`, which is its own alone.
+  // Takes over `comm`, which is its own alone. Collective. Without a session it is the session's
+  // own.
   static std::unique_ptr<MpiCommunicator> make(std::shared_ptr<Session> session, MPI_Comm comm,
                                                std::chrono::milliseconds timeout);
   ~MpiCommunicator() override;
@@ -53,7 +54,7 @@ class MpiCommunicator final : public Communicator {
   // its memory are kept for good.
   void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
            const std::function<void()>& post);
-  void wait(std::span<MPI_Request> requests);
+  void wait(std::span<MPI_Request> requests, std::chrono::steady_clock::time_point deadline);
   void watch_peers(std::chrono::steady_clock::time_point deadline);
   void require_expected(const Flight& flight, std::span<const std::int64_t> rows) const;
   void throw_trouble(const Board::Trouble& trouble) const;

@@ -44,7 +44,18 @@ Session::Session() {
 Session::~Session() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (owns_mpi_ && !abandoned_ && finalized == 0) MPI_Finalize();
+  if (!owns_mpi_ || finalized != 0 || farewell_ == nullptr) return;
+  if (abandoned_) {
+    farewell_->abort("a communicator of this rank has failed");
+    return;
+  }
+  try {
+    farewell_->barrier();
+    farewell_.reset();
+    MPI_Finalize();
+  } catch (const std::exception&) {
+    abandoned_ = true;  // somebody is not coming: there is nothing to wait for
+  }
 }
 
 }  // namespace switchyard::mpi

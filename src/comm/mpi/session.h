@@ -1,12 +1,16 @@
 // MPI's one lifetime in this process.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <utility>
+
+#include "switchyard/communicator.h"
 
 namespace switchyard::mpi {
 
 // Initialises MPI unless the caller has, and finalises it at the end only if it did so itself and
-// no communicator failed: MPI_Finalize waits for every rank, dead ones too.
+// all ranks are there to do the same: MPI_Finalize waits for every rank, for ever.
 class Session {
  public:
   // The session of this process; all communicators share it.
@@ -15,9 +19,12 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  bool owns_mpi() const { return owns_mpi_; }
+  // A communicator over all ranks, used only to make sure of each other before MPI is finalised.
+  bool needs_farewell() const { return owns_mpi_ && farewell_ == nullptr; }
+  void set_farewell(std::unique_ptr<Communicator> world) { farewell_ = std::move(world); }
   // Whether another thread may make a blocking MPI call while this one watches the clock.
   bool allows_threads() const { return allows_threads_; }
+  // A communicator failed: MPI is left as it is.
   void abandon() { abandoned_ = true; }
 
  private:
@@ -25,7 +32,8 @@ class Session {
 
   bool owns_mpi_ = false;
   bool allows_threads_ = false;
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_ = false;
+  std::unique_ptr<Communicator> farewell_;
 };
 
 }  // namespace switchyard::mpi

@@ -1,7 +1,9 @@
 // Starts ranks as threads and reports the error that came first.
 #include "switchyard/run_ranks.h"
 
+#include <algorithm>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "comm/backends.h"
@@ -14,7 +16,7 @@ namespace {
 std::shared_ptr<threads::ThreadGroup> make_group(int num_ranks, std::chrono::milliseconds timeout) {
   require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
   require(timeout.count() > 0, "timeout ({} ms) must be positive", timeout.count());
-  return std::make_shared<threads::ThreadGroup>(num_ranks, timeout);
+  return std::make_shared<threads::ThreadGroup>(num_ranks, std::min(timeout, kLongestTimeout));
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -33,17 +35,23 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
                const RankOptions& options) {
   const auto group = make_group(num_ranks, options.timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_ranks));
+  const auto run_rank = [&](int r) {
+    threads::ThreadCommunicator comm(group, r);
+    try {
+      fn(comm);
+    } catch (...) {
+      errors[static_cast<std::size_t>(r)] = std::current_exception();
+      comm.abort(message_of(errors[static_cast<std::size_t>(r)]));
+    }
+  };
   std::vector<std::thread> ranks;
-  for (int r = 0; r < num_ranks; ++r) {
-    ranks.emplace_back([&, r] {
-      threads::ThreadCommunicator comm(group, r);
-      try {
-        fn(comm);
-      } catch (...) {
-        errors[static_cast<std::size_t>(r)] = std::current_exception();
-        comm.abort(message_of(errors[static_cast<std::size_t>(r)]));
-      }
-    });
+  try {
+    for (int r = 0; r < num_ranks; ++r) ranks.emplace_back(run_rank, r);
+  } catch (const std::system_error& error) {  // those that run must not wait for those that do not
+    const int rank = static_cast<int>(ranks.size());
+    errors[ranks.size()] = std::make_exception_ptr(DeviceError(
+        fmt::format("cannot start a thread for rank {} of {}: {}", rank, num_ranks, error.what())));
+    group->fail(rank, {message_of(errors[ranks.size()]), {rank}});
   }
   for (std::thread& rank : ranks) rank.join();
 

@@ -33,6 +33,7 @@ Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
   ++phase_;
   Offer& own = group_->offer(rank(), phase_);
   own.operation = operation();
+  own.detail = detail();
   own.sequence = sequence();
   own.unit_bytes = unit_bytes;
   own.data = nullptr;
@@ -47,18 +48,26 @@ void ThreadCommunicator::meet() {
   require_same_call();
 }
 
+void ThreadCommunicator::blame(int rank, const std::string& what) const {
+  throw CommunicationError(fmt::format("{}: rank {} {}", current_call(), rank, what), {rank});
+}
+
 void ThreadCommunicator::require_same_call() {
   const Offer& own = offer_of(rank());
   for (int r = 0; r < size(); ++r) {
     const Offer& peer = offer_of(r);
-    const bool same_call = peer.operation == own.operation && peer.sequence == own.sequence;
-    require<CommunicationError>(same_call,
-                                "{}: rank {} called {} #{} instead; all ranks must make the same "
-                                "calls in the same order",
-                                current_call(), r, peer.operation, peer.sequence);
-    require<CommunicationError>(peer.unit_bytes == own.unit_bytes,
-                                "{}: rank {} brought {} bytes where rank {} brought {}",
-                                current_call(), r, peer.unit_bytes, rank(), own.unit_bytes);
+    const bool same_call = peer.operation == own.operation && peer.sequence == own.sequence &&
+                           peer.detail == own.detail;
+    if (!same_call) {
+      blame(r, fmt::format("called {} #{}{} instead; all ranks must make the same calls in the "
+                           "same order",
+                           peer.operation, peer.sequence,
+                           peer.detail.empty() ? "" : fmt::format(" ({})", peer.detail)));
+    }
+    if (peer.unit_bytes != own.unit_bytes) {
+      blame(r, fmt::format("brought {} bytes where rank {} brought {}", peer.unit_bytes, rank(),
+                           own.unit_bytes));
+    }
   }
 }
 
@@ -88,9 +97,10 @@ void ThreadCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::
       const Offer& peer = offer_of(source);
       const auto sent = peer.rows[static_cast<std::size_t>(rank())];
       const auto expected = recv.rows[static_cast<std::size_t>(source)];
-      require<CommunicationError>(sent == expected,
-                                  "{}: rank {} sends {} rows to rank {}, which expects {}",
-                                  current_call(), source, sent, rank(), expected);
+      if (sent != expected) {
+        blame(source,
+              fmt::format("sends {} rows to rank {}, which expects {}", sent, rank(), expected));
+      }
       copy_bytes(to, peer.data + sum_before(peer.rows, rank()) * row_bytes, sent * row_bytes);
       to += sent * row_bytes;
     }
@@ -118,12 +128,7 @@ void ThreadCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
 void ThreadCommunicator::do_broadcast(const Bytes& values, int root) {
   Offer& own = prepare(values.bytes);
   own.data = values.data;
-  own.words[0] = root;
   meet_and_read([&] {
-    for (int r = 0; r < size(); ++r) {
-      require<CommunicationError>(offer_of(r).words[0] == root, "{}: rank {} gave root {}, not {}",
-                                  current_call(), r, offer_of(r).words[0], root);
-    }
     if (rank() != root) copy_bytes(values.data, offer_of(root).data, values.bytes);
   });
 }
@@ -153,7 +158,7 @@ std::unique_ptr<Communicator> ThreadCommunicator::do_split(int color, int key) {
 
 std::vector<std::vector<TensorView>> ThreadCommunicator::map(std::span<const TensorView> views) {
   std::vector<std::vector<TensorView>> all;
-  run_collective("map", [&] {
+  run_collective("map", "", [&] {
     prepare(static_cast<std::int64_t>(views.size())).views.assign(views.begin(), views.end());
     group_->set_reading(rank(), true);
     meet();
@@ -163,7 +168,7 @@ std::vector<std::vector<TensorView>> ThreadCommunicator::map(std::span<const Ten
 }
 
 void ThreadCommunicator::phase_barrier() {
-  run_collective("phase_barrier", [&] {
+  run_collective("phase_barrier", "", [&] {
     group_->set_reading(rank(), false);
     prepare(0);
     meet();
@@ -172,12 +177,12 @@ void ThreadCommunicator::phase_barrier() {
 }
 
 void ThreadCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
-  group_->set_reading(rank(), false);
   if (culprits.empty()) {
     group_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
   } else {
     group_->fail(rank(), {reason, culprits});
   }
+  group_->wait_for_readers(rank());  // of memory that this rank has lent and may now free
 }
 
 }  // namespace switchyard::threads

@@ -69,8 +69,12 @@ void ThreadGroup::meet(int rank, std::uint64_t phase) {
   const auto done = [&] { return completed_phase_.load(std::memory_order_acquire) >= phase; };
   const auto hopeless = [&] { return failed_.load() || !absent_ranks(phase, true).empty(); };
   const bool in_time = changed_.wait_until(lock, deadline, [&] { return done() || hopeless(); });
-  if (done()) return;
   lock.unlock();
+  // The last rank may have arrived and be about to say so.
+  while (!done() && !failed_.load() && absent_ranks(phase, false).empty()) {
+    std::this_thread::yield();
+  }
+  if (done()) return;
   if (!failed_.load()) {
     const auto absent = absent_ranks(phase, in_time);
     fail(rank, {in_time ? fmt::format("{} left before it", name_ranks(absent))
@@ -86,6 +90,7 @@ bool ThreadGroup::spin(std::uint64_t phase) const {
   const int spins = size() > static_cast<int>(std::thread::hardware_concurrency()) ? 0 : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (completed_phase_.load(std::memory_order_acquire) >= phase) return true;
+    if (failed_.load(std::memory_order_relaxed)) return false;
     pause();
   }
   return completed_phase_.load(std::memory_order_acquire) >= phase;

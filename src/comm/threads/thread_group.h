@@ -23,6 +23,7 @@ class ThreadGroup;
 // What a rank lays out for its peers when it comes to a meeting.
 struct Offer {
   std::string_view operation;
+  std::string detail;
   std::uint64_t sequence = 0;
   std::int64_t unit_bytes = 0;  // bytes of a row, or of the whole: must be equal on all ranks
   const std::byte* data = nullptr;

@@ -83,8 +83,8 @@ void assign_slots(const AssignSlots& args) {
         continue;
       }
       const SlotBase& base = bases[static_cast<std::size_t>(ids[k])];
-      const std::int32_t slot = base.first_slot + position;
-      slots[assignment] = slot < base.end_slot ? slot : -1;
+      const std::int64_t slot = std::int64_t{base.first_slot} + position;
+      slots[assignment] = slot < base.end_slot ? static_cast<std::int32_t>(slot) : -1;
       targets[assignment] = base.owner;
       sources[base.first_source + position] = assignment;
     }

@@ -1,0 +1,73 @@
+// A caller that initialises and finalises MPI itself: the library must leave that to it, before and
+// after a failure. Exits with 0 if all is well.
+#include <mpi.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "switchyard/switchyard.h"
+
+namespace {
+
+using namespace switchyard;
+
+int failures = 0;
+
+void expect(bool ok, const char* what) {
+  if (ok) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  ++failures;
+}
+
+bool mpi_is_finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+void sum_ranks() {
+  const auto comm = connect({.backend = "mpi", .timeout = std::chrono::seconds(20)});
+  Tensor sum = Tensor::from<std::int32_t>({1}, {comm->rank() + 1});
+  comm->all_reduce(sum);
+  expect(sum.span<std::int32_t>()[0] == comm->size() * (comm->size() + 1) / 2, "the sum is right");
+}
+
+// More rows than MPI can count, of no bytes each: refused by name, on a group of its own.
+void send_too_many_rows() {
+  const auto comm = connect({.backend = "mpi", .timeout = std::chrono::seconds(20)});
+  const std::int64_t rows = std::int64_t{1} << 32;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(comm->size()), 0);
+  counts[static_cast<std::size_t>(comm->rank())] = rows;
+  Tensor nothing({rows, 0}, Dtype::f32);
+  std::string message;
+  try {
+    comm->all_to_all(nothing, counts, nothing, counts);
+  } catch (const Unsupported& error) {
+    message = error.what();
+  }
+  expect(message.find("4294967296 rows in one all_to_all") == 0, "too many rows are refused");
+  try {
+    comm->barrier();
+    expect(false, "a failed communicator refuses further calls");
+  } catch (const CommunicationError&) {
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  sum_ranks();
+  sum_ranks();  // and again: the first left MPI as it was
+  expect(!mpi_is_finalized(), "MPI is not finalised while its caller needs it");
+  send_too_many_rows();
+  sum_ranks();  // a new communicator works after another one failed
+  MPI_Finalize();
+  try {
+    (void)connect({.backend = "mpi"});
+    expect(false, "MPI cannot be used after it was finalised");
+  } catch (const Unsupported& error) {
+    std::printf("%s\n", error.what());
+  }
+  return failures == 0 ? 0 : 1;
+}
