@@ -1,15 +1,19 @@
 // One rank of an MPI job in which another comes to grief during dispatch. Every rank writes what it
 // saw to DIR/rank<N>, and its pid to DIR/pid<N>.
 //   rank_failure DIR SCENARIO TIMEOUT_MS
-// Scenarios, all by rank 2: kill (SIGKILL), stop (SIGSTOP), throw, exit, late, mismatch (another
-// call), counts (rows that the receiver does not expect); and none.
+// Scenarios, all by rank 2, or the last of fewer: kill (SIGKILL), stop (SIGSTOP), throw, exit,
+// late, mismatch (another call), counts (rows that the receiver does not expect). And none;
+// subgroup (which outlives the world) and subgroup-fails (while the world is well): these must just
+// end.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -21,7 +25,7 @@ namespace {
 using namespace switchyard;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kVictim = 2;
+int victim_of(const Communicator& comm) { return std::min(2, comm.size() - 1); }
 
 void come_to_grief(const std::string& scenario, Communicator& comm) {
   if (scenario == "kill") ::raise(SIGKILL);
@@ -45,7 +49,7 @@ void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
     ids.span<std::int32_t>()[i] = static_cast<std::int32_t>(i % 8);
   }
   const Tensor x = Tensor::zeros({32, 64}, Dtype::f32);
-  if (scenario == "kill" && comm.rank() == kVictim) {
+  if (scenario == "kill" && comm.rank() == victim_of(comm)) {
     // From another thread, at a moment that falls anywhere into the loop.
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -55,9 +59,24 @@ void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
   }
   for (int step = 0; scenario != "none" || step < 20; ++step) {
     const Plan plan = dispatcher.plan(ids);
-    if (step == 10 && comm.rank() == kVictim) come_to_grief(scenario, comm);
+    if (step == 10 && comm.rank() == victim_of(comm)) come_to_grief(scenario, comm);
     (void)dispatcher.dispatch(plan, x);
   }
+}
+
+// A group of all but rank 0, destroyed after the world that it was split from; a failure in it is
+// caught.
+void use_subgroup(std::unique_ptr<Communicator> world, bool fails) {
+  const auto group = world->split(world->rank() == 0 ? -1 : 0, 0);
+  if (group && fails) {
+    try {
+      Tensor values({1}, Dtype::f32);
+      group->broadcast(values, group->rank() == 0 ? 99 : 0);
+    } catch (const Error&) {
+    }
+  }
+  world->barrier();
+  world.reset();
 }
 
 }  // namespace
@@ -65,9 +84,12 @@ void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
 int main(int /*argc*/, char** argv) {
   const std::filesystem::path folder = argv[1];
   const std::string scenario = argv[2];
-  const auto comm =
-      connect({.backend = "mpi", .timeout = std::chrono::milliseconds(std::atoi(argv[3]))});
+  auto comm = connect({.backend = "mpi", .timeout = std::chrono::milliseconds(std::atoi(argv[3]))});
   std::ofstream(folder / ("pid" + std::to_string(comm->rank()))) << ::getpid();
+  if (scenario.starts_with("subgroup")) {
+    use_subgroup(std::move(comm), scenario == "subgroup-fails");
+    return 0;
+  }
   std::string outcome = "no error";
   const auto begin = Clock::now();
   try {
