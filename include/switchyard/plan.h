@@ -17,9 +17,10 @@ namespace switchyard {
 // What happens when a rank needs more rows than a bounded plan allows.
 enum class Overflow {
   fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
-  // Every expert of the rank keeps at most as many rows as lets all of them fit; beyond that its
-  // highest tokens are dropped, without renormalising weights, and counted. Depends on the number
-  // of ranks, and so gives up equality of results between different numbers.
+  // Every expert of the rank keeps rows up to a common level at which all of them fit, and what is
+  // left over goes to the experts in turn; beyond that an expert's highest tokens are dropped,
+  // without renormalising weights, and counted. Depends on the number of ranks, and so gives up
+  // equality of results between different numbers.
   drop,
 };
 
@@ -94,7 +95,7 @@ class SWITCHYARD_API Plan {
   // [local experts] i32: rows of each group before padding.
   ConstTensorView group_rows() const;
 
-  // [T, K] i32: the slot of each assignment at its owner; −1 where there is none.
+  // [T, K] i32: the slot of each assignment at its owner; −1 where there is none, or no room.
   ConstTensorView slots() const;
   // [T, K] i32: the owner of each assignment; −1 where there is none.
   ConstTensorView target_ranks() const;
@@ -127,7 +128,7 @@ class SWITCHYARD_API Planner {
   Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options);
 
   // expert_ids [T, K] i32, −1 = no pick; T may differ between ranks and be 0. Bad ids on one rank
-  // are the same InvalidArgument on all.
+  // are the same InvalidArgument on all, or a status of a bounded plan.
   Plan plan(const ConstTensorView& expert_ids) { return Plan(plan_data(expert_ids)); }
 
   const ExpertPlacement& placement() const { return *placement_; }
