@@ -5,6 +5,7 @@ option(BUILD_SHARED_LIBS "Build a shared library" ON)
 option(SWITCHYARD_BUILD_CLI "Build the switchyard command" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
+option(SWITCHYARD_BUILD_BENCHMARKS "Build the benchmarks of single kernels" OFF)
 option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 

@@ -1,4 +1,6 @@
 // Movement through mapped memory: a row is written straight into its slot, and read from there.
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "core/require.h"
@@ -15,6 +17,10 @@ TensorView lend(const ConstTensorView& view) {
           std::const_pointer_cast<std::byte>(view.owner())};
 }
 
+std::optional<TensorView> lend(const std::optional<ConstTensorView>& view) {
+  return view ? std::optional(lend(*view)) : std::nullopt;
+}
+
 class DirectMover final : public Mover {
  public:
   explicit DirectMover(Communicator& comm) : comm_(comm), buffers_(*comm.mapped_buffers()) {}
@@ -24,8 +30,7 @@ class DirectMover final : public Mover {
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
 
   void scatter(const Plan& plan, const Scatter& args) override {
-    const Loan loan = borrow(plan, {args.rows, args.row_scalars.value_or(TensorView()),
-                                    args.dot_rows ? lend(*args.dot_rows) : TensorView()});
+    const Loan loan = borrow(plan, {args.rows, args.row_scalars, lend(args.dot_rows)});
     in_phase([&] {
       if (args.dots) {
         cpu_device().dot_rows(
@@ -46,8 +51,7 @@ class DirectMover final : public Mover {
   }
 
   void gather(const Plan& plan, const Gather& args) override {
-    const Loan loan =
-        borrow(plan, {lend(args.rows), args.row_scalars ? lend(*args.row_scalars) : TensorView()});
+    const Loan loan = borrow(plan, {lend(args.rows), lend(args.row_scalars)});
     in_phase([&] {
       cpu_device().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
       count_bytes(plan, args.tokens.row_bytes());
@@ -70,10 +74,13 @@ class DirectMover final : public Mover {
   };
 
   // Collective. All ranks must lend memory for the same plan, and the same kinds of it.
-  Loan borrow(const Plan& plan, std::vector<TensorView> own) {
+  Loan borrow(const Plan& plan, const std::vector<std::optional<TensorView>>& lent) {
+    std::vector<TensorView> own;
     std::int64_t kinds = 0;
-    for (const TensorView& view : own)
-      kinds = 2 * kinds + (view.bytes() > 0 || view.owner() ? 1 : 0);
+    for (const auto& view : lent) {
+      own.push_back(view.value_or(TensorView()));
+      kinds = 2 * kinds + (view ? 1 : 0);
+    }
     Tensor call = Tensor::from<std::int64_t>({2}, {plan.data().plan_number, kinds});
     own.push_back(call);
     Loan loan{buffers_.map(own), {}};

@@ -15,18 +15,6 @@ namespace {
 using testing::Random;
 using testing::same_bits;
 
-std::vector<const RowKernels*> kernels_of_this_cpu() {
-  std::vector<const RowKernels*> result{&kRowKernels_baseline};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) result.push_back(&kRowKernels_avx2);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl")) {
-    result.push_back(&kRowKernels_avx512);
-  }
-#endif
-  return result;
-}
-
 float get(const Tensor& t, std::int64_t i) {
   const auto at = static_cast<std::size_t>(i);
   return t.dtype() == Dtype::bf16 ? to_float(t.span<Bfloat16>()[at]) : t.span<float>()[at];
@@ -57,7 +45,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << name_of(c); }
 
 std::vector<Case> cases() {
   std::vector<Case> result;
-  for (const auto* kernels : kernels_of_this_cpu()) {
+  for (const auto* kernels : row_kernels_of_this_cpu()) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const std::int64_t elements : {1, 15, 16, 17, 32, 96, 100, 2048}) {
         result.push_back({kernels, dtype, elements, Stores::cached});
@@ -157,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(All, RowKernelTest, ::testing::ValuesIn(cases()),
                          [](const auto& instance) { return name_of(instance.param); });
 
 TEST(RowKernels, KeepSpecialValues) {
-  for (const auto* kernels : kernels_of_this_cpu()) {
+  for (const auto* kernels : row_kernels_of_this_cpu()) {
     // −0 alone stays −0; a NaN whose low bits are its only bits stays a NaN in bf16.
     const Tensor from = Tensor::from<float>({2}, {-0.0F, INFINITY});
     Tensor to({2}, Dtype::f32);

@@ -351,6 +351,29 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
   });
 }
 
+// A rank without tokens and experts may hand over views of nothing at all.
+TEST(Dispatcher, TakesForeignMemoryOfNothing) {
+  for (const MoverKind mover : {MoverKind::direct, MoverKind::packed}) {
+    run_ranks(2, [&](Communicator& comm) {
+      Dispatcher dispatcher(comm, ExpertPlacement::from_owners({0, 0}, 2), options_for(mover));
+      const std::int64_t n = comm.rank() == 0 ? 2 : 0;
+      std::vector<float> x(static_cast<std::size_t>(n * kHidden), 3.0F);
+      std::vector<float> rows(x.size());
+      std::vector<float> weights(static_cast<std::size_t>(n), 1.0F);
+      std::vector<float> row_weights(weights.size());
+      std::vector<std::int32_t> ids(weights.size(), 1);
+      const Plan plan = dispatcher.plan(ConstTensorView(ids.data(), {n, 1}));
+      dispatcher.dispatch(plan,
+                          {.x = ConstTensorView(x.data(), {n, kHidden}),
+                           .weights = ConstTensorView(weights.data(), {n, 1})},
+                          {.rows = TensorView(rows.data(), {n, kHidden}),
+                           .row_weights = TensorView(row_weights.data(), {n})});
+      EXPECT_EQ(rows, x);
+      EXPECT_EQ(row_weights, weights);
+    });
+  }
+}
+
 TEST(DispatcherErrors, RanksMustMoveAlike) {
   run_ranks(2, [](Communicator& comm) {
     const auto options = options_for(comm.rank() == 0 ? MoverKind::direct : MoverKind::packed);

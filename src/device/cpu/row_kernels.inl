@@ -9,11 +9,19 @@
 namespace switchyard::cpu {
 namespace {
 
-constexpr std::int64_t kLanes = 16;
+// Vectors are as wide as the instruction set has them.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
 
-typedef float F32x16 __attribute__((vector_size(64)));
-typedef std::uint32_t U32x16 __attribute__((vector_size(64)));
-typedef std::uint16_t U16x16 __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
 // Kernels work on whole cache lines: what is streamed to several places at once must fill a line of
 // one place before it goes to the next.
@@ -31,7 +39,7 @@ template <typename Type>
 struct Line {
   static constexpr std::int64_t kElements = kLine / Type::kBytes;
   static constexpr int kVectors = static_cast<int>(kElements / kLanes);
-  F32x16 vectors[kVectors];
+  Floats vectors[kVectors];
 };
 
 template <typename Vector>
@@ -67,29 +75,42 @@ inline void store_raw(std::byte* to, const void* value, std::size_t bytes, Store
 #endif
 }
 
-inline Line<F32> load(F32, const std::byte* from) { return {{load_raw<F32x16>(from)}}; }
+inline Line<F32> load(F32, const std::byte* from) {
+  Line<F32> line;
+  for (int v = 0; v < Line<F32>::kVectors; ++v) {
+    line.vectors[v] = load_raw<Floats>(from + v * kLanes * F32::kBytes);
+  }
+  return line;
+}
 
 inline Line<Bf16> load(Bf16, const std::byte* from) {
-  const auto low = __builtin_convertvector(load_raw<U16x16>(from), U32x16) << 16;
-  const auto high = __builtin_convertvector(load_raw<U16x16>(from + kLine / 2), U32x16) << 16;
-  return {{reinterpret_cast<F32x16>(low), reinterpret_cast<F32x16>(high)}};
+  Line<Bf16> line;
+  for (int v = 0; v < Line<Bf16>::kVectors; ++v) {
+    const auto halves = load_raw<Halves>(from + v * kLanes * Bf16::kBytes);
+    line.vectors[v] = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+  }
+  return line;
 }
 
 inline void store(F32, std::byte* to, const Line<F32>& line, Stores stores) {
-  store_raw(to, &line.vectors[0], kLine, stores);
+  for (int v = 0; v < Line<F32>::kVectors; ++v) {
+    store_raw(to + v * kLanes * F32::kBytes, &line.vectors[v], sizeof(Floats), stores);
+  }
 }
 
 // Rounds to nearest even; NaNs stay NaNs.
-inline U16x16 round_to_bf16(F32x16 value) {
-  const auto bits = reinterpret_cast<U32x16>(value);
+inline Halves round_to_bf16(Floats value) {
+  const auto bits = reinterpret_cast<Words>(value);
   const auto rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
   const auto quiet = (bits >> 16) | 0x40U;
-  const auto is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
-  return __builtin_convertvector(is_nan ? quiet : rounded, U16x16);
+  const auto size = reinterpret_cast<Ints>(bits & 0x7fffffffU);
+  const auto is_nan = reinterpret_cast<Words>(size > 0x7f800000);
+  return __builtin_convertvector((quiet & is_nan) | (rounded & ~is_nan), Halves);
 }
 
 inline void store(Bf16, std::byte* to, const Line<Bf16>& line, Stores stores) {
-  const U16x16 halves[2] = {round_to_bf16(line.vectors[0]), round_to_bf16(line.vectors[1])};
+  Halves halves[Line<Bf16>::kVectors];
+  for (int v = 0; v < Line<Bf16>::kVectors; ++v) halves[v] = round_to_bf16(line.vectors[v]);
   store_raw(to, halves, kLine, stores);
 }
 
@@ -120,24 +141,17 @@ inline void store_tail(Type type, std::byte* to, const Line<Type>& line, std::in
   __builtin_memcpy(to, padded, static_cast<std::size_t>(elements * Type::kBytes));
 }
 
-template <Stores stores>
-void copy_row(std::byte* const* to, int count, const std::byte* from, std::int64_t bytes) {
-  std::int64_t i = 0;
-  for (; i + 64 <= bytes; i += 64) {
-    const auto line = load_raw<U32x16>(from + i);
-    for (int c = 0; c < count; ++c) store_raw(to[c] + i, &line, sizeof(line), stores);
-  }
-  for (int c = 0; c < count; ++c) {
-    __builtin_memcpy(to[c] + i, from + i, static_cast<std::size_t>(bytes - i));
-  }
-}
-
 void copy(std::byte* const* to, int count, const std::byte* from, std::int64_t bytes,
           Stores stores) {
-  if (stores == Stores::streaming) {
-    copy_row<Stores::streaming>(to, count, from, bytes);
-  } else {
-    copy_row<Stores::cached>(to, count, from, bytes);
+  if (stores == Stores::cached) {
+    for (int c = 0; c < count; ++c) {
+      __builtin_memcpy(to[c], from, static_cast<std::size_t>(bytes));
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < bytes; i += kLine) {
+    const auto line = load(F32{}, from + i);
+    for (int c = 0; c < count; ++c) store(F32{}, to[c] + i, line, Stores::streaming);
   }
 }
 
@@ -242,14 +256,18 @@ void sum(std::byte* to, const SumTerms& terms, std::int64_t elements, Stores sto
   store_tail(type, to + i, total, rest);
 }
 
-// Every lane adds its own products; the lanes are added pairwise at the end.
+// Sixteen sums take turns, whatever the width of a vector, and are added pairwise at the end.
 template <typename Type>
 float dot(const std::byte* a, const std::byte* b, std::int64_t elements) {
   constexpr Type type;
+  constexpr int kSums = 16;
+  constexpr int kSumVectors = kSums / kLanes;
   const std::int64_t bytes = elements * Type::kBytes;
-  F32x16 lanes{};
-  const auto add = [&lanes](const Line<Type>& x, const Line<Type>& y) {
-    for (int v = 0; v < Line<Type>::kVectors; ++v) lanes = lanes + x.vectors[v] * y.vectors[v];
+  Floats sums[kSumVectors] = {};
+  const auto add = [&sums](const Line<Type>& x, const Line<Type>& y) {
+    for (int v = 0; v < Line<Type>::kVectors; ++v) {
+      sums[v % kSumVectors] = sums[v % kSumVectors] + x.vectors[v] * y.vectors[v];
+    }
   };
   std::int64_t i = 0;
   for (; i + kLine <= bytes; i += kLine) add(load(type, a + i), load(type, b + i));
@@ -257,8 +275,10 @@ float dot(const std::byte* a, const std::byte* b, std::int64_t elements) {
     const std::int64_t rest = (bytes - i) / Type::kBytes;
     add(load_tail(type, a + i, rest), load_tail(type, b + i, rest));
   }
-  for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (std::int64_t j = 0; j < half; ++j) lanes[j] = lanes[j] + lanes[j + half];
+  float lanes[kSums];
+  __builtin_memcpy(lanes, sums, sizeof(lanes));
+  for (int half = kSums / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lanes[j] = lanes[j] + lanes[j + half];
   }
   return lanes[0];
 }

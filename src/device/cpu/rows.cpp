@@ -113,19 +113,21 @@ class NamedRows {
 
 }  // namespace
 
-const RowKernels& row_kernels() {
+std::vector<const RowKernels*> row_kernels_of_this_cpu() {
+  std::vector<const RowKernels*> kernels{&kRowKernels_baseline};
 #if defined(__x86_64__)
-  static const RowKernels& best = [&]() -> const RowKernels& {
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl")) {
-      return kRowKernels_avx512;
-    }
-    return __builtin_cpu_supports("avx2") ? kRowKernels_avx2 : kRowKernels_baseline;
-  }();
-  return best;
-#else
-  return kRowKernels_baseline;
+  if (__builtin_cpu_supports("avx2")) kernels.push_back(&kRowKernels_avx2);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
+    kernels.push_back(&kRowKernels_avx512);
+  }
 #endif
+  return kernels;
+}
+
+const RowKernels& row_kernels() {
+  static const RowKernels& best = *row_kernels_of_this_cpu().back();
+  return best;
 }
 
 void scatter_rows(const ScatterRows& args) {

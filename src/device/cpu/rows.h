@@ -1,6 +1,8 @@
 // Row kernels on the CPU.
 #pragma once
 
+#include <vector>
+
 #include "device/cpu/row_kernels.h"
 #include "device/device_backend.h"
 
@@ -10,7 +12,9 @@ void scatter_rows(const ScatterRows& args);
 void gather_rows(const GatherRows& args);
 void dot_rows(const DotRows& args);
 
-// The kernels for the best instruction set of this CPU.
+// The kernels that this CPU can run, the best last.
+std::vector<const RowKernels*> row_kernels_of_this_cpu();
+// The best of them.
 const RowKernels& row_kernels();
 
 }  // namespace switchyard::cpu
