@@ -222,7 +222,7 @@ TEST_P(BitwiseTest, AlignmentAndBoundsChangeNothing) {
 // What makes the tests above worth something.
 TEST_P(BitwiseTest, MutationsAreNoticed) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    const Problem problem(dtype == Dtype::f32 ? 40 : 2048, dtype);
+    const Problem problem(dtype == Dtype::f32 ? 40 : 96, dtype);
     const Results one = run_alone(problem);
     on_ranks(GetParam(), [&](Communicator& comm) {
       for (const MoverKind mover : movers_of(comm)) {

@@ -386,32 +386,33 @@ TEST(DispatcherErrors, RanksMustMoveAlike) {
 // Transfers large enough to be written past the caches, and rows that do not allow it.
 TEST(Dispatcher, LargeTransfersEqualTheReference) {
   for (const std::int64_t hidden : {2048, 2047}) {
+    const auto placement = ExpertPlacement::contiguous(5, 2);
+    std::vector<Tensor> ids;
+    std::vector<Tensor> x;
+    std::vector<Tensor> weights;
+    for (std::uint64_t r = 0; r < 2; ++r) {
+      Random random(r);
+      ids.push_back(random.expert_ids({520, 3, 5}));
+      x.push_back(random.tensor({520, hidden}, Dtype::f32));
+      weights.push_back(random.tensor({520, 3}, Dtype::f32));
+    }
+    const testing::ReferencePlan reference(placement, ids, 1);
+    std::vector<Tensor> rows;
+    std::vector<Tensor> y;
+    for (int r = 0; r < 2; ++r) {
+      rows.push_back(testing::reference_scatter(reference, r, x, nullptr));
+    }
+    for (int r = 0; r < 2; ++r) {
+      y.push_back(testing::reference_gather(reference, r, rows, &weights, Dtype::f32, hidden));
+    }
     for (const MoverKind mover : {MoverKind::direct, MoverKind::packed}) {
       run_ranks(2, [&](Communicator& comm) {
-        const auto placement = ExpertPlacement::contiguous(5, 2);
-        std::vector<Tensor> ids;
-        std::vector<Tensor> x;
-        std::vector<Tensor> weights;
-        for (std::uint64_t r = 0; r < 2; ++r) {
-          Random random(r);
-          ids.push_back(random.expert_ids({400, 3, 5}));
-          x.push_back(random.tensor({400, hidden}, Dtype::f32));
-          weights.push_back(random.tensor({400, 3}, Dtype::f32));
-        }
-        const testing::ReferencePlan reference(placement, ids, 1);
         Dispatcher dispatcher(comm, placement, {.plan = {.hidden = hidden}, .mover = mover});
         const auto r = static_cast<std::size_t>(comm.rank());
         const Plan plan = dispatcher.plan(ids[r]);
-        std::vector<Tensor> rows(2);
-        for (int owner = 0; owner < 2; ++owner) {
-          rows[static_cast<std::size_t>(owner)] =
-              testing::reference_scatter(reference, owner, x, nullptr);
-        }
-        Tensor moved = dispatcher.dispatch(plan, x[r]);
+        const Tensor moved = dispatcher.dispatch(plan, x[r]);
         EXPECT_TRUE(same_bits(moved, rows[r]));
-        EXPECT_TRUE(same_bits(
-            dispatcher.combine(plan, moved, weights[r]),
-            testing::reference_gather(reference, comm.rank(), rows, &weights, Dtype::f32, hidden)));
+        EXPECT_TRUE(same_bits(dispatcher.combine(plan, moved, weights[r]), y[r]));
       });
     }
   }

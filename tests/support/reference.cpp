@@ -4,16 +4,17 @@ namespace switchyard::testing {
 namespace {
 
 float get(const Tensor& t, std::int64_t row, std::int64_t column) {
-  const auto i = static_cast<std::size_t>(row * t.shape().row_elements() + column);
-  return t.dtype() == Dtype::bf16 ? to_float(t.span<Bfloat16>()[i]) : t.span<float>()[i];
+  const auto i = row * t.shape()[1] + column;
+  return t.dtype() == Dtype::bf16 ? to_float(reinterpret_cast<const Bfloat16*>(t.data())[i])
+                                  : reinterpret_cast<const float*>(t.data())[i];
 }
 
 void set(Tensor& t, std::int64_t row, std::int64_t column, float value) {
-  const auto i = static_cast<std::size_t>(row * t.shape().row_elements() + column);
+  const auto i = row * t.shape()[1] + column;
   if (t.dtype() == Dtype::bf16) {
-    t.span<Bfloat16>()[i] = to_bfloat16(value);
+    reinterpret_cast<Bfloat16*>(t.data())[i] = to_bfloat16(value);
   } else {
-    t.span<float>()[i] = value;
+    reinterpret_cast<float*>(t.data())[i] = value;
   }
 }
 
