@@ -13,6 +13,7 @@
 namespace switchyard {
 namespace {
 
+using testing::movers_of;
 using testing::on_ranks;
 using testing::Random;
 using testing::RankCase;
@@ -185,11 +186,6 @@ bool same_as_alone(Communicator& comm, const Problem& problem, const Results& on
 }
 
 class BitwiseTest : public ::testing::TestWithParam<RankCase> {};
-
-std::vector<MoverKind> movers_of(Communicator& comm) {
-  if (comm.mapped_buffers() == nullptr) return {MoverKind::packed};
-  return {MoverKind::direct, MoverKind::packed};
-}
 
 TEST_P(BitwiseTest, AnyNumberOfRanksEqualsOne) {
   for (const std::int64_t hidden : {40, 2048}) {

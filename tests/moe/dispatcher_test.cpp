@@ -14,6 +14,7 @@ namespace switchyard {
 namespace {
 
 using testing::error_of;
+using testing::movers_of;
 using testing::near;
 using testing::on_ranks;
 using testing::poison;
@@ -25,11 +26,6 @@ constexpr std::int64_t kHidden = 24;
 
 DispatcherOptions options_for(MoverKind mover, Dtype dtype = Dtype::f32) {
   return {.plan = {.hidden = kHidden, .dtype = dtype}, .mover = mover};
-}
-
-std::vector<MoverKind> movers_of(Communicator& comm) {
-  if (comm.mapped_buffers() == nullptr) return {MoverKind::packed};
-  return {MoverKind::direct, MoverKind::packed};
 }
 
 Tensor random_ids(Communicator& comm, std::int64_t num_tokens, std::int64_t top_k, int experts) {

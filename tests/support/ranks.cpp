@@ -52,4 +52,9 @@ void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)
   mpi_world->barrier();
 }
 
+std::vector<MoverKind> movers_of(Communicator& comm) {
+  if (comm.mapped_buffers() == nullptr) return {MoverKind::packed};
+  return {MoverKind::direct, MoverKind::packed};
+}
+
 }  // namespace switchyard::testing

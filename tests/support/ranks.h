@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
 
 namespace switchyard::testing {
 
@@ -31,6 +32,9 @@ constexpr auto kTestTimeout = std::chrono::seconds(30);
 
 // Calls body on each rank, and returns when all have ended.
 void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)>& body);
+
+// The movers that a communicator allows.
+std::vector<MoverKind> movers_of(Communicator& comm);
 
 // Set by main under mpirun.
 void set_mpi_world(Communicator* world);
