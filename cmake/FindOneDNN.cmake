@@ -2,13 +2,17 @@
 # nothing here needs.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.h)
 find_library(OneDNN_LIBRARY dnnl)
+# The OpenMP runtime whose threads oneDNN uses, to tell it how many.
+find_package(OpenMP QUIET COMPONENTS CXX)
 mark_as_advanced(OneDNN_INCLUDE_DIR OneDNN_LIBRARY)
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(OneDNN REQUIRED_VARS OneDNN_LIBRARY OneDNN_INCLUDE_DIR)
+find_package_handle_standard_args(OneDNN REQUIRED_VARS OneDNN_LIBRARY
+  OneDNN_INCLUDE_DIR OpenMP_CXX_FOUND)
 
 if(OneDNN_FOUND AND NOT TARGET OneDNN::dnnl)
   add_library(OneDNN::dnnl UNKNOWN IMPORTED)
   set_target_properties(OneDNN::dnnl PROPERTIES
-    IMPORTED_LOCATION "${OneDNN_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${OneDNN_INCLUDE_DIR}")
+    IMPORTED_LOCATION "${OneDNN_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${OneDNN_INCLUDE_DIR}"
+    INTERFACE_LINK_LIBRARIES "${OpenMP_CXX_LIBRARIES}")
 endif()

@@ -33,17 +33,17 @@ function(switchyard_configure_target target)
     -Wconversion -Wno-sign-conversion $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror>)
 endfunction()
 
-# The row kernels are one source, compiled for each instruction set and chosen at run time.
-function(switchyard_add_row_kernels target)
+# Kernels that are one source, compiled for each instruction set and chosen at run time.
+function(switchyard_add_kernels target name)
   set(folder src/device/cpu)
-  set_source_files_properties(${folder}/row_kernels_baseline.cpp PROPERTIES
+  set_source_files_properties(${folder}/${name}_baseline.cpp PROPERTIES
     COMPILE_OPTIONS "-O3;-Wno-psabi")
-  target_sources(${target} PRIVATE ${folder}/row_kernels_baseline.cpp)
+  target_sources(${target} PRIVATE ${folder}/${name}_baseline.cpp)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_source_files_properties(${folder}/row_kernels_avx2.cpp PROPERTIES
+    set_source_files_properties(${folder}/${name}_avx2.cpp PROPERTIES
       COMPILE_OPTIONS "-O3;-Wno-psabi;-mavx2")
-    set_source_files_properties(${folder}/row_kernels_avx512.cpp PROPERTIES
+    set_source_files_properties(${folder}/${name}_avx512.cpp PROPERTIES
       COMPILE_OPTIONS "-O3;-Wno-psabi;-mavx512f;-mavx512bw;-mavx512vl;-mprefer-vector-width=512")
-    target_sources(${target} PRIVATE ${folder}/row_kernels_avx2.cpp ${folder}/row_kernels_avx512.cpp)
+    target_sources(${target} PRIVATE ${folder}/${name}_avx2.cpp ${folder}/${name}_avx512.cpp)
   endif()
 endfunction()

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "switchyard/communicator.h"
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/placement.h"
 #include "switchyard/plan.h"
@@ -73,12 +74,13 @@ struct DispatchBackwardOutput {
 // in the same order, with or without tokens. The communicator must outlive the dispatcher.
 class SWITCHYARD_API Dispatcher {
  public:
-  Dispatcher(Communicator& comm, ExpertPlacement placement, const DispatcherOptions& options);
+  Dispatcher(Communicator& comm, ExpertPlacement placement, const DispatcherOptions& options,
+             Device device = {});
   ~Dispatcher();
   Dispatcher(Dispatcher&&) noexcept;
 
   // As Planner::plan.
-  Plan plan(const ConstTensorView& expert_ids);
+  Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
 
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);

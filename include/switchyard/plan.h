@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "switchyard/communicator.h"
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/placement.h"
 #include "switchyard/tensor.h"
@@ -63,6 +64,8 @@ struct PlanStatus {
   bool overflow = false;  // some rank needs more than available_rows
   bool bad_ids = false;   // some rank gave ids out of range or twice in a token; they count as −1
   std::string bad_ids_message;
+  bool non_finite = false;  // some rank's router met logits that are not finite
+  std::string non_finite_message;
   std::int64_t available_rows = 0;        // rows a rank has; 0 for an exact plan
   std::vector<std::int64_t> needed_rows;  // [ranks] aligned rows that the routing asks for
   std::vector<std::int64_t> dropped;      // [ranks] assignments dropped at each owner
@@ -111,8 +114,8 @@ class SWITCHYARD_API Plan {
   std::int64_t distinct_tokens(int source, int target) const;
 
   const PlanStatus& status() const;
-  // Throws InvalidArgument, the same on every rank, if the status reports bad ids, or an overflow
-  // that is not to be dropped.
+  // Throws InvalidArgument, the same on every rank, if the status reports bad ids, logits that are
+  // not finite, or an overflow that is not to be dropped.
   void check() const;
 
   const Data& data() const { return *data_; }
@@ -125,22 +128,28 @@ class SWITCHYARD_API Plan {
 // among the objects over this communicator; the constructor and plan() are collective.
 class SWITCHYARD_API Planner {
  public:
-  Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options);
+  Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
+          Device device = {});
 
   // expert_ids [T, K] i32, −1 = no pick; T may differ between ranks and be 0. Bad ids on one rank
-  // are the same InvalidArgument on all, or a status of a bounded plan.
-  Plan plan(const ConstTensorView& expert_ids) { return Plan(plan_data(expert_ids)); }
+  // are the same InvalidArgument on all, or a status of a bounded plan; and so is a token that the
+  // router could not route (Routing::first_non_finite_token).
+  Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1) {
+    return Plan(plan_data(expert_ids, first_non_finite_token));
+  }
 
   const ExpertPlacement& placement() const { return *placement_; }
   const PlanOptions& options() const { return options_; }
 
  private:
   friend class Dispatcher;  // whose mover adds to the data
-  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids);
+  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids,
+                                        std::int64_t first_non_finite_token);
 
   Communicator& comm_;
   std::shared_ptr<const ExpertPlacement> placement_;
   PlanOptions options_;
+  Device device_;
   std::int64_t id_;
   std::int64_t num_plans_ = 0;
 };

@@ -1,9 +1,13 @@
 // The contract of a device: one function a kernel, the same meaning on every device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "switchyard/experts.h"
+#include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -68,6 +72,68 @@ struct DotRows {
   float* dots = nullptr;  // out [count · width]; 0 where the table names no row
 };
 
+struct RouteTokens {
+  const RouterOptions& options;
+  const RouterWeights& weights;
+  ConstTensorView x;                              // [T, H]
+  std::optional<ConstTensorView> given_ids = {};  // [T, K] to replay
+  TensorView expert_ids;                          // out [T, K]
+  TensorView routing_weights;                     // out [T, K]
+};
+
+struct RouteTokensBackward {
+  const RouterOptions& options;
+  const RouterWeights& weights;
+  const RouterBackwardInput& in;
+  const RouterBackwardOutput& out;
+};
+
+// Where the time of the experts went, over all threads.
+struct WorkTimes {
+  std::atomic<std::int64_t> gemm_ns{0};
+  std::atomic<std::int64_t> other_ns{0};
+};
+
+struct ExpertsForward {
+  const ExpertsOptions& options;
+  std::span<const ExpertWeights> weights;     // [e]
+  std::span<const std::int32_t> row_offsets;  // [e + 1]
+  std::span<const std::int32_t> group_rows;   // [e]
+  const ExpertsInput& in;
+  const ExpertsOutput& out;
+  WorkTimes* times = nullptr;
+};
+
+struct ExpertsBackward {
+  const ExpertsOptions& options;
+  std::span<const ExpertWeights> weights;
+  std::span<const std::int32_t> row_offsets;
+  std::span<const std::int32_t> group_rows;
+  const ExpertsBackwardInput& in;
+  const ExpertsBackwardOutput& out;
+  WorkTimes* times = nullptr;
+};
+
+// One expert that every token visits.
+struct SharedForward {
+  const ExpertsOptions& options;
+  const ExpertWeights& weights;
+  ConstTensorView x;                      // [T, H]
+  std::optional<TensorView> hidden = {};  // out [T, hidden_width]: kept for backward
+  TensorView y;                           // [T, H]: added to
+};
+struct SharedBackward {
+  const ExpertsOptions& options;
+  const ExpertWeights& weights;
+  ConstTensorView x;
+  TensorView hidden;  // [T, hidden_width]; used up
+  HiddenRows hidden_rows = HiddenRows::kept;
+  ConstTensorView d_y;  // [T, H]
+  TensorView d_x;       // [T, H]: added to
+  const ExpertGradients& gradients;
+  GradientMode mode = GradientMode::overwrite;
+};
+
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
@@ -82,8 +148,21 @@ class DeviceBackend {
   virtual void gather_rows(const GatherRows& args) const = 0;
   // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
   virtual void dot_rows(const DotRows& args) const = 0;
-};
 
-const DeviceBackend& cpu_device();
+  // Scores, choice and weights of every token; returns the first token whose logits are not finite.
+  virtual std::int64_t route_tokens(const RouteTokens& args) const = 0;
+  virtual void route_tokens_backward(const RouteTokensBackward& args) const = 0;
+  // Every group through its expert. Bits depend on a group's rows and the matrices' sizes alone.
+  virtual void experts_forward(const ExpertsForward& args) const = 0;
+  virtual void experts_backward(const ExpertsBackward& args) const = 0;
+  // Every token through one expert. A token's bits depend on nothing but the token.
+  virtual void shared_forward(const SharedForward& args) const = 0;
+  virtual void shared_backward(const SharedBackward& args) const = 0;
+
+  // Uninitialised memory, kept for reuse when the last view of it is gone.
+  virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
+  virtual std::int64_t bytes_held() const = 0;
+  virtual int num_threads() const = 0;
+};
 
 }  // namespace switchyard

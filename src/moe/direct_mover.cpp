@@ -23,7 +23,8 @@ std::optional<TensorView> lend(const std::optional<ConstTensorView>& view) {
 
 class DirectMover final : public Mover {
  public:
-  explicit DirectMover(Communicator& comm) : comm_(comm), buffers_(*comm.mapped_buffers()) {}
+  DirectMover(Communicator& comm, const Device& device)
+      : comm_(comm), buffers_(*comm.mapped_buffers()), device_(device) {}
 
   MoverKind kind() const override { return MoverKind::direct; }
   void prepare(Plan::Data& /*plan*/) override {}
@@ -33,11 +34,11 @@ class DirectMover final : public Mover {
     const Loan loan = borrow(plan, {args.rows, args.row_scalars, lend(args.dot_rows)});
     in_phase([&] {
       if (args.dots) {
-        cpu_device().dot_rows(
+        device_.backend().dot_rows(
             {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
         count_bytes(plan, args.tokens.row_bytes());
       }
-      cpu_device().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
+      device_.backend().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
       count_bytes(plan, args.tokens.row_bytes());
       if (args.token_scalars) {
         for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
@@ -53,7 +54,7 @@ class DirectMover final : public Mover {
   void gather(const Plan& plan, const Gather& args) override {
     const Loan loan = borrow(plan, {lend(args.rows), lend(args.row_scalars)});
     in_phase([&] {
-      cpu_device().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
+      device_.backend().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
       count_bytes(plan, args.tokens.row_bytes());
       if (args.token_scalars) {
         const auto out = args.token_scalars->span<float>();
@@ -147,13 +148,14 @@ class DirectMover final : public Mover {
 
   Communicator& comm_;
   MappedBuffers& buffers_;
+  Device device_;
   std::int64_t bytes_on_wire_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Mover> make_direct_mover(Communicator& comm) {
-  return std::make_unique<DirectMover>(comm);
+std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& device) {
+  return std::make_unique<DirectMover>(comm, device);
 }
 
 }  // namespace switchyard

@@ -14,7 +14,8 @@ namespace switchyard {
 namespace {
 
 // Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
-std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options) {
+std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
+                                  const Device& device) {
   const std::array<Field, 2> fields{{{"the mover", static_cast<std::int64_t>(options.mover)},
                                      {"combine", static_cast<std::int64_t>(options.combine)}}};
   require_equal_fields(fields, gather_fields(comm, fields));
@@ -28,7 +29,8 @@ std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& o
           "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
   const bool direct = options.mover == MoverKind::direct ||
                       (options.mover == MoverKind::automatic && maps && !pre_reduced);
-  return direct ? make_direct_mover(comm) : make_packed_mover(comm, options.combine);
+  return direct ? make_direct_mover(comm, device)
+                : make_packed_mover(comm, options.combine, device);
 }
 
 void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_view name) {
@@ -97,17 +99,17 @@ void zero_pads(const Plan& plan, const TensorView& rows,
 }
 
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
-                       const DispatcherOptions& options)
+                       const DispatcherOptions& options, Device device)
     : comm_(comm),
-      planner_(comm, std::move(placement), options.plan),
+      planner_(comm, std::move(placement), options.plan, device),
       options_(options),
-      mover_(make_mover(comm, options)) {}
+      mover_(make_mover(comm, options, device)) {}
 
 Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
 
-Plan Dispatcher::plan(const ConstTensorView& expert_ids) {
-  const auto data = planner_.plan_data(expert_ids);
+Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
+  const auto data = planner_.plan_data(expert_ids, first_non_finite_token);
   mover_->prepare(*data);
   return Plan(data);
 }

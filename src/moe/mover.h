@@ -44,8 +44,9 @@ class Mover {
   virtual std::int64_t bytes_on_wire() const = 0;
 };
 
-std::unique_ptr<Mover> make_direct_mover(Communicator& comm);
-std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine);
+std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& device);
+std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine,
+                                         const Device& device);
 
 // Pad rows, and their scalars, become zero: part of every scatter.
 void zero_pads(const Plan& plan, const TensorView& rows,

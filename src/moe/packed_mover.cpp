@@ -27,7 +27,8 @@ class Scratch {
 
 class PackedMover final : public Mover {
  public:
-  PackedMover(Communicator& comm, CombineMode combine) : comm_(comm), combine_(combine) {}
+  PackedMover(Communicator& comm, CombineMode combine, const Device& device)
+      : comm_(comm), combine_(combine), device_(device) {}
 
   MoverKind kind() const override { return MoverKind::packed; }
 
@@ -47,8 +48,8 @@ class PackedMover final : public Mover {
     const float* scale = nullptr;
     if (args.scale) scale = send_scalars(plan, *args.scale).span<float>().data();
     const std::array<std::byte*, 1> rows{args.rows.data()};
-    cpu_device().scatter_rows({received, scale, received_table(route, rows)});
-    cpu_device().scatter_rows({args.tokens, floats_of(args.scale), local_table(plan, rows)});
+    device_.backend().scatter_rows({received, scale, received_table(route, rows)});
+    device_.backend().scatter_rows({args.tokens, floats_of(args.scale), local_table(plan, rows)});
     if (args.token_scalars) scatter_scalars(plan, *args.token_scalars, *args.row_scalars);
     zero_pads(plan, args.rows, args.row_scalars);
     bytes_on_wire_ += comm_.bytes_sent() - before;
@@ -87,7 +88,7 @@ class PackedMover final : public Mover {
     const auto sent = send_rows_.get({route.num_sent(), hidden}, tokens.dtype());
     auto received = recv_rows_.get({route.num_received(), hidden}, tokens.dtype());
     const std::array<std::byte*, 1> base{sent.data()};
-    cpu_device().scatter_rows(
+    device_.backend().scatter_rows(
         {tokens,
          nullptr,
          {plan.num_tokens(), plan.top_k(), indices(route.send_positions), nullptr, base}});
@@ -129,8 +130,8 @@ class PackedMover final : public Mover {
     const PackedRoute& route = *plan.data().route;
     const std::array<std::byte*, 1> rows{read_only(*args.dot_rows)};
     const auto remote = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
-    cpu_device().dot_rows({received, received_table(route, rows), remote.span<float>().data()});
-    cpu_device().dot_rows({args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
+    device_.backend().dot_rows({received, received_table(route, rows), remote.span<float>().data()});
+    device_.backend().dot_rows({args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
     return_scalars(plan, *args.dots);
   }
 
@@ -167,12 +168,12 @@ class PackedMover final : public Mover {
     const auto returned = recv_rows_.get({route.returned_slots.rows(), hidden}, args.rows.dtype());
     const auto home = send_rows_.get({route.num_home(), hidden}, args.rows.dtype());
     const std::array<std::byte*, 2> bases{home.data(), read_only(args.rows)};
-    cpu_device().gather_rows(
+    device_.backend().gather_rows(
         {{returned.rows(), 1, indices(route.returned_slots), nullptr, std::span(bases).subspan(1)},
          nullptr,
          returned});
     comm_.all_to_all(returned, route.returned_rows, home, route.home_rows);
-    cpu_device().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
+    device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
                                indices(route.home_buffers), bases},
                               floats_of(args.weights),
                               args.tokens});
@@ -189,11 +190,11 @@ class PackedMover final : public Mover {
     const auto home = send_rows_.get({route.num_sent(), hidden}, dtype);
     const auto own = own_partials_.get({plan.num_tokens(), hidden}, dtype);
     const std::array<std::byte*, 1> rows{read_only(args.rows)};
-    cpu_device().gather_rows({received_table(route, rows), weights, partials});
+    device_.backend().gather_rows({received_table(route, rows), weights, partials});
     comm_.all_to_all(partials, route.received_tokens, home, route.sent_tokens);
-    cpu_device().gather_rows({local_table(plan, rows), floats_of(args.weights), own});
+    device_.backend().gather_rows({local_table(plan, rows), floats_of(args.weights), own});
     const std::array<std::byte*, 2> bases{home.data(), own.data()};
-    cpu_device().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.partial_slots),
+    device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.partial_slots),
                                indices(route.partial_buffers), bases},
                               nullptr,
                               args.tokens});
@@ -201,14 +202,16 @@ class PackedMover final : public Mover {
 
   Communicator& comm_;
   CombineMode combine_;
+  Device device_;
   std::int64_t bytes_on_wire_ = 0;
   Scratch send_rows_, recv_rows_, own_partials_, send_scalars_, recv_scalars_;
 };
 
 }  // namespace
 
-std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine) {
-  return std::make_unique<PackedMover>(comm, combine);
+std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine,
+                                         const Device& device) {
+  return std::make_unique<PackedMover>(comm, combine, device);
 }
 
 }  // namespace switchyard

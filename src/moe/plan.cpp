@@ -144,7 +144,8 @@ void fill_own_groups(const Layout& layout, Plan::Data& plan) {
   offsets.back() = static_cast<std::int32_t>(layout.used_rows[static_cast<std::size_t>(plan.rank)]);
 }
 
-void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::Data& plan) {
+void fill_slots(const ConstTensorView& expert_ids, const Layout& layout,
+                const DeviceBackend& device, Plan::Data& plan) {
   const auto num_experts = static_cast<std::size_t>(plan.placement->num_experts());
   std::vector<std::int32_t> rows_before(num_experts, 0);
   for (int s = 0; s < plan.rank; ++s) {
@@ -161,7 +162,7 @@ void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::D
   const auto source_offsets = plan.source_offsets.span<std::int32_t>();
   source_offsets[0] = 0;
   std::inclusive_scan(own.begin(), own.end(), source_offsets.begin() + 1);
-  cpu_device().assign_slots({.expert_ids = expert_ids,
+  device.assign_slots({.expert_ids = expert_ids,
                              .owners = plan.placement->owners(),
                              .row_offsets = layout.row_offsets,
                              .rows_before = rows_before,
@@ -172,17 +173,25 @@ void fill_slots(const ConstTensorView& expert_ids, const Layout& layout, Plan::D
                              .sources = plan.sources.span<std::int32_t>()});
 }
 
+void require_sound_routing(const PlanStatus& status) {
+  require(!status.non_finite, "{}", status.non_finite_message);
+  require(!status.bad_ids, "{}", status.bad_ids_message);
+}
+
 }  // namespace
 
-Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options)
+Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
+                 Device device)
     : comm_(comm),
       placement_(std::make_shared<const ExpertPlacement>(std::move(placement))),
       options_(options),
+      device_(std::move(device)),
       id_(comm.next_object_id()) {
   require_same_options(comm, *placement_, options, id_);
 }
 
-std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids) {
+std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids,
+                                               std::int64_t first_non_finite_token) {
   auto data = std::make_shared<Plan::Data>();
   data->placement = placement_;
   data->options = options_;
@@ -192,7 +201,8 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
                       .ids_dtype = static_cast<std::int64_t>(expert_ids.dtype()),
                       .ids_dims = expert_ids.shape().rank(),
                       .num_tokens = expert_ids.rows(),
-                      .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0};
+                      .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0,
+                      .non_finite_token = first_non_finite_token};
   std::vector<std::int32_t> counts(static_cast<std::size_t>(placement_->num_experts()));
   std::vector<std::int32_t> distinct(static_cast<std::size_t>(comm_.size()));
   if (has_valid_form(header)) {
@@ -204,7 +214,7 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
     for (const Tensor* table : {&data->slots, &data->target_ranks, &data->sources}) {
       fetch_ahead(*table);
     }
-    const BadId bad = cpu_device().count_assignments(
+    const BadId bad = device_.backend().count_assignments(
         {.expert_ids = expert_ids,
          .owners = placement_->owners(),
          .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
@@ -221,13 +231,14 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
   data->plan_number = num_plans_++;
   data->status.bad_ids_message = describe_bad_ids(records, placement_->num_experts());
   data->status.bad_ids = !data->status.bad_ids_message.empty();
-  require(options_.sizing.is_bounded() || !data->status.bad_ids, "{}",
-          data->status.bad_ids_message);
+  data->status.non_finite_message = describe_non_finite(records);
+  data->status.non_finite = !data->status.non_finite_message.empty();
+  if (!options_.sizing.is_bounded()) require_sound_routing(data->status);
   data->counts = std::move(records.counts);
   data->distinct_tokens = std::move(records.distinct_tokens);
   const Layout layout = lay_out(*data, data->status);
   fill_own_groups(layout, *data);
-  fill_slots(expert_ids, layout, *data);
+  fill_slots(expert_ids, layout, device_.backend(), *data);
   return data;
 }
 
@@ -269,7 +280,7 @@ const PlanStatus& Plan::status() const { return data_->status; }
 
 void Plan::check() const {
   const PlanStatus& status = data_->status;
-  require(!status.bad_ids, "{}", status.bad_ids_message);
+  require_sound_routing(status);
   if (!status.overflow || data_->options.sizing.overflow() == Overflow::drop) return;
   const auto most = std::ranges::max_element(status.needed_rows);
   throw InvalidArgument(fmt::format(

@@ -47,6 +47,7 @@ struct RecordHeader {
   std::int64_t bad_k = 0;
   std::int64_t bad_id = 0;
   std::int64_t bad_is_duplicate = 0;
+  std::int64_t non_finite_token = -1;
 };
 
 // The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.
@@ -69,5 +70,7 @@ void require_same_call(const PlanRecords& records);
 
 // The first bad id of any rank, in words; empty if there is none.
 std::string describe_bad_ids(const PlanRecords& records, int num_experts);
+// The first token of any rank that could not be routed, in words; empty if there is none.
+std::string describe_non_finite(const PlanRecords& records);
 
 }  // namespace switchyard

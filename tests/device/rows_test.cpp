@@ -170,10 +170,11 @@ TEST(Rows, OffsetsBeyondInt32) {
   const std::array<std::int32_t, 2> slots{16999, 3};
   const std::array<std::byte*, 1> base{buffer.data()};
   const RowTable table{2, 1, slots.data(), nullptr, base};
-  scatter_rows({from, nullptr, table});
+  Workers workers(3);
+  scatter_rows({from, nullptr, table}, workers);
   EXPECT_TRUE(same_bits(buffer.view().slice(16999, 17000), from.view().slice(0, 1)));
   Tensor back({2, hidden}, Dtype::f32);
-  gather_rows({table, nullptr, back});
+  gather_rows({table, nullptr, back}, workers);
   EXPECT_TRUE(same_bits(back, from));
 }
 

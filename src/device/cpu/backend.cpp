@@ -1,27 +1,68 @@
 // The CPU as a device.
+#include "core/memory_cache.h"
+#include "core/require.h"
+#include "device/cpu/experts.h"
 #include "device/cpu/plan.h"
+#include "device/cpu/route.h"
 #include "device/cpu/rows.h"
+#include "device/cpu/workers.h"
 #include "device/device_backend.h"
+#include "switchyard/device.h"
 
 namespace switchyard {
 namespace {
 
 class CpuDevice final : public DeviceBackend {
  public:
+  explicit CpuDevice(const CpuOptions& options) : workers_(options.num_threads, options.cores) {}
+
   BadId count_assignments(const CountAssignments& args) const override {
     return cpu::count_assignments(args);
   }
   void assign_slots(const AssignSlots& args) const override { cpu::assign_slots(args); }
-  void scatter_rows(const ScatterRows& args) const override { cpu::scatter_rows(args); }
-  void gather_rows(const GatherRows& args) const override { cpu::gather_rows(args); }
-  void dot_rows(const DotRows& args) const override { cpu::dot_rows(args); }
+  void scatter_rows(const ScatterRows& args) const override { cpu::scatter_rows(args, workers_); }
+  void gather_rows(const GatherRows& args) const override { cpu::gather_rows(args, workers_); }
+  void dot_rows(const DotRows& args) const override { cpu::dot_rows(args, workers_); }
+  std::int64_t route_tokens(const RouteTokens& args) const override {
+    return cpu::route_tokens(args, workers_, memory_);
+  }
+  void route_tokens_backward(const RouteTokensBackward& args) const override {
+    cpu::route_tokens_backward(args, workers_, memory_);
+  }
+  void experts_forward(const ExpertsForward& args) const override {
+    cpu::experts_forward(args, workers_);
+  }
+  void experts_backward(const ExpertsBackward& args) const override {
+    cpu::experts_backward(args, workers_, memory_);
+  }
+  void shared_forward(const SharedForward& args) const override {
+    cpu::shared_forward(args, workers_);
+  }
+  void shared_backward(const SharedBackward& args) const override {
+    cpu::shared_backward(args, workers_, memory_);
+  }
+  TensorView take(const Shape& shape, Dtype dtype) const override {
+    return memory_.take(shape, dtype);
+  }
+  std::int64_t bytes_held() const override { return memory_.bytes_held(); }
+  int num_threads() const override { return workers_.num_threads(); }
+
+ private:
+  // A device is used by one thread at a time; what it works with is no part of what it is.
+  mutable cpu::Workers workers_;
+  mutable MemoryCache memory_;
 };
 
 }  // namespace
 
-const DeviceBackend& cpu_device() {
-  static const CpuDevice device;
-  return device;
+Device::Device() : Device(cpu({})) {}
+
+Device Device::cpu(const CpuOptions& options) {
+  require(options.num_threads >= 1, "num_threads ({}) must be at least 1", options.num_threads);
+  return Device(std::make_shared<const CpuDevice>(options));
 }
+
+int Device::num_threads() const { return backend_->num_threads(); }
+std::int64_t Device::bytes_held() const { return backend_->bytes_held(); }
 
 }  // namespace switchyard

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/require.h"
+#include "device/cpu/instruction_sets.h"
 
 namespace switchyard::cpu {
 namespace {
@@ -114,15 +115,11 @@ class NamedRows {
 }  // namespace
 
 std::vector<const RowKernels*> row_kernels_of_this_cpu() {
-  std::vector<const RowKernels*> kernels{&kRowKernels_baseline};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) kernels.push_back(&kRowKernels_avx2);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl")) {
-    kernels.push_back(&kRowKernels_avx512);
-  }
+  return runnable(kRowKernels_baseline, kRowKernels_avx2, kRowKernels_avx512);
+#else
+  return {&kRowKernels_baseline};
 #endif
-  return kernels;
 }
 
 const RowKernels& row_kernels() {
@@ -130,16 +127,29 @@ const RowKernels& row_kernels() {
   return best;
 }
 
-void scatter_rows(const ScatterRows& args) {
+namespace {
+
+// Entries first … last − 1 of a table.
+RowTable part_of(const RowTable& table, std::int64_t first, std::int64_t last) {
+  RowTable part = table;
+  part.count = last - first;
+  part.slots += first * table.width;
+  if (part.buffers != nullptr) part.buffers += first * table.width;
+  return part;
+}
+
+const float* part_of(const float* scalars, const RowTable& table, std::int64_t first) {
+  return scalars != nullptr ? scalars + first * table.width : nullptr;
+}
+
+void scatter_part(const ScatterRows& args, std::int64_t first, std::int64_t last, Stores stores) {
   const auto& kernels = row_kernels();
   const auto& typed = kernels_for(args.from.dtype());
   const auto row_bytes = args.from.row_bytes();
   const auto elements = args.from.shape().row_elements();
-  const Stores stores =
-      choose_stores(args.to.bases, row_bytes, row_bytes, args.to.count * args.to.width * row_bytes);
-  NamedRows named(args.to, args.scale, row_bytes);
-  for (std::int64_t i = 0; i < args.to.count; ++i) {
-    const auto& to = named.entry(i);
+  NamedRows named(part_of(args.to, first, last), part_of(args.scale, args.to, first), row_bytes);
+  for (std::int64_t i = first; i < last; ++i) {
+    const auto& to = named.entry(i - first);
     if (args.scale != nullptr) {
       typed.scale(to.rows, to.factors, to.count, args.from.row(i), elements, stores);
     } else {
@@ -149,17 +159,15 @@ void scatter_rows(const ScatterRows& args) {
   kernels.publish();
 }
 
-void gather_rows(const GatherRows& args) {
+void gather_part(const GatherRows& args, std::int64_t first, std::int64_t last, Stores stores) {
   const auto& typed = kernels_for(args.to.dtype());
   const auto row_bytes = args.to.row_bytes();
   const auto elements = args.to.shape().row_elements();
-  const std::array<std::byte*, 1> base{args.to.data()};
-  const Stores stores =
-      choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
-  NamedRows named(args.from, args.weights, row_bytes, entries_ahead(args.from.width * row_bytes));
-  for (std::int64_t i = 0; i < args.from.count; ++i) {
-    const auto& from = named.entry(i);
-    const auto& later = named.later(i);
+  NamedRows named(part_of(args.from, first, last), part_of(args.weights, args.from, first),
+                  row_bytes, entries_ahead(args.from.width * row_bytes));
+  for (std::int64_t i = first; i < last; ++i) {
+    const auto& from = named.entry(i - first);
+    const auto& later = named.later(i - first);
     typed.sum(args.to.row(i),
               {.rows = from.rows,
                .weights = from.factors,
@@ -171,18 +179,44 @@ void gather_rows(const GatherRows& args) {
   row_kernels().publish();
 }
 
-void dot_rows(const DotRows& args) {
+void dot_part(const DotRows& args, std::int64_t first, std::int64_t last) {
   const auto& typed = kernels_for(args.with.dtype());
   const auto elements = args.with.shape().row_elements();
-  NamedRows named(args.rows, nullptr, args.with.row_bytes());
-  for (std::int64_t i = 0; i < args.rows.count; ++i) {
+  NamedRows named(part_of(args.rows, first, last), nullptr, args.with.row_bytes());
+  for (std::int64_t i = first; i < last; ++i) {
     float* dots = args.dots + i * args.rows.width;
     std::fill_n(dots, args.rows.width, 0.0F);
-    const auto& rows = named.entry(i);
+    const auto& rows = named.entry(i - first);
     for (int c = 0; c < rows.count; ++c) {
       dots[rows.columns[c]] = typed.dot(args.with.row(i), rows.rows[c], elements);
     }
   }
+}
+
+}  // namespace
+
+void scatter_rows(const ScatterRows& args, Workers& workers) {
+  const auto row_bytes = args.from.row_bytes();
+  const Stores stores =
+      choose_stores(args.to.bases, row_bytes, row_bytes, args.to.count * args.to.width * row_bytes);
+  workers.split(args.to.count, [&](std::int64_t first, std::int64_t last) {
+    scatter_part(args, first, last, stores);
+  });
+}
+
+void gather_rows(const GatherRows& args, Workers& workers) {
+  const auto row_bytes = args.to.row_bytes();
+  const std::array<std::byte*, 1> base{args.to.data()};
+  const Stores stores =
+      choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
+  workers.split(args.from.count, [&](std::int64_t first, std::int64_t last) {
+    gather_part(args, first, last, stores);
+  });
+}
+
+void dot_rows(const DotRows& args, Workers& workers) {
+  workers.split(args.rows.count,
+                [&](std::int64_t first, std::int64_t last) { dot_part(args, first, last); });
 }
 
 }  // namespace switchyard::cpu

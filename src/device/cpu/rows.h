@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "device/cpu/row_kernels.h"
+#include "device/cpu/workers.h"
 #include "device/device_backend.h"
 
 namespace switchyard::cpu {
 
-void scatter_rows(const ScatterRows& args);
-void gather_rows(const GatherRows& args);
-void dot_rows(const DotRows& args);
+void scatter_rows(const ScatterRows& args, Workers& workers);
+void gather_rows(const GatherRows& args, Workers& workers);
+void dot_rows(const DotRows& args, Workers& workers);
 
 // The kernels that this CPU can run, the best last.
 std::vector<const RowKernels*> row_kernels_of_this_cpu();

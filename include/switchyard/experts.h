@@ -1,0 +1,157 @@
+// The experts of one rank: two or three matrices each, applied to groups of rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/device.h"
+#include "switchyard/export.h"
+#include "switchyard/plan.h"
+#include "switchyard/router.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+struct WorkTimes;
+
+enum class Activation {
+  swiglu,  // silu(gate) · up
+  // gpt-oss: g · sigmoid(1.702 · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
+  clamped_swiglu,
+  gelu,       // up alone: u · Φ(u), exactly
+  gelu_tanh,  // up alone: its approximation by tanh
+  relu,       // up alone
+  silu,       // up alone
+};
+constexpr bool has_gate(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::clamped_swiglu;
+}
+SWITCHYARD_API std::string_view name_of(Activation activation);
+
+// Where a row's routing weight w enters.
+enum class WeightStage {
+  output,      // w · expert(x), multiplied when rows are combined
+  activation,  // the same number, multiplied before the down projection
+  input,       // expert(w · x): another function (TorchTitan's score_before_experts)
+};
+SWITCHYARD_API std::string_view name_of(WeightStage stage);
+
+struct ExpertsOptions {
+  std::int64_t hidden = 0;        // H
+  std::int64_t intermediate = 0;  // I
+  Dtype dtype = Dtype::f32;       // of rows and weights: f32 or bf16
+  Activation activation = Activation::swiglu;
+  WeightStage weight_stage = WeightStage::output;
+  float clamp_limit = 7.0F;  // for clamped_swiglu
+
+  // Values that a row leaves for backward: 2I with a gate, I without.
+  std::int64_t hidden_width() const { return has_gate(activation) ? 2 * intermediate : intermediate; }
+};
+
+// One expert. Matrices are (out, in) with any row stride, so that views into packed, interleaved or
+// separate storage are used where they lie. A default view is none: no gate, no bias.
+template <typename View>
+struct BasicExpertTensors {
+  View gate = {};       // [I, H]
+  View up = {};         // [I, H]
+  View down = {};       // [H, I]
+  View gate_bias = {};  // [I]
+  View up_bias = {};    // [I]
+  View down_bias = {};  // [H]
+};
+using ExpertWeights = BasicExpertTensors<ConstTensorView>;
+// Of the weights' dtype, or f32.
+using ExpertGradients = BasicExpertTensors<TensorView>;
+
+// The experts of packed tensors: gate_up [e, 2I, H] (the gates first), or [e, I, H] without gates;
+// down [e, H, I]; biases [e, 2I] and [e, H], or none. Views, not copies.
+template <typename View>
+struct BasicPackedExperts {
+  View gate_up = {};
+  View down = {};
+  View gate_up_bias = {};
+  View down_bias = {};
+};
+using PackedExperts = BasicPackedExperts<ConstTensorView>;
+using PackedExpertGradients = BasicPackedExperts<TensorView>;
+SWITCHYARD_API std::vector<ExpertWeights> unpack(const PackedExperts& packed,
+                                                 Activation activation = Activation::swiglu);
+SWITCHYARD_API std::vector<ExpertGradients> unpack(const PackedExpertGradients& packed,
+                                                   Activation activation = Activation::swiglu);
+
+// Which rows are whose: those of the plan, or of a foreign dispatcher.
+struct RowGroups {
+  ConstTensorView row_offsets;  // [e + 1] i32: where each group begins
+  ConstTensorView group_rows;   // [e] i32: its rows before padding
+  std::int64_t alignment = 1;   // that every group begins at a multiple of
+
+  SWITCHYARD_API static RowGroups of(const Plan& plan);
+};
+
+// R rows; those beyond the groups, and pads, are neither read nor written.
+struct ExpertsInput {
+  ConstTensorView rows;                             // [R, H]
+  std::optional<ConstTensorView> row_weights = {};  // [R] f32, where the stage wants them here
+};
+struct ExpertsOutput {
+  TensorView out;                          // [R, H]; may be the memory of rows
+  std::optional<TensorView> hidden = {};   // [R, hidden_width] for backward; none: nothing is kept
+};
+
+// What `hidden` holds when backward begins.
+enum class HiddenRows { kept, to_be_computed };
+
+// For the stages output and activation d_out is the gradient of w · out, unweighted: row d_y[t].
+struct ExpertsBackwardInput {
+  TensorView rows;                                  // [R, H] as in forward; used up
+  std::optional<ConstTensorView> row_weights = {};  // [R] f32; none: 1
+  TensorView hidden;                                // [R, hidden_width]; used up
+  HiddenRows hidden_rows = HiddenRows::kept;
+  ConstTensorView d_out;  // [R, H]
+};
+struct ExpertsBackwardOutput {
+  TensorView d_rows;                              // [R, H]
+  std::optional<TensorView> d_row_weights = {};   // [R] f32
+  std::span<const ExpertGradients> gradients;     // [e]
+  GradientMode mode = GradientMode::overwrite;
+};
+
+// Not collective. Every choice of how a group is computed depends on its rows and the sizes of the
+// matrices alone, so the bits of a group's results do not depend on what else is on this rank.
+class SWITCHYARD_API Experts {
+ public:
+  explicit Experts(const ExpertsOptions& options, Device device = {});
+
+  void forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
+               const ExpertsInput& in, const ExpertsOutput& out) const;
+  void backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
+                const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const;
+
+  // Throw InvalidArgument, naming the expert, if weights do not fit the options, or gradients the
+  // weights.
+  void check(std::span<const ExpertWeights> weights) const;
+  void check(std::span<const ExpertWeights> weights,
+             std::span<const ExpertGradients> gradients) const;
+
+  // Over all calls and threads so far: in matrix products, and in everything else.
+  struct Seconds {
+    double gemm = 0.0;
+    double other = 0.0;
+  };
+  Seconds seconds_spent() const;
+
+  // What groups must be aligned to on this device.
+  std::int64_t required_alignment() const { return 1; }
+  const ExpertsOptions& options() const { return options_; }
+
+ private:
+  ExpertsOptions options_;
+  Device device_;
+  std::shared_ptr<WorkTimes> times_;
+};
+
+}  // namespace switchyard

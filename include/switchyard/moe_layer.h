@@ -1,0 +1,137 @@
+// A whole Mixture-of-Experts layer over the ranks of a communicator, forward and backward.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
+#include "switchyard/experts.h"
+#include "switchyard/export.h"
+#include "switchyard/moe_parameters.h"
+#include "switchyard/placement.h"
+#include "switchyard/router.h"
+
+namespace switchyard {
+
+// What a training forward keeps for backward, besides x, the routing and the plan.
+enum class Keep {
+  rows,         // the experts' inner values; at several ranks the received rows too
+  activations,  // the experts' inner values; rows are dispatched again in backward
+  nothing,      // rows are dispatched, and the inner values computed, again in backward
+};
+
+struct MoeLayerOptions {
+  std::int64_t hidden = 0;        // H
+  std::int64_t intermediate = 0;  // I
+  RouterOptions router = {};
+  Dtype dtype = Dtype::f32;  // of tokens and weights: f32 or bf16
+  Activation activation = Activation::swiglu;
+  WeightStage weight_stage = WeightStage::output;
+  float clamp_limit = 7.0F;
+  std::int64_t shared_intermediate = 0;  // 0: no shared expert
+  Activation shared_activation = Activation::swiglu;
+
+  Sizing sizing = {};
+  std::int64_t alignment = 1;
+  MoverKind mover = MoverKind::automatic;
+  CombineMode combine = CombineMode::per_assignment;
+  Keep keep = Keep::rows;
+
+  ExpertsOptions experts() const;
+  ExpertsOptions shared_expert() const;
+};
+
+struct LayerInput {
+  ConstTensorView x;                               // [T, H]; T may differ between ranks and be 0
+  std::optional<ConstTensorView> expert_ids = {};  // [T, K] i32: replays a choice
+};
+
+// What one training forward leaves for its backward. x itself is not copied: its memory must stay
+// as it is until then.
+class SWITCHYARD_API SavedForBackward {
+ public:
+  SavedForBackward();
+  ~SavedForBackward();
+  SavedForBackward(SavedForBackward&&) noexcept;
+  SavedForBackward& operator=(SavedForBackward&&) noexcept;
+
+  // Memory held, x included.
+  std::int64_t bytes() const;
+  // Only after a forward.
+  const Plan& plan() const;
+  const Routing& routing() const;
+
+ private:
+  friend class MoeLayer;
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+struct LayerBackwardOutput {
+  TensorView d_x;                              // [T, H]
+  MoeGradients gradients;                      // the router's and the shared expert's over this
+                                               // rank's tokens, the experts' over everybody's
+  GradientMode mode = GradientMode::overwrite;
+  std::optional<TensorView> d_weights = {};    // [T, K] f32: of the routing weights
+};
+
+// What happened in the last forward, and the backward after it.
+struct SWITCHYARD_API LayerStats {
+  struct Stage {
+    std::string_view name;
+    double seconds = 0.0;
+  };
+
+  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks
+  std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each
+  std::vector<std::int64_t> bytes_by_expert;  // [E] of rows received
+  std::vector<std::int64_t> bytes_by_rank;    // [ranks]
+  std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
+  bool overflow = false;
+  std::int64_t bytes_on_wire = 0;    // of rows, weights and slots that this rank exchanged
+  std::vector<Stage> forward;        // in order
+  std::vector<Stage> backward;       // in order
+  std::vector<double> waited_for;    // [ranks] seconds that this rank waited for each to arrive
+};
+
+// The constructor, forward and backward are collective: every rank calls them in the same order,
+// with or without tokens. y, d_x, d_weights and the experts' gradients have the same bits at every
+// number of ranks and threads. The communicator must outlive the layer.
+class SWITCHYARD_API MoeLayer {
+ public:
+  MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
+           Device device = {});
+  ~MoeLayer();
+  MoeLayer(MoeLayer&&) noexcept;
+
+  // For inference: keeps nothing. Logits that are not finite, and bad ids, are the same
+  // InvalidArgument on every rank, or a status of a bounded plan.
+  Tensor forward(const MoeWeights& weights, const LayerInput& in);
+  // For training.
+  Tensor forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved);
+  // Into y [T, H]; keeps nothing if `saved` is null.
+  void forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
+               SavedForBackward* saved);
+
+  // With the weights of the forward. Uses `saved` up.
+  void backward(const MoeWeights& weights, SavedForBackward& saved, const ConstTensorView& d_y,
+                const LayerBackwardOutput& out);
+
+  const LayerStats& stats() const;
+  // The status of the last forward's plan, for bounded sizing.
+  const PlanStatus& status() const;
+  const MoeLayerOptions& options() const;
+  const ExpertPlacement& placement() const;
+  Communicator& communicator() const;
+
+ private:
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+}  // namespace switchyard

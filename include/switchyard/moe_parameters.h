@@ -1,0 +1,47 @@
+// Weights, or gradients, of an MoE layer: views of anybody's memory, and memory of one's own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "switchyard/experts.h"
+#include "switchyard/export.h"
+#include "switchyard/placement.h"
+#include "switchyard/router.h"
+
+namespace switchyard {
+
+struct MoeLayerOptions;
+
+// The router and the shared expert are the same on every rank; the routed experts are this rank's,
+// in ascending order of id.
+template <typename View>
+struct BasicMoeTensors {
+  BasicRouterTensors<View> router = {};
+  std::vector<BasicExpertTensors<View>> experts = {};
+  BasicExpertTensors<View> shared = {};  // of the shared experts, side by side as one
+};
+using MoeWeights = BasicMoeTensors<ConstTensorView>;
+using MoeGradients = BasicMoeTensors<TensorView>;
+
+enum class ExpertBiases { none, all };
+
+// Owns one rank's part of a layer, packed. Both views share the ownership.
+class SWITCHYARD_API MoeParameters {
+ public:
+  // Zeros.
+  MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank,
+                ExpertBiases biases = ExpertBiases::none);
+  // Evenly distributed in ±1/√fan-in; an expert's values depend on its id and the seed alone.
+  static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
+                              int rank, std::uint64_t seed, ExpertBiases biases = ExpertBiases::none);
+
+  MoeWeights weights() const;
+  MoeGradients gradients() const { return tensors_; }
+  void set_zero();
+
+ private:
+  MoeGradients tensors_;
+};
+
+}  // namespace switchyard

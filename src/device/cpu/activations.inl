@@ -1,0 +1,129 @@
+// The activations and their derivatives, on vectors. Part of element_kernels.inl.
+namespace switchyard::cpu {
+namespace {
+
+inline Floats all(float value) { return Floats{} + value; }
+inline Floats at_most(Floats x, float limit) { return x > limit ? all(limit) : x; }
+inline Floats at_least(Floats x, float limit) { return x < limit ? all(limit) : x; }
+
+// eˣ to one unit in the last place or two; NaN stays NaN, and what would overflow stays finite.
+inline Floats exp_of(Floats x) {
+  x = at_least(at_most(x, 88.37F), -87.33F);
+  constexpr float kToInteger = 12582912.0F;  // adding 1.5·2²³ rounds to an integer
+  const Floats shifted = x * 1.44269504F + kToInteger;
+  const Floats n = shifted - kToInteger;
+  const Floats r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  Floats p = all(1.0F / 5040.0F);
+  p = p * r + 1.0F / 720.0F;
+  p = p * r + 1.0F / 120.0F;
+  p = p * r + 1.0F / 24.0F;
+  p = p * r + 1.0F / 6.0F;
+  p = p * r + 0.5F;
+  p = p * r + 1.0F;
+  p = p * r + 1.0F;
+  const auto exponent = (reinterpret_cast<Ints>(shifted) - 0x4b400000 + 127) << 23;
+  return p * reinterpret_cast<Floats>(exponent);
+}
+
+inline Floats sigmoid_of(Floats x) { return 1.0F / (1.0F + exp_of(-x)); }
+
+// An activation of one or two values, and its derivatives.
+struct Derivatives {
+  Floats value;
+  Floats d_gate;
+  Floats d_up;
+};
+
+struct Swiglu {
+  static constexpr bool kGated = true;
+  static Floats value(Floats gate, Floats up, float /*limit*/) {
+    return gate * sigmoid_of(gate) * up;
+  }
+  static Derivatives derivatives(Floats gate, Floats up, float /*limit*/) {
+    const Floats s = sigmoid_of(gate);
+    return {gate * s * up, up * (s * (1.0F + gate * (1.0F - s))), gate * s};
+  }
+};
+
+struct ClampedSwiglu {
+  static constexpr bool kGated = true;
+  static constexpr float kAlpha = 1.702F;
+  static Floats value(Floats gate, Floats up, float limit) {
+    const Floats g = at_most(gate, limit);
+    const Floats u = at_least(at_most(up, limit), -limit);
+    return g * sigmoid_of(kAlpha * g) * (u + 1.0F);
+  }
+  static Derivatives derivatives(Floats gate, Floats up, float limit) {
+    const Floats g = at_most(gate, limit);
+    const Floats u = at_least(at_most(up, limit), -limit);
+    const Floats s = sigmoid_of(kAlpha * g);
+    const Floats d_gate = (u + 1.0F) * (s * (1.0F + kAlpha * g * (1.0F - s)));
+    const Floats d_up = g * s;
+    return {g * s * (u + 1.0F), gate > limit ? Floats{} : d_gate,
+            (up > limit) | (up < -limit) ? Floats{} : d_up};
+  }
+};
+
+struct Gelu {
+  static constexpr bool kGated = false;
+  // Φ(u), by erfc(z) = e^(−z²) · t · Q(t), t = 1/(1 + 0.3z): Q fitted to 3e-8 for all z ≥ 0.
+  static Floats normal_cdf(Floats u, Floats bell) {
+    const Floats z = (u < 0.0F ? -u : u) * 0.707106781F;
+    const Floats t = 1.0F / (1.0F + 0.3F * z);
+    Floats q = all(-1.300560532e-01F);
+    q = q * t + 4.883715781e-01F;
+    q = q * t + -5.185858692e-01F;
+    q = q * t + 5.555921355e-01F;
+    q = q * t + -1.006068572e-01F;
+    q = q * t + 2.177169603e-01F;
+    q = q * t + 1.475500491e-01F;
+    q = q * t + 1.708380860e-01F;
+    q = q * t + 1.691799520e-01F;
+    const Floats below = 0.5F * bell * t * q;
+    return u < 0.0F ? below : 1.0F - below;
+  }
+  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) {
+    return u * normal_cdf(u, exp_of(-0.5F * u * u));
+  }
+  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+    const Floats bell = exp_of(-0.5F * u * u);
+    const Floats cdf = normal_cdf(u, bell);
+    return {u * cdf, Floats{}, cdf + u * bell * 0.398942280F};
+  }
+};
+
+struct GeluTanh {
+  static constexpr bool kGated = false;
+  static constexpr float kTwiceFactor = 1.59576912F;  // 2·√(2/π)
+  static constexpr float kCubic = 0.044715F;
+  // ½(1 + tanh v) is the sigmoid of 2v.
+  static Floats factor(Floats u) { return sigmoid_of(kTwiceFactor * (u + kCubic * u * u * u)); }
+  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) { return u * factor(u); }
+  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+    const Floats s = factor(u);
+    const Floats slope = kTwiceFactor * (1.0F + 3.0F * kCubic * u * u);
+    return {u * s, Floats{}, s + u * s * (1.0F - s) * slope};
+  }
+};
+
+struct Relu {
+  static constexpr bool kGated = false;
+  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) {
+    return u < 0.0F ? Floats{} : u;  // NaN stays NaN
+  }
+  static Derivatives derivatives(Floats gate, Floats u, float limit) {
+    return {value(gate, u, limit), Floats{}, u > 0.0F ? all(1.0F) : Floats{}};
+  }
+};
+
+struct Silu {
+  static constexpr bool kGated = false;
+  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) { return u * sigmoid_of(u); }
+  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+    const Floats s = sigmoid_of(u);
+    return {u * s, Floats{}, s * (1.0F + u * (1.0F - s))};
+  }
+};
+
+}  // namespace
+}  // namespace switchyard::cpu

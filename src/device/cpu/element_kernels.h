@@ -1,0 +1,60 @@
+// What is done with the elements of a row: activations, scores, conversions. One source gives these
+// for every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace switchyard::cpu {
+
+// A row of an expert's inner values: `width` gates and then `width` ups, or ups alone.
+struct ActivationRow {
+  const std::byte* hidden = nullptr;
+  std::byte* out = nullptr;  // weight · activation
+  std::int64_t width = 0;
+  float weight = 1.0F;
+  float limit = 0.0F;  // of the clamped kind
+};
+
+struct ActivationGradientRow {
+  std::byte* hidden = nullptr;     // becomes the gradient of hidden
+  const float* d_out = nullptr;    // of weight · activation
+  std::byte* out = nullptr;        // weight · activation, as in forward
+  std::int64_t width = 0;
+  float weight = 1.0F;
+  float limit = 0.0F;
+};
+
+struct ElementKernels {
+  const char* name;
+
+  void (*widen)(float* to, const std::byte* from, std::int64_t elements);   // bf16 to f32
+  void (*narrow)(std::byte* to, const float* from, std::int64_t elements);  // f32 to bf16
+
+  // One a token: values [n] are replaced.
+  void (*softmax)(float* values, std::int64_t n);
+  void (*sigmoid)(float* values, std::int64_t n);
+  bool (*all_finite)(const float* values, std::int64_t n);
+  // The index of the largest; the lowest of equals.
+  std::int64_t (*argmax)(const float* values, std::int64_t n);
+
+  struct Typed {
+    // to += from
+    void (*add)(std::byte* to, const float* from, std::int64_t elements);
+    // to [+]= Σ over rows of scale · row, each `stride` elements after the other; scale may be null
+    void (*add_rows)(float* to, const std::byte* rows, std::int64_t num_rows, std::int64_t stride,
+                     std::int64_t elements, const float* scale);
+    // By enum Activation.
+    void (*activation[6])(const ActivationRow& row);
+    // Returns ⟨d_out, activation⟩, the gradient of the weight.
+    float (*activation_gradient[6])(const ActivationGradientRow& row);
+  };
+  Typed f32;
+  Typed bf16;
+};
+
+extern const ElementKernels kElementKernels_baseline;
+extern const ElementKernels kElementKernels_avx2;
+extern const ElementKernels kElementKernels_avx512;
+
+}  // namespace switchyard::cpu

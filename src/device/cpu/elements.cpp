@@ -1,0 +1,38 @@
+#include "device/cpu/elements.h"
+
+#include <cstring>
+
+#include "device/cpu/instruction_sets.h"
+
+namespace switchyard::cpu {
+
+std::vector<const ElementKernels*> element_kernels_of_this_cpu() {
+#if defined(__x86_64__)
+  return runnable(kElementKernels_baseline, kElementKernels_avx2, kElementKernels_avx512);
+#else
+  return {&kElementKernels_baseline};
+#endif
+}
+
+const ElementKernels& element_kernels() {
+  static const ElementKernels& best = *element_kernels_of_this_cpu().back();
+  return best;
+}
+
+void write_gradient(const TensorView& gradient, Columns columns, const float* sums,
+                    GradientMode mode) {
+  const auto width = columns.last - columns.first;
+  for (std::int64_t r = 0; r < gradient.rows(); ++r) {
+    std::byte* to = gradient.row(r) + columns.first * size_of(gradient.dtype());
+    const float* from = sums + r * width;
+    if (mode == GradientMode::accumulate) {
+      element_kernels(gradient.dtype()).add(to, from, width);
+    } else if (gradient.dtype() == Dtype::f32) {
+      std::memcpy(to, from, static_cast<std::size_t>(width) * sizeof(float));
+    } else {
+      element_kernels().narrow(to, from, width);
+    }
+  }
+}
+
+}  // namespace switchyard::cpu

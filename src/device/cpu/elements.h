@@ -1,0 +1,28 @@
+// The element kernels of this CPU.
+#pragma once
+
+#include <vector>
+
+#include "device/cpu/element_kernels.h"
+#include "switchyard/router.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::cpu {
+
+// Those that this CPU can run, the best last.
+std::vector<const ElementKernels*> element_kernels_of_this_cpu();
+// The best of them.
+const ElementKernels& element_kernels();
+inline const ElementKernels::Typed& element_kernels(Dtype dtype) {
+  return dtype == Dtype::f32 ? element_kernels().f32 : element_kernels().bf16;
+}
+
+// Rows of f32 sums into a part of a gradient [rows, columns] of f32 or bf16.
+struct Columns {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+void write_gradient(const TensorView& gradient, Columns columns, const float* sums,
+                    GradientMode mode);
+
+}  // namespace switchyard::cpu

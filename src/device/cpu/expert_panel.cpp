@@ -1,0 +1,326 @@
+#include "device/cpu/expert_panel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/cpu/elements.h"
+#include "device/cpu/gate.h"
+#include "device/cpu/gemm.h"
+#include "device/cpu/panels.h"
+#include "device/cpu/rows.h"
+
+namespace switchyard::cpu {
+namespace {
+
+MatrixIn in(const PanelRows& rows, Layout layout = Layout::plain) {
+  return {rows.data, rows.stride, layout};
+}
+MatrixIn in(const ConstTensorView& matrix, Layout layout = Layout::plain) {
+  return {matrix.data(), matrix.row_stride(), layout};
+}
+MatrixOut out(const PanelRows& rows) { return {rows.data, rows.stride, rows.dtype}; }
+
+PanelRows columns_from(PanelRows rows, std::int64_t first) {
+  rows.data += first * size_of(rows.dtype);
+  return rows;
+}
+
+PanelRows take_rows(std::int64_t rows, std::int64_t width, Dtype dtype, Scratch& scratch) {
+  return {scratch.take_bytes(rows * width * size_of(dtype)), width, dtype};
+}
+
+const RowKernels::Typed& row_kernels_for(Dtype dtype) {
+  return dtype == Dtype::f32 ? row_kernels().f32 : row_kernels().bf16;
+}
+
+void scale_row(std::byte* to, const std::byte* from, float factor, Dtype dtype,
+               std::int64_t elements) {
+  row_kernels_for(dtype).scale(&to, &factor, 1, from, elements, Stores::cached);
+}
+
+// Every row becomes the bias, so that a product can be added to it and rounded once.
+void fill_with_bias(const PanelRows& rows, std::int64_t num_rows, const ConstTensorView& bias,
+                    const float* row_weights, Scratch& scratch) {
+  const auto width = bias.shape()[0];
+  float* wide = scratch.take_floats(2 * width);
+  float* weighted = wide + width;
+  for (std::int64_t i = 0; i < width; ++i) wide[i] = element(bias, i);
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    const float factor = row_weights != nullptr ? row_weights[r] : 1.0F;
+    for (std::int64_t i = 0; i < width; ++i) weighted[i] = factor * wide[i];
+    if (rows.dtype == Dtype::f32) {
+      std::memcpy(rows.row(r), weighted, static_cast<std::size_t>(width) * sizeof(float));
+    } else {
+      element_kernels().narrow(rows.row(r), weighted, width);
+    }
+  }
+}
+
+// to = x · matrixᵀ + bias
+void project(const PanelRows& x, std::int64_t num_rows, const ConstTensorView& matrix,
+             const ConstTensorView& bias, const PanelRows& to, Scratch& scratch) {
+  if (is_given(bias)) fill_with_bias(to, num_rows, bias, nullptr, scratch);
+  gemm({.m = num_rows,
+        .n = matrix.shape()[0],
+        .k = matrix.shape()[1],
+        .dtype = matrix.dtype(),
+        .a = in(x),
+        .b = in(matrix, Layout::transposed),
+        .c = out(to),
+        .accumulate = is_given(bias)},
+       scratch);
+}
+
+void compute_hidden(const ExpertsOptions& options, const ExpertWeights& weights,
+                    const PanelRows& x, std::int64_t num_rows, const PanelRows& hidden,
+                    Scratch& scratch) {
+  const bool gated = has_gate(options.activation);
+  if (gated) project(x, num_rows, weights.gate, weights.gate_bias, hidden, scratch);
+  project(x, num_rows, weights.up, weights.up_bias,
+          columns_from(hidden, gated ? options.intermediate : 0), scratch);
+}
+
+// w·x in scratch.
+PanelRows weighted_rows(const PanelRows& x, std::int64_t num_rows, const float* row_weights,
+                        std::int64_t width, Scratch& scratch) {
+  const PanelRows to = take_rows(num_rows, width, x.dtype, scratch);
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    scale_row(to.row(r), x.row(r), row_weights[r], x.dtype, width);
+  }
+  return to;
+}
+
+}  // namespace
+
+PanelRows rows_from(const TensorView& rows, std::int64_t first) {
+  return {rows.row(first), rows.row_stride(), rows.dtype()};
+}
+PanelRows rows_from(const ConstTensorView& rows, std::int64_t first) {
+  return {const_cast<std::byte*>(rows.row(first)), rows.row_stride(), rows.dtype()};
+}
+
+void TaskClock::add(std::atomic<std::int64_t>* to) {
+  if (to == nullptr) return;
+  const auto time = now();
+  to->fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(time - last_).count(),
+                std::memory_order_relaxed);
+  last_ = time;
+}
+
+void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock) {
+  const auto& options = panel.options;
+  const auto width = options.intermediate;
+  const bool weigh_input =
+      options.weight_stage == WeightStage::input && panel.row_weights != nullptr;
+  const bool weigh_activation =
+      options.weight_stage == WeightStage::activation && panel.row_weights != nullptr;
+  const PanelRows x = weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights,
+                                                  options.hidden, scratch)
+                                  : panel.x;
+  const PanelRows hidden =
+      panel.hidden.data != nullptr
+          ? panel.hidden
+          : take_rows(panel.rows, options.hidden_width(), options.dtype, scratch);
+  const PanelRows activated = take_rows(panel.rows, width, options.dtype, scratch);
+  clock.count_other();
+  compute_hidden(options, panel.weights, x, panel.rows, hidden, scratch);
+  clock.count_gemm();
+  const auto activate =
+      element_kernels(options.dtype).activation[static_cast<std::size_t>(options.activation)];
+  for (std::int64_t r = 0; r < panel.rows; ++r) {
+    activate({.hidden = hidden.row(r),
+              .out = activated.row(r),
+              .width = width,
+              .weight = weigh_activation ? panel.row_weights[r] : 1.0F,
+              .limit = options.clamp_limit});
+  }
+  const auto& bias = panel.weights.down_bias;
+  if (is_given(bias)) {
+    fill_with_bias(panel.out, panel.rows, bias, weigh_activation ? panel.row_weights : nullptr,
+                   scratch);
+  }
+  clock.count_other();
+  gemm({.m = panel.rows,
+        .n = options.hidden,
+        .k = width,
+        .dtype = options.dtype,
+        .a = in(activated),
+        .b = in(panel.weights.down, Layout::transposed),
+        .c = out(panel.out),
+        .accumulate = is_given(bias)},
+       scratch);
+  clock.count_gemm();
+}
+
+namespace {
+
+// hidden becomes its gradient, activated the input of the down projection.
+void activation_backward(const BackwardPanel& panel, const float* d_activated, Scratch& scratch) {
+  const auto& options = panel.options;
+  const bool weigh =
+      options.weight_stage != WeightStage::input && panel.row_weights != nullptr;
+  const auto backward = element_kernels(options.dtype)
+                            .activation_gradient[static_cast<std::size_t>(options.activation)];
+  const bool dot_bias =
+      weigh && panel.d_row_weights != nullptr && is_given(panel.weights.down_bias);
+  const PanelRows bias = take_rows(1, dot_bias ? options.hidden : 0, options.dtype, scratch);
+  if (dot_bias) {
+    std::memcpy(bias.data, panel.weights.down_bias.data(),
+                static_cast<std::size_t>(options.hidden * size_of(options.dtype)));
+  }
+  for (std::int64_t r = 0; r < panel.rows; ++r) {
+    float d_weight = backward({.hidden = panel.hidden.row(r),
+                               .d_out = d_activated + r * options.intermediate,
+                               .out = panel.activated.row(r),
+                               .width = options.intermediate,
+                               .weight = weigh ? panel.row_weights[r] : 1.0F,
+                               .limit = options.clamp_limit});
+    if (dot_bias) {
+      d_weight +=
+          row_kernels_for(options.dtype).dot(panel.d_out.row(r), bias.data, options.hidden);
+    }
+    if (weigh && panel.d_row_weights != nullptr) panel.d_row_weights[r] = d_weight;
+  }
+}
+
+// d_x = d_gate · gate + d_up · up, rounded once.
+void input_gradient(const BackwardPanel& panel, Scratch& scratch) {
+  const auto& options = panel.options;
+  const bool gated = has_gate(options.activation);
+  const bool via_f32 = gated && panel.d_x.dtype != Dtype::f32;
+  const PanelRows sums =
+      via_f32 ? take_rows(panel.rows, options.hidden, Dtype::f32, scratch) : panel.d_x;
+  const auto multiply = [&](const ConstTensorView& matrix, std::int64_t column, bool accumulate) {
+    gemm({.m = panel.rows,
+          .n = options.hidden,
+          .k = options.intermediate,
+          .dtype = options.dtype,
+          .a = in(columns_from(panel.hidden, column)),
+          .b = in(matrix),
+          .c = out(sums),
+          .accumulate = accumulate},
+         scratch);
+  };
+  if (gated) multiply(panel.weights.gate, 0, false);
+  multiply(panel.weights.up, gated ? options.intermediate : 0, gated);
+  for (std::int64_t r = 0; via_f32 && r < panel.rows; ++r) {
+    element_kernels().narrow(panel.d_x.row(r), reinterpret_cast<const float*>(sums.row(r)),
+                             options.hidden);
+  }
+}
+
+// The weight entered before the first matrix: x and d_x get it, and its gradient is ⟨d_x, x⟩.
+void weigh_input_backward(const BackwardPanel& panel) {
+  const auto& options = panel.options;
+  for (std::int64_t r = 0; r < panel.rows; ++r) {
+    std::byte* const x = panel.x.row(r);
+    std::byte* const d_x = panel.d_x.row(r);
+    if (panel.d_row_weights != nullptr) {
+      panel.d_row_weights[r] = row_kernels_for(options.dtype).dot(d_x, x, options.hidden);
+    }
+    scale_row(d_x, d_x, panel.row_weights[r], options.dtype, options.hidden);
+    scale_row(x, x, panel.row_weights[r], options.dtype, options.hidden);
+  }
+}
+
+}  // namespace
+
+void backward_panel(const BackwardPanel& panel, Scratch& scratch, TaskClock& clock) {
+  const auto& options = panel.options;
+  const bool weigh_input =
+      options.weight_stage == WeightStage::input && panel.row_weights != nullptr;
+  if (panel.hidden_rows == HiddenRows::to_be_computed) {
+    const PanelRows x = weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights,
+                                                    options.hidden, scratch)
+                                    : panel.x;
+    clock.count_other();
+    compute_hidden(options, panel.weights, x, panel.rows, panel.hidden, scratch);
+    clock.count_gemm();
+  }
+  float* d_activated = scratch.take_floats(panel.rows * options.intermediate);
+  gemm({.m = panel.rows,
+        .n = options.intermediate,
+        .k = options.hidden,
+        .dtype = options.dtype,
+        .a = in(panel.d_out),
+        .b = in(panel.weights.down),
+        .c = {reinterpret_cast<std::byte*>(d_activated), options.intermediate, Dtype::f32}},
+       scratch);
+  clock.count_gemm();
+  activation_backward(panel, d_activated, scratch);
+  clock.count_other();
+  input_gradient(panel, scratch);
+  clock.count_gemm();
+  if (weigh_input) weigh_input_backward(panel);
+  clock.count_other();
+}
+
+namespace {
+
+// One matrix: gradient [out, in] = leftᵀ · right over all rows; left are the gradients of what the
+// matrix gives, right its inputs.
+struct MatrixGradient {
+  const TensorView& gradient;
+  const TensorView& bias_gradient;
+  PanelRows left;
+  PanelRows right;
+  const float* bias_weights = nullptr;
+};
+
+void bias_gradient(const MatrixGradients& args, const MatrixGradient& matrix, Scratch& scratch) {
+  const auto width = matrix.bias_gradient.shape()[0];
+  float* sums = scratch.take_floats(width);
+  std::fill_n(sums, width, 0.0F);
+  element_kernels(matrix.left.dtype)
+      .add_rows(sums, matrix.left.data, args.rows, matrix.left.stride, width, matrix.bias_weights);
+  const TensorView row(matrix.bias_gradient.data(), matrix.bias_gradient.dtype(), {1, width},
+                       width, matrix.bias_gradient.owner());
+  write_gradient(row, {0, width}, sums, args.mode);
+}
+
+void matrix_block(const MatrixGradients& args, const MatrixGradient& matrix, std::int64_t block,
+                  Scratch& scratch) {
+  const auto first = block * kGradientBlockRows;
+  const auto last = std::min(first + kGradientBlockRows, matrix.gradient.shape()[0]);
+  gemm({.m = last - first,
+        .n = matrix.gradient.shape()[1],
+        .k = args.rows,
+        .dtype = args.options.dtype,
+        .a = in(columns_from(matrix.left, first), Layout::transposed),
+        .b = in(matrix.right),
+        .c = {matrix.gradient.row(first), matrix.gradient.row_stride(), matrix.gradient.dtype()},
+        .accumulate = args.mode == GradientMode::accumulate},
+       scratch);
+  if (block == 0 && is_given(matrix.bias_gradient)) bias_gradient(args, matrix, scratch);
+}
+
+}  // namespace
+
+std::int64_t num_gradient_tasks(const ExpertsOptions& options) {
+  return (has_gate(options.activation) ? 2 : 1) *
+             ceil_div(options.intermediate, kGradientBlockRows) +
+         ceil_div(options.hidden, kGradientBlockRows);
+}
+
+void gradient_task(const MatrixGradients& args, std::int64_t task, Scratch& scratch,
+                   TaskClock& clock) {
+  const auto& gradients = args.gradients;
+  const auto inner_blocks = ceil_div(args.options.intermediate, kGradientBlockRows);
+  const bool gated = has_gate(args.options.activation);
+  if (gated && task < inner_blocks) {
+    matrix_block(args, {gradients.gate, gradients.gate_bias, args.d_hidden, args.x}, task, scratch);
+  } else if (task < (gated ? 2 : 1) * inner_blocks) {
+    const PanelRows d_up = columns_from(args.d_hidden, gated ? args.options.intermediate : 0);
+    matrix_block(args, {gradients.up, gradients.up_bias, d_up, args.x}, task % inner_blocks,
+                 scratch);
+  } else {
+    const bool weigh = args.options.weight_stage != WeightStage::input;
+    matrix_block(args,
+                 {gradients.down, gradients.down_bias, args.d_out, args.activated,
+                  weigh ? args.row_weights : nullptr},
+                 task - (gated ? 2 : 1) * inner_blocks, scratch);
+  }
+  clock.count_gemm();
+}
+
+}  // namespace switchyard::cpu

@@ -1,0 +1,36 @@
+// Matrix products without a library: right, and slow.
+#include <vector>
+
+#include "device/cpu/gemm_library.h"
+
+namespace switchyard::cpu {
+
+void gemm_f32(const Gemm& args) {
+  const auto* a = reinterpret_cast<const float*>(args.a.data);
+  const auto* b = reinterpret_cast<const float*>(args.b.data);
+  auto* c = reinterpret_cast<float*>(args.c.data);
+  const bool a_plain = args.a.layout == Layout::plain;
+  const bool b_plain = args.b.layout == Layout::plain;
+  for (std::int64_t i = 0; i < args.m; ++i) {
+    float* row = c + i * args.c.stride;
+    if (!args.accumulate) {
+      for (std::int64_t j = 0; j < args.n; ++j) row[j] = 0.0F;
+    }
+    for (std::int64_t l = 0; l < args.k; ++l) {
+      const float factor = a_plain ? a[i * args.a.stride + l] : a[l * args.a.stride + i];
+      const float* b_row = b_plain ? b + l * args.b.stride : b + l;
+      const std::int64_t step = b_plain ? 1 : args.b.stride;
+      for (std::int64_t j = 0; j < args.n; ++j) row[j] += factor * b_row[j * step];
+    }
+  }
+}
+
+bool has_bf16_units() { return false; }
+void gemm_bf16(const Gemm& /*args*/) {}
+
+int max_gemm_threads() { return 1; }
+void set_gemm_threads(int /*num_threads*/) {}
+
+const char* gemm_library() { return "plain loops: built without oneDNN"; }
+
+}  // namespace switchyard::cpu

@@ -1,0 +1,33 @@
+#include "device/cpu/workers.h"
+
+#include <algorithm>
+
+#include "device/cpu/gemm.h"
+
+namespace switchyard::cpu {
+namespace {
+
+constexpr std::int64_t kLeastInPiece = 64;
+
+}  // namespace
+
+void Workers::run(std::int64_t count,
+                  const std::function<void(std::int64_t task, Scratch& scratch)>& task) {
+  pool_.run(count, [&](std::int64_t i, int worker) {
+    const SingleThreaded single_threaded;
+    Scratch& scratch = scratch_[static_cast<std::size_t>(worker)];
+    scratch.reset();
+    task(i, scratch);
+  });
+}
+
+void Workers::split(std::int64_t count,
+                    const std::function<void(std::int64_t first, std::int64_t last)>& piece) {
+  const auto pieces =
+      std::clamp<std::int64_t>(count / kLeastInPiece, 1, pool_.num_threads());
+  pool_.run(pieces, [&](std::int64_t i, int /*worker*/) {
+    piece(count * i / pieces, count * (i + 1) / pieces);
+  });
+}
+
+}  // namespace switchyard::cpu

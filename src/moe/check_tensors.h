@@ -1,0 +1,45 @@
+// Checks of weights and their gradients.
+#pragma once
+
+#include <string_view>
+
+#include "core/require.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+inline bool is_given(const ConstTensorView& view) { return view.data() != nullptr; }
+
+inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
+
+inline void require_matrix(const ConstTensorView& view, const Shape& expected,
+                           std::string_view name) {
+  require(is_given(view), "{} {} is missing", name, expected.to_string());
+  require(is_real(view.dtype()) && view.shape() == expected,
+          "{} is {} {}, but must be {} of f32 or bf16", name, name_of(view.dtype()),
+          view.shape().to_string(), expected.to_string());
+}
+
+inline void require_vector(const ConstTensorView& view, std::int64_t size, std::string_view name) {
+  require_matrix(view, {size}, name);
+  require(view.is_contiguous(), "{} has row stride {}, but must be contiguous", name,
+          view.row_stride());
+}
+
+// A gradient is as its weight, or f32; there is one where there is a weight.
+inline void require_gradient(const ConstTensorView& gradient, const ConstTensorView& weight,
+                             std::string_view name) {
+  require(is_given(gradient) == is_given(weight), "{} has {}, but {}", name,
+          is_given(weight) ? "a weight" : "no weight",
+          is_given(weight) ? "no gradient was given" : "a gradient was given");
+  if (!is_given(weight)) return;
+  require(gradient.shape() == weight.shape() &&
+              (gradient.dtype() == weight.dtype() || gradient.dtype() == Dtype::f32),
+          "the gradient of {} is {} {}, but the weight is {} {}", name, name_of(gradient.dtype()),
+          gradient.shape().to_string(), name_of(weight.dtype()), weight.shape().to_string());
+  require(gradient.shape().rank() > 1 || gradient.is_contiguous(),
+          "the gradient of {} has row stride {}, but must be contiguous", name,
+          gradient.row_stride());
+}
+
+}  // namespace switchyard

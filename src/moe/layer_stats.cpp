@@ -1,0 +1,47 @@
+#include "moe/layer_stats.h"
+
+namespace switchyard {
+
+double StageClock::since_last() {
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_).count();
+  last_ = now;
+  return seconds;
+}
+
+void StageClock::end_experts(const Experts::Seconds& before, const Experts::Seconds& after) {
+  const double seconds = since_last();
+  const double other = after.other - before.other;
+  const double total = after.gemm - before.gemm + other;
+  const double other_share = total > 0.0 ? other / total : 0.0;
+  add("experts", seconds * (1.0 - other_share));
+  add("activation", seconds * other_share);
+}
+
+void describe_plan(const Plan& plan, LayerStats& stats) {
+  const auto& placement = plan.placement();
+  const auto num_experts = static_cast<std::size_t>(placement.num_experts());
+  const auto num_ranks = static_cast<std::size_t>(placement.num_ranks());
+  const auto row_bytes = plan.options().hidden * size_of(plan.options().dtype);
+  stats.rows_by_expert.assign(num_experts, 0);
+  stats.rows_by_rank.assign(num_ranks, 0);
+  stats.bytes_by_expert.assign(num_experts, 0);
+  stats.bytes_by_rank.assign(num_ranks, 0);
+  for (int r = 0; r < placement.num_ranks(); ++r) {
+    const auto counts = plan.counts(r);
+    for (std::size_t e = 0; e < num_experts; ++e) stats.rows_by_expert[e] += counts[e];
+  }
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    const auto owner = static_cast<std::size_t>(placement.owner(static_cast<int>(e)));
+    stats.rows_by_rank[owner] += stats.rows_by_expert[e];
+    stats.bytes_by_expert[e] = stats.rows_by_expert[e] * row_bytes;
+  }
+  stats.dropped_by_rank = plan.status().dropped;
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    stats.rows_by_rank[r] -= stats.dropped_by_rank[r];
+    stats.bytes_by_rank[r] = stats.rows_by_rank[r] * row_bytes;
+  }
+  stats.overflow = plan.status().overflow;
+}
+
+}  // namespace switchyard

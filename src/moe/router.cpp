@@ -1,0 +1,158 @@
+// Options, presets and checks; the work is the device's.
+#include "switchyard/router.h"
+
+#include <cmath>
+
+#include "core/require.h"
+#include "device/device_backend.h"
+#include "moe/check_tensors.h"
+#include "moe/plan_record.h"
+
+namespace switchyard {
+namespace {
+
+void require_valid(const RouterOptions& o) {
+  require(o.num_experts > 0, "num_experts ({}) must be positive", o.num_experts);
+  require(0 < o.top_k && o.top_k <= kMaxTopK, "top_k ({}) must be 1 to {}", o.top_k,
+          std::int64_t{kMaxTopK});
+  require(std::isfinite(o.scale), "scale ({}) must be finite", o.scale);
+  require(o.num_groups > 0 && o.num_experts % o.num_groups == 0,
+          "num_experts ({}) must be a multiple of num_groups ({})", o.num_experts, o.num_groups);
+  require(0 < o.kept_groups && o.kept_groups <= o.num_groups,
+          "kept_groups ({}) must be 1 to num_groups ({})", o.kept_groups, o.num_groups);
+  const auto candidates = std::int64_t{o.num_experts} / o.num_groups * o.kept_groups;
+  require(o.top_k <= candidates, "top_k ({}) must not exceed the {} experts of {} kept groups",
+          o.top_k, candidates, o.kept_groups);
+}
+
+RouterOptions softmax_router(int num_experts, std::int64_t top_k, Normalise normalise) {
+  return {.num_experts = num_experts, .top_k = top_k, .normalise = normalise};
+}
+
+void require_tokens(const ConstTensorView& x) {
+  require((x.dtype() == Dtype::f32 || x.dtype() == Dtype::bf16) && x.shape().rank() == 2,
+          "x is {} {}, but must be [T, H] of f32 or bf16", name_of(x.dtype()),
+          x.shape().to_string());
+}
+
+void require_ids(const ConstTensorView& ids, const Shape& expected) {
+  require(ids.dtype() == Dtype::i32 && ids.shape() == expected, "expert_ids is {} {}, but must be i32 {}",
+          name_of(ids.dtype()), ids.shape().to_string(), expected.to_string());
+}
+
+}  // namespace
+
+RouterOptions RouterOptions::mixtral(int num_experts, std::int64_t top_k) {
+  return softmax_router(num_experts, top_k, Normalise::chosen);
+}
+RouterOptions RouterOptions::qwen3_moe(int num_experts, std::int64_t top_k) {
+  return softmax_router(num_experts, top_k, Normalise::chosen);
+}
+RouterOptions RouterOptions::olmoe(int num_experts, std::int64_t top_k) {
+  return softmax_router(num_experts, top_k, Normalise::none);
+}
+RouterOptions RouterOptions::kempner_forge_softmax(int num_experts, std::int64_t top_k) {
+  return softmax_router(num_experts, top_k, Normalise::chosen);
+}
+RouterOptions RouterOptions::deepseek_v3(int num_experts, std::int64_t top_k) {
+  return {.num_experts = num_experts,
+          .top_k = top_k,
+          .score = ScoreFunction::sigmoid,
+          .score_bias = ScoreBias::choice,
+          .scale = 2.5F,
+          .num_groups = 8,
+          .kept_groups = 4};
+}
+RouterOptions RouterOptions::torchtitan(int num_experts, std::int64_t top_k) {
+  return {.num_experts = num_experts,
+          .top_k = top_k,
+          .score = ScoreFunction::sigmoid,
+          .score_bias = ScoreBias::choice,
+          .normalise = Normalise::none};
+}
+RouterOptions RouterOptions::kempner_forge_sigmoid(int num_experts, std::int64_t top_k) {
+  return {.num_experts = num_experts,
+          .top_k = top_k,
+          .score = ScoreFunction::sigmoid,
+          .score_bias = ScoreBias::logits};
+}
+
+Router::Router(const RouterOptions& options, Device device)
+    : options_(options), device_(std::move(device)) {
+  require_valid(options);
+}
+
+void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
+  const auto experts = std::int64_t{options_.num_experts};
+  require_matrix(weights.gate, {experts, hidden}, "gate");
+  if (is_given(weights.gate_bias)) require_vector(weights.gate_bias, experts, "gate_bias");
+  if (!is_given(weights.score_bias)) return;
+  require(options_.score_bias != ScoreBias::none,
+          "a score_bias was given, but the router's options have score_bias = none");
+  require_vector(weights.score_bias, experts, "score_bias");
+  require(weights.score_bias.dtype() == Dtype::f32, "score_bias is {}, but must be f32",
+          name_of(weights.score_bias.dtype()));
+  const auto biases = weights.score_bias.span<float>();
+  for (std::size_t e = 0; e < biases.size(); ++e) {
+    require(std::isfinite(biases[e]), "score_bias[{}] is {}, but must be finite", e, biases[e]);
+  }
+}
+
+Routing Router::route(const RouterWeights& weights, const ConstTensorView& x) const {
+  require_tokens(x);
+  check(weights, x.shape()[1]);
+  Routing routing{.expert_ids = Tensor({x.rows(), options_.top_k}, Dtype::i32),
+                  .weights = Tensor({x.rows(), options_.top_k}, Dtype::f32)};
+  routing.first_non_finite_token =
+      device_.backend().route_tokens({.options = options_,
+                                      .weights = weights,
+                                      .x = x,
+                                      .expert_ids = routing.expert_ids,
+                                      .routing_weights = routing.weights});
+  return routing;
+}
+
+Routing Router::replay(const RouterWeights& weights, const ConstTensorView& x,
+                       const ConstTensorView& expert_ids) const {
+  require_tokens(x);
+  check(weights, x.shape()[1]);
+  require_ids(expert_ids, {x.rows(), options_.top_k});
+  Routing routing{.expert_ids = Tensor({x.rows(), options_.top_k}, Dtype::i32),
+                  .weights = Tensor({x.rows(), options_.top_k}, Dtype::f32)};
+  routing.first_non_finite_token =
+      device_.backend().route_tokens({.options = options_,
+                                      .weights = weights,
+                                      .x = x,
+                                      .given_ids = expert_ids,
+                                      .expert_ids = routing.expert_ids,
+                                      .routing_weights = routing.weights});
+  return routing;
+}
+
+void Router::backward(const RouterWeights& weights, const RouterBackwardInput& in,
+                      const RouterBackwardOutput& out) const {
+  require_tokens(in.x);
+  const auto hidden = in.x.shape()[1];
+  check(weights, hidden);
+  const Shape picks{in.x.rows(), options_.top_k};
+  require_ids(in.expert_ids, picks);
+  for (std::int64_t t = 0; t < in.x.rows(); ++t) {
+    const auto* ids = reinterpret_cast<const std::int32_t*>(in.expert_ids.row(t));
+    for (std::int64_t k = 0; k < options_.top_k; ++k) {
+      require(-1 <= ids[k] && ids[k] < options_.num_experts,
+              "expert_ids[{},{}] is {}, which is neither -1 nor an expert of {}", t, k, ids[k],
+              options_.num_experts);
+    }
+  }
+  require(in.d_weights.dtype() == Dtype::f32 && in.d_weights.shape() == picks,
+          "d_weights is {} {}, but must be f32 {}", name_of(in.d_weights.dtype()),
+          in.d_weights.shape().to_string(), picks.to_string());
+  require(out.d_x.dtype() == in.x.dtype() && out.d_x.shape() == in.x.shape(),
+          "d_x is {} {}, but x is {} {}", name_of(out.d_x.dtype()), out.d_x.shape().to_string(),
+          name_of(in.x.dtype()), in.x.shape().to_string());
+  require_gradient(out.gradients.gate, weights.gate, "gate");
+  require_gradient(out.gradients.gate_bias, weights.gate_bias, "gate_bias");
+  device_.backend().route_tokens_backward({options_, weights, in, out});
+}
+
+}  // namespace switchyard
