@@ -9,5 +9,6 @@
 #include "switchyard/placement.h"     // IWYU pragma: export
 #include "switchyard/plan.h"          // IWYU pragma: export
 #include "switchyard/run_ranks.h"     // IWYU pragma: export
+#include "switchyard/safetensors.h"   // IWYU pragma: export
 #include "switchyard/sequence.h"      // IWYU pragma: export
 #include "switchyard/tensor.h"        // IWYU pragma: export
