@@ -1,6 +1,7 @@
 # Finds what the library is built on. Nothing is downloaded.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)  # headers only: users of the library need none of it
 set(SWITCHYARD_PRIVATE_LIBRARIES fmt::fmt)
 
 # switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX): sets SWITCHYARD_HAS_MPI.

@@ -1,7 +1,7 @@
 // The layer: which tensors go where, what is kept, and what happens when a rank cannot go on.
 #include "switchyard/moe_layer.h"
 
-#include <cstring>
+#include <chrono>
 
 #include "core/require.h"
 #include "device/device_backend.h"
@@ -120,6 +120,14 @@ struct MoeLayer::Data {
   void run_backward(const MoeWeights& weights, SavedForBackward::Data& saved,
                     const ConstTensorView& d_y, const LayerBackwardOutput& out);
 
+  void note_waits() {
+    const auto waited = comm.waited_for();
+    stats.waited_for.clear();
+    for (std::size_t r = 0; r < waited.size(); ++r) {
+      stats.waited_for.push_back(std::chrono::duration<double>(waited[r] - waited_before[r]).count());
+    }
+  }
+
   // Runs what only this rank does. If it fails, the others must not wait for it.
   template <typename Body>
   void alone(std::string_view what, Body body) {
@@ -141,6 +149,7 @@ struct MoeLayer::Data {
   std::size_t num_local;
   ExpertPlacement expert_placement;
   LayerStats stats;
+  std::vector<std::chrono::nanoseconds> waited_before;  // as the last forward began
   PlanStatus status;
 };
 
@@ -190,6 +199,7 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
   const auto bytes_before = dispatcher.bytes_on_wire();
   StageClock clock(stats.forward);
   stats.backward.clear();
+  waited_before.assign(comm.waited_for().begin(), comm.waited_for().end());
   std::optional<Routing> routing;
   alone("route", [&] { routing = route(weights, in); });
   clock.end("route");
@@ -248,6 +258,7 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
     clock.end("shared");
   }
   stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
+  note_waits();
   if (saved == nullptr) return;
   *saved = std::make_unique<SavedForBackward::Data>(SavedForBackward::Data{
       .layer = this,
@@ -331,6 +342,7 @@ void MoeLayer::Data::run_backward(const MoeWeights& weights, SavedForBackward::D
     clock.end("shared");
   }
   stats.bytes_on_wire += dispatcher.bytes_on_wire() - bytes_before;
+  note_waits();
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,

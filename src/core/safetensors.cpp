@@ -1,0 +1,206 @@
+// Maps safetensors files, checks that their tensors fit them, and gives out views.
+#include "switchyard/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "core/require.h"
+#include "core/safetensors_header.h"
+
+namespace switchyard {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
+
+constexpr std::int64_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own reader
+
+struct Mapping {
+  std::shared_ptr<const std::byte> data;
+  std::int64_t bytes = 0;
+};
+
+struct Closer {
+  int descriptor;
+  ~Closer() { ::close(descriptor); }
+};
+
+std::string last_error() { return std::generic_category().message(errno); }
+
+Mapping map_file(const std::string& file) {
+  // Without O_NONBLOCK, opening a pipe would wait for someone to write.
+  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  require(descriptor >= 0, "cannot open {}: {}", file, last_error());
+  const Closer closer{descriptor};
+  struct stat status = {};
+  require(::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode), "{} is not a regular file",
+          file);
+  const std::int64_t bytes = status.st_size;
+  require(bytes >= kLengthBytes,
+          "{} has {} bytes, but a safetensors file begins with a length of {}", file, bytes,
+          kLengthBytes);
+  const auto count = static_cast<std::size_t>(bytes);
+  void* address = ::mmap(nullptr, count, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  require(address != MAP_FAILED, "cannot map the {} bytes of {}: {}", bytes, file, last_error());
+  return {{static_cast<const std::byte*>(address),
+           [address, count](auto*) { ::munmap(address, count); }},
+          bytes};
+}
+
+std::string_view header_of(const Mapping& mapping, const std::string& file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, mapping.data.get(), sizeof(length));
+  const auto available = static_cast<std::uint64_t>(mapping.bytes - kLengthBytes);
+  require(length <= available, "{}: the header's length ({}) exceeds the {} bytes that follow",
+          file, length, available);
+  require(length <= kMaxHeader, "{}: the header's length ({}) exceeds the limit of {}", file,
+          length, kMaxHeader);
+  return {reinterpret_cast<const char*>(mapping.data.get()) + kLengthBytes, length};
+}
+
+using Entries = decltype(SafetensorsHeader::entries);
+using Named = Entries::value_type;
+
+void check_shape(const Named& tensor, const std::string& file) {
+  const auto& [name, entry] = tensor;
+  // Zeros count as ones: not only the product, but that of any of its factors must fit.
+  std::int64_t elements = 1;
+  bool is_empty = false;
+  for (const auto extent : entry.shape) {
+    is_empty = is_empty || extent == 0;
+    const auto factor = std::max<std::int64_t>(extent, 1);
+    require(factor <= std::numeric_limits<std::int64_t>::max() / 8 / elements,
+            "{}: tensor {} of shape [{}] has too many elements to address", file, in_quotes(name),
+            fmt::join(entry.shape, ", "));
+    elements *= factor;
+  }
+  if (is_empty) elements = 0;
+  if (!entry.dtype) return;
+  require(entry.end - entry.begin == elements * size_of(*entry.dtype),
+          "{}: tensor {} has {} bytes, but {} of shape [{}] is {}", file, in_quotes(name),
+          entry.end - entry.begin, entry.dtype_name, fmt::join(entry.shape, ", "),
+          elements * size_of(*entry.dtype));
+}
+
+// The format has tensors back to back, so that no byte belongs to two and none hides in between.
+void check_layout(const Entries& entries, std::int64_t data_bytes, const std::string& file) {
+  std::vector<const Named*> in_order;
+  for (const auto& tensor : entries) {
+    const auto& [name, entry] = tensor;
+    require(entry.begin <= entry.end && entry.end <= data_bytes,
+            "{}: tensor {} has data_offsets [{}, {}], which is no range within {} bytes", file,
+            in_quotes(name), entry.begin, entry.end, data_bytes);
+    check_shape(tensor, file);
+    in_order.push_back(&tensor);
+  }
+  const auto place = [](const Named* tensor) {
+    return std::tuple(tensor->second.begin, tensor->second.end);
+  };
+  std::ranges::sort(in_order, {}, place);
+  std::int64_t covered = 0;
+  std::string before;
+  for (const auto* tensor : in_order) {
+    const auto& [name, entry] = *tensor;
+    require(entry.begin >= covered,
+            "{}: tensor {} begins at byte {}, within tensor {}, which ends at {}", file,
+            in_quotes(name), entry.begin, before, covered);
+    require(entry.begin == covered, "{}: bytes {} to {}, before tensor {}, belong to no tensor",
+            file, covered, entry.begin, in_quotes(name));
+    covered = entry.end;
+    before = in_quotes(name);
+  }
+  require(covered == data_bytes, "{}: bytes {} to {}, the last, belong to no tensor", file, covered,
+          data_bytes);
+}
+
+bool is_readable(const SafetensorsEntry& entry) {
+  return entry.dtype && entry.shape.size() <= Shape::kMaxRank;
+}
+
+}  // namespace
+
+struct SafetensorsFile::Contents {
+  std::filesystem::path path;
+  Mapping mapping;
+  const std::byte* data = nullptr;  // behind the header
+  SafetensorsHeader header;
+
+  ConstTensorView view(const SafetensorsEntry& entry) const {
+    const Shape shape = entry.shape.empty() ? Shape{1} : Shape(std::span(entry.shape));
+    const std::byte* begin = data + entry.begin;
+    const auto alignment = static_cast<std::uintptr_t>(size_of(*entry.dtype));
+    if (reinterpret_cast<std::uintptr_t>(begin) % alignment == 0) {
+      return {begin, *entry.dtype, shape, shape.row_elements(), mapping.data};
+    }
+    Tensor copy(shape, *entry.dtype);
+    std::memcpy(copy.data(), begin, static_cast<std::size_t>(copy.bytes()));
+    return copy;
+  }
+};
+
+SafetensorsFile::SafetensorsFile(std::shared_ptr<const Contents> contents)
+    : contents_(std::move(contents)) {}
+
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+  const std::string file = path.string();
+  const Mapping mapping = map_file(file);
+  const std::string_view json = header_of(mapping, file);
+  const auto data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
+  auto header = parse_safetensors_header(json, file);
+  check_layout(header.entries, mapping.bytes - data_begin, file);
+  return SafetensorsFile(std::make_shared<const Contents>(
+      Contents{path, mapping, mapping.data.get() + data_begin, std::move(header)}));
+}
+
+const std::filesystem::path& SafetensorsFile::path() const { return contents_->path; }
+
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
+  return contents_->header.metadata;
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> result;
+  for (const auto& [name, entry] : contents_->header.entries) result.push_back(name);
+  return result;
+}
+
+bool SafetensorsFile::contains(std::string_view name) const {
+  return contents_->header.entries.contains(name);
+}
+
+ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
+  const auto& entries = contents_->header.entries;
+  const std::string file = path().string();
+  const auto found = entries.find(name);
+  require(found != entries.end(), "{} has no tensor {} among its {}", file, in_quotes(name),
+          entries.size());
+  const SafetensorsEntry& entry = found->second;
+  require<Unsupported>(entry.dtype.has_value(),
+                       "{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
+                       in_quotes(name), in_quotes(entry.dtype_name));
+  require<Unsupported>(is_readable(entry), "{}: tensor {} has {} extents; up to {} can be read",
+                       file, in_quotes(name), entry.shape.size(), int{Shape::kMaxRank});
+  return contents_->view(entry);
+}
+
+std::map<std::string, ConstTensorView> SafetensorsFile::tensors() const {
+  std::map<std::string, ConstTensorView> result;
+  for (const auto& [name, entry] : contents_->header.entries) {
+    if (is_readable(entry)) result.emplace(name, contents_->view(entry));
+  }
+  return result;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,198 @@
+// Parses the header event by event: what does not belong is refused where it begins, so nothing in
+// a hostile file is nested, kept or compared beyond what the format has.
+#include "core/safetensors_header.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::string_view kMetadata = "__metadata__";
+constexpr std::size_t kMaxNumbers = 64;  // in an array; frameworks have no more extents than this
+constexpr std::size_t kMaxInQuotes = 128;
+
+std::optional<Dtype> dtype_named(std::string_view name) {
+  if (name == "F32") return Dtype::f32;
+  if (name == "BF16") return Dtype::bf16;
+  if (name == "I32") return Dtype::i32;
+  if (name == "I64") return Dtype::i64;
+  return std::nullopt;
+}
+
+InvalidArgument not_json(const std::string& file, std::size_t position) {
+  return InvalidArgument(
+      fmt::format("{}: the header is not JSON, from byte {} of it", file, position));
+}
+
+using Numbers = std::vector<std::int64_t>;
+
+class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit HeaderReader(const std::string& file) : file_(file) {}
+
+  SafetensorsHeader take() { return std::move(header_); }
+
+  bool start_object(std::size_t /*elements*/) override {
+    if (level_ == Level::file) return enter(Level::header);
+    if (level_ != Level::header) return refuse("an object");
+    if (name_ == kMetadata) return enter(Level::metadata);
+    fields_ = {};
+    return enter(Level::tensor);
+  }
+
+  bool key(std::string& key) override {
+    if (level_ == Level::header) {
+      const bool is_new = key == kMetadata ? !std::exchange(has_metadata_, true)
+                                           : header_.entries.try_emplace(key).second;
+      require(is_new, "{}: the header has {} twice", file_, in_quotes(key));
+      name_ = std::move(key);
+    } else if (level_ == Level::metadata) {
+      require(!header_.metadata.contains(key), "{}: {} has {} twice", file_, kMetadata,
+              in_quotes(key));
+      field_ = std::move(key);
+    } else {
+      const bool is_known = key == "dtype" || key == "shape" || key == "data_offsets";
+      require(is_known, "{}: tensor {} has {} besides dtype, shape and data_offsets", file_,
+              in_quotes(name_), in_quotes(key));
+      require(!is_given(key), "{}: tensor {} has {} twice", file_, in_quotes(name_), key);
+      field_ = std::move(key);
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    if (level_ == Level::tensor) finish_tensor();
+    return enter(level_ == Level::header ? Level::file : Level::header);
+  }
+
+  bool start_array(std::size_t /*elements*/) override {
+    if (level_ != Level::tensor || field_ == "dtype") return refuse("an array");
+    numbers().emplace();
+    return enter(Level::numbers);
+  }
+
+  bool end_array() override { return enter(Level::tensor); }
+
+  bool string(std::string& value) override {
+    if (level_ == Level::metadata) {
+      header_.metadata.emplace(std::move(field_), std::move(value));
+      return true;
+    }
+    if (level_ != Level::tensor || field_ != "dtype") return refuse("a string");
+    fields_.dtype = std::move(value);
+    return true;
+  }
+
+  bool number_unsigned(std::uint64_t value) override {
+    if (level_ != Level::numbers || !std::in_range<std::int64_t>(value)) {
+      return refuse(std::to_string(value));
+    }
+    require(numbers()->size() < kMaxNumbers, "{}: tensor {} has more than {} numbers in its {}",
+            file_, in_quotes(name_), kMaxNumbers, field_);
+    numbers()->push_back(static_cast<std::int64_t>(value));
+    return true;
+  }
+
+  bool number_integer(std::int64_t value) override { return refuse(std::to_string(value)); }
+  bool number_float(double /*value*/, const std::string& text) override { return refuse(text); }
+  bool boolean(bool value) override { return refuse(value ? "true" : "false"); }
+  bool null() override { return refuse("null"); }
+  bool binary(nlohmann::json::binary_t& /*value*/) override { return refuse("binary"); }
+
+  bool parse_error(std::size_t position, const std::string& /*token*/,
+                   const nlohmann::json::exception& /*error*/) override {
+    throw not_json(file_, position);
+  }
+
+ private:
+  enum class Level : std::int8_t { file, header, metadata, tensor, numbers };
+
+  struct Fields {
+    std::optional<std::string> dtype;
+    std::optional<Numbers> shape;
+    std::optional<Numbers> data_offsets;
+  };
+
+  bool enter(Level level) {
+    level_ = level;
+    return true;
+  }
+
+  std::optional<Numbers>& numbers() {
+    return field_ == "shape" ? fields_.shape : fields_.data_offsets;
+  }
+
+  bool is_given(std::string_view field) const {
+    return field == "dtype"   ? fields_.dtype.has_value()
+           : field == "shape" ? fields_.shape.has_value()
+                              : fields_.data_offsets.has_value();
+  }
+
+  [[noreturn]] bool refuse(const std::string& found) const {
+    const auto refusal = [&](const std::string& what, std::string_view wanted) {
+      return InvalidArgument(fmt::format("{}: {} must be {}, not {:.{}}", file_, what, wanted,
+                                         found, int{kMaxInQuotes}));
+    };
+    const auto owner = name_ == kMetadata ? name_ : "tensor " + in_quotes(name_);
+    switch (level_) {
+      case Level::file:
+        throw refusal("the header", "an object");
+      case Level::header:
+        throw refusal(owner, "an object");
+      case Level::metadata:
+        throw refusal(fmt::format("{} of {}", in_quotes(field_), owner), "a string");
+      case Level::tensor:
+        throw refusal(fmt::format("{} of {}", field_, owner),
+                      field_ == "dtype" ? "a string" : "an array");
+      case Level::numbers:
+        break;
+    }
+    throw refusal(fmt::format("{} of {}", field_, owner), "integers from 0 to 2^63 - 1");
+  }
+
+  void finish_tensor() {
+    for (const auto* field : {"dtype", "shape", "data_offsets"}) {
+      require(is_given(field), "{}: tensor {} has no {}", file_, in_quotes(name_), field);
+    }
+    const Numbers& offsets = *fields_.data_offsets;
+    require(offsets.size() == 2, "{}: data_offsets of tensor {} must be [begin, end], not [{}]",
+            file_, in_quotes(name_), fmt::join(offsets, ", "));
+    SafetensorsEntry& entry = header_.entries.at(name_);
+    entry.dtype = dtype_named(*fields_.dtype);
+    entry.dtype_name = std::move(*fields_.dtype);
+    entry.shape = std::move(*fields_.shape);
+    entry.begin = offsets[0];
+    entry.end = offsets[1];
+  }
+
+  const std::string& file_;
+  SafetensorsHeader header_;
+  Level level_ = Level::file;
+  bool has_metadata_ = false;
+  std::string name_;   // the key at Level::header
+  std::string field_;  // the key within it
+  Fields fields_;
+};
+
+}  // namespace
+
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
+  // The parser would take a zero byte for the end, and ignore whatever follows.
+  const auto zero = json.find('\0');
+  if (zero != std::string_view::npos) throw not_json(file, zero + 1);
+  HeaderReader reader(file);
+  nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
+  return reader.take();
+}
+
+std::string in_quotes(std::string_view text) {
+  if (text.size() <= kMaxInQuotes) return fmt::format("'{}'", text);
+  std::size_t kept = kMaxInQuotes;
+  while (kept > 0 && (static_cast<unsigned char>(text[kept]) & 0xc0U) == 0x80U) --kept;
+  return fmt::format("'{}…'", text.substr(0, kept));
+}
+
+}  // namespace switchyard
