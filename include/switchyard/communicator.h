@@ -60,6 +60,10 @@ class SWITCHYARD_API Communicator {
   std::uint64_t sequence() const { return sequence_; }
   // Bytes that this rank has handed over for other ranks.
   std::int64_t bytes_sent() const { return bytes_sent_; }
+  // By rank [size], how long this one has waited for it so far, which tells who is late: the sum
+  // over all completed exchanges of max(0, its arrival − this rank's). 0 for this rank itself, and
+  // for ranks on other hosts, whose clocks cannot be compared. A live view, valid as long as this.
+  std::span<const std::chrono::nanoseconds> waited_for() const { return waited_for_; }
   virtual std::string_view backend() const = 0;
 
   // send [Σ send_rows, …]: the rows for rank 0, then those for rank 1, …; recv [Σ recv_rows, …]
@@ -107,7 +111,7 @@ class SWITCHYARD_API Communicator {
   };
 
   Communicator(int rank, int size, std::chrono::milliseconds timeout)
-      : rank_(rank), size_(size), timeout_(timeout) {}
+      : rank_(rank), size_(size), timeout_(timeout), waited_for_(static_cast<std::size_t>(size)) {}
 
   virtual void do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) = 0;
   virtual void do_all_gather(const Bytes& send, const Bytes& recv) = 0;
@@ -126,6 +130,8 @@ class SWITCHYARD_API Communicator {
   std::string_view operation() const { return operation_; }
   const std::string& detail() const { return detail_; }
   bool is_poisoned() const { return failure_.has_value(); }
+  // What waited_for() shows [size]; the backend adds to it.
+  std::span<std::chrono::nanoseconds> waits() { return waited_for_; }
 
  private:
   void give_up(std::string_view reason, const std::vector<int>& culprits);
@@ -136,6 +142,7 @@ class SWITCHYARD_API Communicator {
   std::chrono::milliseconds timeout_;
   std::uint64_t sequence_ = 0;
   std::int64_t bytes_sent_ = 0;
+  std::vector<std::chrono::nanoseconds> waited_for_;
   std::int64_t num_objects_ = 0;
   std::string_view operation_;
   std::string detail_;

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "support/compare.h"
 #include "support/random.h"
@@ -15,6 +18,7 @@
 namespace switchyard {
 namespace {
 
+using namespace std::chrono_literals;
 using testing::on_ranks;
 using testing::Random;
 using testing::RankCase;
@@ -247,6 +251,54 @@ TEST_P(CommunicatorTest, CountsTheBytesForOthers) {
     const auto before = comm.bytes_sent();
     comm.all_to_all(rows, twos, got, twos);
     EXPECT_EQ(comm.bytes_sent() - before, (comm.size() - 1) * 2 * 4 * 2);
+  });
+}
+
+std::vector<std::chrono::nanoseconds> waits_of(const Communicator& comm) {
+  return {comm.waited_for().begin(), comm.waited_for().end()};
+}
+
+// Makes a call to which one rank, in the middle, comes late.
+void expect_late_rank_is_told(Communicator& comm, const std::function<void()>& call) {
+  const auto late = static_cast<std::size_t>(comm.size() / 2);
+  const auto self = static_cast<std::size_t>(comm.rank());
+  comm.barrier();
+  const auto before = waits_of(comm);
+  if (self == late) std::this_thread::sleep_for(100ms);
+  call();
+  auto waited = waits_of(comm);
+  ASSERT_EQ(waited.size(), static_cast<std::size_t>(comm.size()));
+  EXPECT_EQ(waited[self], 0ns);
+  for (std::size_t r = 0; r < waited.size(); ++r) {
+    waited[r] -= before[r];
+    EXPECT_GE(waited[r], 0ns);
+  }
+  if (self == late) return;
+  EXPECT_GE(waited[late], 40ms);
+  EXPECT_EQ(std::ranges::max_element(waited) - waited.begin(), comm.size() / 2);
+}
+
+TEST_P(CommunicatorTest, TellsWhoIsWaitedFor) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    expect_late_rank_is_told(comm, [&] { comm.barrier(); });
+    expect_late_rank_is_told(comm, [&] {
+      Tensor values = Tensor::zeros({30000}, Dtype::f32);  // more than one exchange
+      comm.all_reduce(values);
+    });
+    MappedBuffers* buffers = comm.mapped_buffers();
+    if (buffers == nullptr) return;
+    expect_late_rank_is_told(comm, [&] { buffers->map({}); });
+    expect_late_rank_is_told(comm, [&] { buffers->phase_barrier(); });
+  });
+}
+
+TEST_P(CommunicatorTest, AGroupCountsItsOwnWaits) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto group = comm.split(comm.rank() % 2, -comm.rank());
+    const auto of_all = waits_of(comm);
+    EXPECT_EQ(waits_of(*group), std::vector(static_cast<std::size_t>(group->size()), 0ns));
+    expect_late_rank_is_told(*group, [&] { group->barrier(); });
+    EXPECT_EQ(waits_of(comm), of_all);
   });
 }
 

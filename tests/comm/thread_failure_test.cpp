@@ -1,6 +1,7 @@
 // What happens to the others when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <map>
@@ -102,6 +103,22 @@ TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
     const auto second = error_of<CommunicationError>([&] { comm.barrier(); });
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 100ms);
     EXPECT_EQ(second, "barrier: this communicator can no longer be used since it failed: " + first);
+  });
+  EXPECT_EQ(outcome.reported, "");
+}
+
+TEST(ThreadFailure, WaitsBeforeAFailureStay) {
+  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+    for (int i = 0; i < 3; ++i) comm.barrier();
+    const std::vector before(comm.waited_for().begin(), comm.waited_for().end());
+    ASSERT_EQ(before.size(), 3U);
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(50ms);
+      comm.abort("no more");
+    }
+    const auto error = error_of<CommunicationError>([&] { comm.barrier(); });
+    EXPECT_NE(error.find("no more"), std::string::npos) << error;
+    EXPECT_TRUE(std::ranges::equal(comm.waited_for(), before));
   });
   EXPECT_EQ(outcome.reported, "");
 }

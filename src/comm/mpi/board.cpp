@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -21,14 +20,8 @@
 namespace switchyard::mpi {
 namespace {
 
-constexpr std::int64_t kSilentMs = 500;  // a rank that waits beats every millisecond or so
-
-std::int64_t now_ms() {
-  using std::chrono::milliseconds;
-  return std::chrono::duration_cast<milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+// A rank that waits beats every millisecond or so.
+constexpr auto kSilent = std::chrono::milliseconds(500);
 
 template <std::size_t N>
 void write_text(std::array<char, N>& to, std::string_view text) {
@@ -116,14 +109,16 @@ void Board::unlink() {
 
 void Board::enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes) {
   if (entries_ == nullptr) return;
+  const auto now = Clock::now();
   Entry& own = entries_[rank_];
   Call& slot = own.calls[phase % own.calls.size()];
   slot.phase.store(0);
   write_text(slot.name, call);
   slot.unit_bytes.store(unit_bytes);
+  slot.arrived.store(now);
   slot.phase.store(phase);
   own.entered.store(phase);
-  beat();
+  own.last_beat.store(now);
 }
 
 void Board::complete(std::uint64_t phase) {
@@ -131,7 +126,17 @@ void Board::complete(std::uint64_t phase) {
 }
 
 void Board::beat() {
-  if (entries_ != nullptr) entries_[rank_].last_beat_ms.store(now_ms());
+  if (entries_ != nullptr) entries_[rank_].last_beat.store(Clock::now());
+}
+
+void Board::add_waits(std::uint64_t phase, std::span<std::chrono::nanoseconds> waits) const {
+  if (entries_ == nullptr) return;
+  const auto own = read_arrival(entries_[rank_], phase);
+  for (std::size_t r = 0; r < waits.size(); ++r) {
+    const Entry* entry = peer(static_cast<int>(r));
+    const auto other = entry != nullptr ? read_arrival(*entry, phase) : std::nullopt;
+    if (own && other) waits[r] += std::max(*other - *own, Clock::duration::zero());
+  }
 }
 
 void Board::give_up(std::string_view reason, std::span<const int> culprits) {
@@ -168,6 +173,15 @@ std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_
   CallText call{read_text(slot.name), slot.unit_bytes.load()};
   if (slot.phase.load() != phase) return std::nullopt;  // overwritten while it was read
   return call;
+}
+
+std::optional<Board::Clock::time_point> Board::read_arrival(const Entry& entry,
+                                                            std::uint64_t phase) {
+  const Call& slot = entry.calls[phase % entry.calls.size()];
+  if (slot.phase.load() != phase) return std::nullopt;
+  const auto arrived = slot.arrived.load();
+  if (slot.phase.load() != phase) return std::nullopt;
+  return arrived;
 }
 
 Board::Trouble Board::find_breach(std::uint64_t phase) const {
@@ -232,7 +246,7 @@ std::vector<int> Board::find_missing(std::uint64_t phase) const {
     const Entry* entry = peer(r);
     if (entry == nullptr || entry->completed.load() >= phase) continue;
     const bool absent = entry->entered.load() < phase;
-    const bool silent = now_ms() - entry->last_beat_ms.load() > kSilentMs;
+    const bool silent = Clock::now() - entry->last_beat.load() > kSilent;
     if (absent || silent) missing.push_back(r);
   }
   return missing;

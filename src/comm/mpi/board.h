@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,6 +45,10 @@ class Board {
   // This rank enters a phase of a collective that moves units of so many bytes.
   void enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes);
   void complete(std::uint64_t phase);
+  // Adds to waits [size] how much later than this rank each peer entered the phase, which is
+  // complete here. Peers on other hosts add nothing, nor does one that is not in the phase yet, as
+  // a broadcast allows, or whose entry has made room for a later one.
+  void add_waits(std::uint64_t phase, std::span<std::chrono::nanoseconds> waits) const;
   void beat();
   // `culprits` are the ranks whose fault it is, so that peers can name them; none: this rank.
   void give_up(std::string_view reason, std::span<const int> culprits);
@@ -60,17 +65,19 @@ class Board {
   bool sees_all() const;
 
  private:
+  using Clock = std::chrono::steady_clock;  // the same for all processes of a host
   enum class State : std::uint32_t { unknown, joined, gave_up, left };
   struct Call {
     std::atomic<std::uint64_t> phase;
     std::atomic<std::int64_t> unit_bytes;
+    std::atomic<Clock::time_point> arrived;
     std::array<char, 48> name;
   };
   struct alignas(64) Entry {
     std::atomic<State> state;
     std::atomic<std::uint64_t> entered;
     std::atomic<std::uint64_t> completed;
-    std::atomic<std::int64_t> last_beat_ms;
+    std::atomic<Clock::time_point> last_beat;
     std::array<Call, 8> calls;
     std::array<char, 512> reason;
     std::array<std::int32_t, 16> culprits;  // the first of them
@@ -88,6 +95,7 @@ class Board {
   bool has_died(int rank) const;
   Trouble trouble_of(int rank, const Entry& entry) const;
   static std::optional<CallText> read_call(const Entry& entry, std::uint64_t phase);
+  static std::optional<Clock::time_point> read_arrival(const Entry& entry, std::uint64_t phase);
 
   int rank_;
   std::vector<Hello> hellos_;

@@ -98,6 +98,7 @@ void MpiCommunicator::open_board() {
   board_->open();
   do_barrier();
   board_->unlink();
+  std::ranges::fill(waits(), std::chrono::nanoseconds::zero());  // until here there was no group
 }
 
 void MpiCommunicator::check(int code, std::string_view function) const {
@@ -114,6 +115,11 @@ void MpiCommunicator::enter(std::int64_t unit_bytes) {
   board_->enter(
       phase_, detail().empty() ? current_call() : fmt::format("{} ({})", current_call(), detail()),
       unit_bytes);
+}
+
+void MpiCommunicator::complete() {
+  board_->complete(phase_);
+  board_->add_waits(phase_, waits());
 }
 
 void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
@@ -135,7 +141,7 @@ void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t un
   // Complete here, but if a peer made another call of the same shape, or gave up before this rank
   // came, this is not what was meant.
   throw_trouble(board_->find_breach(phase_));
-  board_->complete(phase_);
+  complete();
 }
 
 void MpiCommunicator::wait(std::span<MPI_Request> requests, Clock::time_point deadline) {
@@ -302,7 +308,7 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
     result = split();
   }
   check(result.first, "MPI_Comm_split");
-  board_->complete(phase_);
+  complete();
   if (result.second == MPI_COMM_NULL) return nullptr;
   try {
     return make(session_, result.second, timeout());

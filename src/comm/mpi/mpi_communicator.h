@@ -50,6 +50,8 @@ class MpiCommunicator final : public Communicator {
   void open_board();
   // Begins a phase that moves units of so many bytes.
   void enter(std::int64_t unit_bytes);
+  // Ends it, and counts who was waited for.
+  void complete();
   // Posts a flight's requests and completes them as the next phase, or throws; then the flight and
   // its memory are kept for good.
   void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,

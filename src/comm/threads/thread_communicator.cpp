@@ -46,6 +46,16 @@ Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
 void ThreadCommunicator::meet() {
   group_->meet(rank(), phase_);
   require_same_call();
+  add_waits();
+}
+
+void ThreadCommunicator::add_waits() {
+  const auto arrived = offer_of(rank()).arrived;
+  const auto own = waits();
+  for (int r = 0; r < size(); ++r) {
+    own[static_cast<std::size_t>(r)] +=
+        std::max(offer_of(r).arrived - arrived, std::chrono::steady_clock::duration::zero());
+  }
 }
 
 void ThreadCommunicator::blame(int rank, const std::string& what) const {

@@ -34,6 +34,7 @@ class ThreadCommunicator final : public Communicator, public MappedBuffers {
   template <typename Read>
   void meet_and_read(Read read);
   void require_same_call();
+  void add_waits();
   [[noreturn]] void blame(int rank, const std::string& what) const;
 
   std::shared_ptr<ThreadGroup> group_;

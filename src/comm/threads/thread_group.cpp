@@ -54,7 +54,9 @@ std::shared_ptr<ThreadGroup> ThreadGroup::make_child(std::vector<int> members) {
 
 void ThreadGroup::meet(int rank, std::uint64_t phase) {
   if (failed_.load()) throw_failure(rank, phase);
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  const auto arrived = std::chrono::steady_clock::now();
+  const auto deadline = arrived + timeout_;
+  offer(rank, phase).arrived = arrived;
   ranks_[static_cast<std::size_t>(rank)].phase.store(phase, std::memory_order_release);
   const auto arrivals = arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == phase * static_cast<std::uint64_t>(size())) {

@@ -25,6 +25,7 @@ struct Offer {
   std::string_view operation;
   std::string detail;
   std::uint64_t sequence = 0;
+  std::chrono::steady_clock::time_point arrived;  // set by meet()
   std::int64_t unit_bytes = 0;  // bytes of a row, or of the whole: must be equal on all ranks
   const std::byte* data = nullptr;
   std::span<const std::int64_t> rows;
