@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench_dispatch.h"
+#include "bench_layer.h"
 #include "commands.h"
 
 namespace switchyard::cli {
@@ -52,6 +53,31 @@ CLI::Option* add_choice(CLI::App* command, const std::string& flag, T& value,
   return command->add_option_function<std::string>(flag, pick, help)->type_name(names);
 }
 
+void require_few_experts(std::int64_t num_experts) {
+  if (num_experts <= kMostExperts) return;
+  throw CLI::ValidationError("--shape",
+                             fmt::format("E ({}) must be at most {}", num_experts, kMostExperts));
+}
+
+void require_distinct_picks(std::int64_t top_k, int num_experts) {
+  if (top_k <= num_experts) return;
+  throw CLI::ValidationError("--shape",
+                             fmt::format("K ({}) must not exceed E ({})", top_k, num_experts));
+}
+
+void add_launch(CLI::App* command, LaunchOptions& launch) {
+  command->add_option("--ranks", launch.ranks, "Ranks [one a core, at most 8]")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--comm", launch.comm, "How ranks are connected [threads]")
+      ->check(CLI::IsMember({"threads", "mpi"}));
+}
+
+const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};
+const std::map<std::string, RoutingKind> kRoutings{{"balanced", RoutingKind::balanced},
+                                                   {"uniform", RoutingKind::uniform},
+                                                   {"zipf", RoutingKind::zipf},
+                                                   {"one-expert", RoutingKind::one_expert}};
+
 void add_dispatch(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "dispatch", "Plan, dispatch, combine and their backwards, beside what memory allows");
@@ -61,10 +87,7 @@ void add_dispatch(CLI::App& bench) {
           "--shape",
           [o](const std::string& text) {
             const auto n = parse_shape(text, 4, "T,H,E,K");
-            if (n[2] > kMostExperts) {
-              throw CLI::ValidationError(
-                  "--shape", fmt::format("E ({}) must be at most {}", n[2], kMostExperts));
-            }
+            require_few_experts(n[2]);
             o->num_tokens = n[0];
             o->hidden = n[1];
             o->num_experts = static_cast<int>(n[2]);
@@ -72,29 +95,81 @@ void add_dispatch(CLI::App& bench) {
           },
           "Tokens over all ranks, hidden size, experts, picks a token [8192,2048,64,2]")
       ->type_name("T,H,E,K");
-  command->add_option("--ranks", o->launch.ranks, "Ranks [one a core, at most 8]")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("--comm", o->launch.comm, "How ranks are connected [threads]")
-      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_launch(command, o->launch);
   add_choice(command, "--mover", o->mover, "How rows travel [direct where memory is shared]",
              std::map<std::string, MoverKind>{{"direct", MoverKind::direct},
                                               {"packed", MoverKind::packed}});
-  add_choice(command, "--dtype", o->dtype, "Type of the rows [f32]",
-             std::map<std::string, Dtype>{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}});
-  add_choice(command, "--routing", o->routing, "How tokens pick experts [uniform]",
-             std::map<std::string, RoutingKind>{{"balanced", RoutingKind::balanced},
-                                                {"uniform", RoutingKind::uniform},
-                                                {"zipf", RoutingKind::zipf},
-                                                {"one-expert", RoutingKind::one_expert}});
+  add_choice(command, "--dtype", o->dtype, "Type of the rows [f32]", kDtypes);
+  add_choice(command, "--routing", o->routing, "How tokens pick experts [uniform]", kRoutings);
   command->add_option("--repeat", o->repeat, "Rounds; the best counts [20]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object a line, one an operation");
   command->callback([o] {
-    if (o->top_k > o->num_experts) {
-      throw CLI::ValidationError(
-          "--shape", fmt::format("K ({}) must not exceed E ({})", o->top_k, o->num_experts));
-    }
+    require_distinct_picks(o->top_k, o->num_experts);
     bench_dispatch(*o);
+  });
+}
+
+// T, H, I, E, K of the layers that people compare by.
+const std::map<std::string, std::string> kNamedShapes{{"small", "4096,512,512,16,2"},
+                                                      {"fine", "4096,512,256,64,8"},
+                                                      {"qwen3-30b", "16384,2048,768,128,8"},
+                                                      {"olmoe", "16384,2048,1024,64,8"},
+                                                      {"mixtral", "8192,4096,14336,8,2"},
+                                                      {"dsv3-slice", "4096,7168,2048,32,8"}};
+
+void set_layer_shape(BenchLayerOptions& o, const std::string& text) {
+  const auto named = kNamedShapes.find(text);
+  std::string names;
+  for (const auto& [name, sizes] : kNamedShapes) names += name + ", ";
+  const auto n = parse_shape(named != kNamedShapes.end() ? named->second : text, 5,
+                             names + "or T,H,I,E,K");
+  require_few_experts(n[3]);
+  o.shape_name = text;
+  o.num_tokens = n[0];
+  o.hidden = n[1];
+  o.intermediate = n[2];
+  o.num_experts = static_cast<int>(n[3]);
+  o.top_k = n[4];
+}
+
+void add_layer(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "layer", "The whole layer, forward and backward, beside the matrix library's own speed");
+  const auto o = std::make_shared<BenchLayerOptions>();
+  command
+      ->add_option_function<std::string>(
+          "--shape", [o](const std::string& text) { set_layer_shape(*o, text); },
+          "Tokens over all ranks, hidden and intermediate size, experts, picks a token; or a name: "
+          "small, fine, qwen3-30b, olmoe, mixtral, dsv3-slice [small]")
+      ->type_name("NAME|T,H,I,E,K");
+  add_launch(command, o->launch);
+  command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
+      ->check(CLI::Range(1, 1024));
+  command->add_option_function<std::string>("--device", [](const std::string&) {}, "[cpu]")
+      ->check(CLI::IsMember({"cpu"}));
+  add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
+  add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
+             std::map<std::string, BenchSizing>{{"exact", BenchSizing::exact},
+                                                {"bounded", BenchSizing::bounded}});
+  auto routings = kRoutings;
+  routings["router"] = RoutingKind::router;
+  add_choice(command, "--routing", o->routing,
+             "How tokens pick experts; all but router replay given picks [router]", routings);
+  add_choice(command, "--weight-stage", o->weight_stage, "Where the routing weight enters [output]",
+             std::map<std::string, WeightStage>{{"output", WeightStage::output},
+                                                {"activation", WeightStage::activation},
+                                                {"input", WeightStage::input}});
+  add_choice(command, "--keep", o->keep, "What forward keeps for backward [rows]",
+             std::map<std::string, Keep>{{"rows", Keep::rows},
+                                         {"activations", Keep::activations},
+                                         {"nothing", Keep::nothing}});
+  command->add_option("--repeat", o->repeat, "Rounds; the best counts [10]")
+      ->check(CLI::Range(1, 100000));
+  command->add_flag("--json", o->json, "Print one JSON object");
+  command->callback([o] {
+    require_distinct_picks(o->top_k, o->num_experts);
+    bench_layer(*o);
   });
 }
 
@@ -104,6 +179,7 @@ void add_bench_command(CLI::App& app) {
   auto* bench = app.add_subcommand("bench", "Measure, beside the ceiling of the same run");
   bench->require_subcommand(1);
   add_dispatch(*bench);
+  add_layer(*bench);
 }
 
 }  // namespace switchyard::cli

@@ -1,32 +1,19 @@
 #include "bench_dispatch.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <vector>
 
 #include "ceiling.h"
+#include "progress.h"
+#include "random_rows.h"
+#include "timing.h"
 
 namespace switchyard::cli {
 namespace {
-
-Tensor random_rows(const Shape& shape, Dtype dtype, std::uint64_t seed) {
-  std::minstd_rand random(static_cast<std::minstd_rand::result_type>(seed + 1));
-  Tensor result(shape, dtype);
-  const auto value = [&] { return static_cast<float>(random()) / 1073741824.0F - 1.0F; };
-  if (dtype == Dtype::bf16) {
-    for (auto& v : result.span<Bfloat16>()) v = to_bfloat16(value());
-  } else {
-    for (auto& v : result.span<float>()) v = value();
-  }
-  return result;
-}
 
 // One operation, the pass that bounds it, and the best times of both.
 struct Measurement {
@@ -39,14 +26,6 @@ struct Measurement {
   std::int64_t bytes_on_wire = 0;
 };
 
-double timed(Communicator& comm, const std::function<void()>& fn) {
-  comm.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  fn();
-  comm.barrier();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 class DispatchBench {
  public:
   DispatchBench(Communicator& comm, const BenchDispatchOptions& options)
@@ -54,7 +33,10 @@ class DispatchBench {
         options_(options),
         dispatcher_(comm, ExpertPlacement::contiguous(options.num_experts, comm.size()),
                     dispatcher_options(options)),
-        ids_(local_ids(comm, options)),
+        ids_(make_local_routing(comm, {.kind = options.routing,
+                                       .num_tokens = options.num_tokens,
+                                       .top_k = options.top_k,
+                                       .num_experts = options.num_experts})),
         plan_(dispatcher_.plan(ids_)) {
     const auto tokens = plan_.num_tokens();
     const auto seed = static_cast<std::uint64_t>(comm.rank());
@@ -69,7 +51,7 @@ class DispatchBench {
   std::vector<Measurement> run() {
     auto all = measurements();
     for (int i = 0; i < options_.repeat; ++i) {
-      show_progress(i);
+      show_progress(comm_, fmt::format("round {} of {} …", i + 1, options_.repeat));
       for (Measurement& m : all) {
         const auto before = dispatcher_.bytes_on_wire();
         m.seconds = std::min(m.seconds, timed(comm_, m.run));
@@ -77,7 +59,7 @@ class DispatchBench {
         m.ceiling_seconds = std::min(m.ceiling_seconds, timed(comm_, m.ceiling));
       }
     }
-    show_progress(-1);
+    show_progress(comm_, "");
     for (Measurement& m : all) {
       Tensor wire = Tensor::from<std::int64_t>({1}, {m.bytes_on_wire});
       comm_.all_reduce(wire);
@@ -91,17 +73,6 @@ class DispatchBench {
  private:
   static DispatcherOptions dispatcher_options(const BenchDispatchOptions& options) {
     return {.plan = {.hidden = options.hidden, .dtype = options.dtype}, .mover = options.mover};
-  }
-
-  static Tensor local_ids(Communicator& comm, const BenchDispatchOptions& options) {
-    const Tensor all = make_routing({.kind = options.routing,
-                                     .num_tokens = options.num_tokens,
-                                     .top_k = options.top_k,
-                                     .num_experts = options.num_experts});
-    const auto first = options.num_tokens * comm.rank() / comm.size();
-    const auto last = options.num_tokens * (comm.rank() + 1) / comm.size();
-    const auto mine = all.view().slice(first, last);
-    return Tensor::from<std::int32_t>(mine.shape(), mine.span<std::int32_t>());
   }
 
   std::vector<Measurement> measurements() {
@@ -135,16 +106,6 @@ class DispatchBench {
          .run = [this] { dispatcher_.dispatch_backward(plan_, {.d_rows = rows_}, {.d_x = y_}); },
          .ceiling = collect},
     };
-  }
-
-  void show_progress(int round) const {
-    if (comm_.rank() != 0 || isatty(STDERR_FILENO) == 0) return;
-    if (round < 0) {
-      fmt::print(stderr, "\r{:40}\r", "");
-    } else {
-      fmt::print(stderr, "\rround {} of {} …", round + 1, options_.repeat);
-    }
-    std::fflush(stderr);
   }
 
   Communicator& comm_;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "switchyard/error.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kMostDefaultRanks = 8;
 
-std::vector<int> cores() {
+std::vector<int> find_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof(set), &set);
@@ -25,20 +26,37 @@ std::vector<int> cores() {
   return result;
 }
 
+// Found once, by a thread that is not kept on one of them yet.
+const std::vector<int>& cores() {
+  static const std::vector<int> found = find_cores();
+  return found;
+}
+
+void stay_on(std::span<const int> allowed) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : allowed) CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
 }  // namespace
 
 int num_cores() { return std::max(1, static_cast<int>(cores().size())); }
 
-void pin_to_core(int rank) {
-  const auto available = cores();
-  if (available.size() <= 1) return;  // a launcher has chosen already
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(available[static_cast<std::size_t>(rank) % available.size()], &set);
-  sched_setaffinity(0, sizeof(set), &set);
+int core_of(int thread) {
+  return cores().empty() ? 0 : cores()[static_cast<std::size_t>(thread) % cores().size()];
 }
 
+void pin_to_core(int thread) {
+  if (cores().size() <= 1) return;  // a launcher has chosen already
+  const int core = core_of(thread);
+  stay_on({&core, 1});
+}
+
+void allow_all_cores() { stay_on(cores()); }
+
 void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
+  num_cores();  // before any thread is kept on one of them
   if (options.comm == "threads") {
     run_ranks(options.ranks > 0 ? options.ranks : std::min(num_cores(), kMostDefaultRanks), body);
     return;

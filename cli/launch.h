@@ -18,7 +18,11 @@ void launch(const LaunchOptions& options, const std::function<void(Communicator&
 
 // The cores this process may use.
 int num_cores();
-// Keeps this thread on one of them, chosen by rank, so that timings do not wander.
-void pin_to_core(int rank);
+// The one that thread so-and-so of the job belongs on: the same again after num_cores() threads.
+int core_of(int thread);
+// Keeps the calling thread there, so that timings do not wander.
+void pin_to_core(int thread);
+// And lets it go again.
+void allow_all_cores();
 
 }  // namespace switchyard::cli

@@ -54,4 +54,12 @@ Tensor make_routing(const RoutingOptions& options) {
   return ids;
 }
 
+Tensor make_local_routing(const Communicator& comm, const RoutingOptions& options) {
+  const Tensor all = make_routing(options);
+  const auto first = options.num_tokens * comm.rank() / comm.size();
+  const auto last = options.num_tokens * (comm.rank() + 1) / comm.size();
+  const auto mine = all.view().slice(first, last);
+  return Tensor::from<std::int32_t>(mine.shape(), mine.span<std::int32_t>());
+}
+
 }  // namespace switchyard::cli

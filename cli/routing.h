@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "switchyard/communicator.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cli {
@@ -12,6 +13,7 @@ enum class RoutingKind {
   uniform,     // K distinct experts, drawn evenly
   zipf,        // K distinct experts, drawn by 1/rank over shuffled experts
   one_expert,  // the first pick is always expert 0, the others are drawn evenly
+  router,      // what a router of random weights picks; only where there is one
 };
 
 struct RoutingOptions {
@@ -24,5 +26,7 @@ struct RoutingOptions {
 
 // [T, K] i32, the whole sequence; a rank takes its slice.
 Tensor make_routing(const RoutingOptions& options);
+// This rank's part of it.
+Tensor make_local_routing(const Communicator& comm, const RoutingOptions& options);
 
 }  // namespace switchyard::cli

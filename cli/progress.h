@@ -1,0 +1,21 @@
+// A line on the terminal that says how far a long command is.
+#pragma once
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string_view>
+
+#include "switchyard/communicator.h"
+
+namespace switchyard::cli {
+
+// Replaces the line; an empty text removes it. Only rank 0 speaks, and only to a terminal.
+inline void show_progress(const Communicator& comm, std::string_view text) {
+  if (comm.rank() != 0 || isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r{:60}\r{}", "", text);
+  std::fflush(stderr);
+}
+
+}  // namespace switchyard::cli
