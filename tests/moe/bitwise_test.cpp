@@ -2,10 +2,10 @@
 // of one rank. The tests themselves switch on mutations that break it, and must then fail.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <map>
 
 #include "support/compare.h"
+#include "support/cut.h"
 #include "support/random.h"
 #include "support/ranks.h"
 #include "switchyard/dispatcher.h"
@@ -13,7 +13,10 @@
 namespace switchyard {
 namespace {
 
+using testing::awkward_piece;
+using testing::copy_of;
 using testing::movers_of;
+using testing::on_all;
 using testing::on_ranks;
 using testing::Random;
 using testing::RankCase;
@@ -40,18 +43,6 @@ struct Problem {
   Dtype dtype;
   Tensor ids, x, d_y, weights;
 };
-
-// Tokens of each rank: awkward numbers first, the rest for the last rank.
-std::vector<std::int64_t> cut(std::int64_t num_tokens, int num_ranks) {
-  const std::vector<std::int64_t> awkward{16, 0, 1, 7, 300, 16, 0};
-  std::vector<std::int64_t> counts;
-  for (int r = 0; r + 1 < num_ranks; ++r) {
-    counts.push_back(awkward[static_cast<std::size_t>(r)]);
-    num_tokens -= counts.back();
-  }
-  counts.push_back(num_tokens);
-  return counts;
-}
 
 // Everything a step computes, in the order of the global sequence and of the experts.
 struct Results {
@@ -80,14 +71,6 @@ void scale_row(const TensorView& row, float factor) {
   }
 }
 
-Tensor copy_of(const ConstTensorView& view) {
-  Tensor result(view.shape(), view.dtype());
-  for (std::int64_t r = 0; r < view.rows(); ++r) {
-    std::memcpy(result.view().row(r), view.row(r), static_cast<std::size_t>(view.row_bytes()));
-  }
-  return result;
-}
-
 Tensor swap_k(const Tensor& table) {
   Tensor result = table.clone();
   const auto n = static_cast<std::size_t>(table.rows() * kTopK);
@@ -103,11 +86,8 @@ Results run_step(Communicator& comm, const Problem& problem, const DispatcherOpt
   // Reversed, rank r gets the tokens that rank r had, but calls itself another rank.
   const auto reversed = comm.split(0, -comm.rank());
   Communicator& ranks = mutation == Mutation::reversed_ranks ? *reversed : comm;
-  std::int64_t first = 0;
-  const auto counts = cut(problem.num_tokens, comm.size());
-  for (int r = 0; r < comm.rank(); ++r) first += counts[static_cast<std::size_t>(r)];
-  const auto last = first + counts[static_cast<std::size_t>(comm.rank())];
-  const auto mine = [&](const Tensor& whole) { return copy_of(whole.view().slice(first, last)); };
+  const auto piece = awkward_piece(comm, problem.num_tokens);
+  const auto mine = [&](const Tensor& whole) { return copy_of(piece.of(whole)); };
   const bool swapped = mutation == Mutation::swapped_k;
   const Tensor ids = swapped ? swap_k(mine(problem.ids)) : mine(problem.ids);
   const Tensor weights = swapped ? swap_k(mine(problem.weights)) : mine(problem.weights);
@@ -168,21 +148,14 @@ Results run_alone(const Problem& problem) {
 bool same_as_alone(Communicator& comm, const Problem& problem, const Results& one,
                    const DispatcherOptions& options, Mutation mutation = Mutation::none) {
   const Results many = run_step(comm, problem, options, mutation);
-  std::int64_t first = 0;
-  const auto counts = cut(problem.num_tokens, comm.size());
-  for (int r = 0; r < comm.rank(); ++r) first += counts[static_cast<std::size_t>(r)];
-  const auto last = first + counts[static_cast<std::size_t>(comm.rank())];
-  const auto slice = [&](const Tensor& whole) { return whole.view().slice(first, last); };
-  bool equal = same_bits(many.y, slice(one.y)) && same_bits(many.d_x, slice(one.d_x)) &&
-               same_bits(many.d_weights, slice(one.d_weights));
+  const auto piece = awkward_piece(comm, problem.num_tokens);
+  bool equal = same_bits(many.y, piece.of(one.y)) && same_bits(many.d_x, piece.of(one.d_x)) &&
+               same_bits(many.d_weights, piece.of(one.d_weights));
   for (const auto& [expert, rows] : many.expert_rows) {
     equal = equal && same_bits(rows, one.expert_rows.at(expert));
     equal = equal && same_bits(many.expert_gradients.at(expert), one.expert_gradients.at(expert));
   }
-  // One verdict for all ranks: a mutation may show on some of them only.
-  Tensor verdict = Tensor::from<std::int32_t>({1}, {equal ? 1 : 0});
-  comm.all_reduce(verdict, ReduceOp::min);
-  return verdict.span<std::int32_t>()[0] == 1;
+  return on_all(comm, equal);  // a mutation may show on some of them only
 }
 
 class BitwiseTest : public ::testing::TestWithParam<RankCase> {};
