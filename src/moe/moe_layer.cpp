@@ -35,6 +35,14 @@ void require_tokens(const ConstTensorView& view, const Shape& shape, Dtype dtype
           name_of(view.dtype()), view.shape().to_string(), name_of(dtype), shape.to_string());
 }
 
+// Stages read their input when earlier ones have begun to write the output.
+void require_apart(const ConstTensorView& a, const ConstTensorView& b, std::string_view names) {
+  const auto end_of = [](const ConstTensorView& view) {
+    return view.rows() == 0 ? view.data() : view.row(view.rows() - 1) + view.row_bytes();
+  };
+  require(end_of(a) <= b.data() || end_of(b) <= a.data(), "{} must not share memory", names);
+}
+
 std::int64_t bytes_of(const std::optional<TensorView>& view) { return view ? view->bytes() : 0; }
 
 }  // namespace
@@ -377,6 +385,7 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     const Shape tokens{in.x.rows(), data_->options.hidden};
     require_tokens(in.x, tokens, data_->options.dtype, "x");
     require_tokens(y, tokens, data_->options.dtype, "y");
+    require_apart(in.x, y, "x and y");
     data_->check_weights(weights);
   });
   data_->run_forward(weights, in, y, saved != nullptr ? &saved->data_ : nullptr);
@@ -390,6 +399,8 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
     require(saved.data_->layer == data_.get(), "what is saved was left by another layer");
     require_tokens(d_y, saved.data_->x.shape(), data_->options.dtype, "d_y");
     require_tokens(out.d_x, saved.data_->x.shape(), data_->options.dtype, "d_x");
+    require_apart(d_y, out.d_x, "d_y and d_x");
+    require_apart(saved.data_->x, out.d_x, "x and d_x");
     if (out.d_weights) {
       require_tokens(*out.d_weights, saved.data_->routing.weights.shape(), Dtype::f32,
                      "d_weights");

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kEpsilon = 1e-20F;
-constexpr std::int64_t kGradientColumns = 256;
+constexpr std::int64_t kGradientColumns = 64;
 
 // Where each expert's weight comes from, for one token at a time.
 class TokenRouter {
