@@ -111,19 +111,17 @@ void add_dispatch(CLI::App& bench) {
 }
 
 // T, H, I, E, K of the layers that people compare by.
-const std::map<std::string, std::string> kNamedShapes{{"small", "4096,512,512,16,2"},
-                                                      {"fine", "4096,512,256,64,8"},
-                                                      {"qwen3-30b", "16384,2048,768,128,8"},
-                                                      {"olmoe", "16384,2048,1024,64,8"},
-                                                      {"mixtral", "8192,4096,14336,8,2"},
-                                                      {"dsv3-slice", "4096,7168,2048,32,8"}};
+const std::map<std::string, std::string> kNamedShapes{
+    {"small", "4096,512,512,16,2"},        {"fine", "4096,512,256,64,8"},
+    {"qwen3-30b", "16384,2048,768,128,8"}, {"olmoe", "16384,2048,1024,64,8"},
+    {"mixtral", "8192,4096,14336,8,2"},    {"dsv3-slice", "4096,7168,2048,32,8"}};
 
 void set_layer_shape(BenchLayerOptions& o, const std::string& text) {
   const auto named = kNamedShapes.find(text);
   std::string names;
   for (const auto& [name, sizes] : kNamedShapes) names += name + ", ";
-  const auto n = parse_shape(named != kNamedShapes.end() ? named->second : text, 5,
-                             names + "or T,H,I,E,K");
+  const auto n =
+      parse_shape(named != kNamedShapes.end() ? named->second : text, 5, names + "or T,H,I,E,K");
   require_few_experts(n[3]);
   o.shape_name = text;
   o.num_tokens = n[0];
@@ -146,7 +144,9 @@ void add_layer(CLI::App& bench) {
   add_launch(command, o->launch);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
       ->check(CLI::Range(1, 1024));
-  command->add_option_function<std::string>("--device", [](const std::string&) {}, "[cpu]")
+  command
+      ->add_option_function<std::string>(
+          "--device", [](const std::string&) {}, "[cpu]")
       ->check(CLI::IsMember({"cpu"}));
   add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
   add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
@@ -160,10 +160,10 @@ void add_layer(CLI::App& bench) {
              std::map<std::string, WeightStage>{{"output", WeightStage::output},
                                                 {"activation", WeightStage::activation},
                                                 {"input", WeightStage::input}});
-  add_choice(command, "--keep", o->keep, "What forward keeps for backward [rows]",
-             std::map<std::string, Keep>{{"rows", Keep::rows},
-                                         {"activations", Keep::activations},
-                                         {"nothing", Keep::nothing}});
+  add_choice(
+      command, "--keep", o->keep, "What forward keeps for backward [rows]",
+      std::map<std::string, Keep>{
+          {"rows", Keep::rows}, {"activations", Keep::activations}, {"nothing", Keep::nothing}});
   command->add_option("--repeat", o->repeat, "Rounds; the best counts [10]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object");

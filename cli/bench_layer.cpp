@@ -20,8 +20,8 @@ namespace {
 struct LayerResult {
   double forward = 1e30;
   double forward_backward = 1e30;
-  double ceiling = 0.0;  // GFLOP/s
-  std::vector<LayerStats::Stage> forward_stages;   // of the best round, mean over ranks
+  double ceiling = 0.0;                           // GFLOP/s
+  std::vector<LayerStats::Stage> forward_stages;  // of the best round, mean over ranks
   std::vector<LayerStats::Stage> backward_stages;
   std::int64_t activation_bytes = 0;
   std::int64_t bytes_on_wire = 0;
@@ -48,8 +48,8 @@ class LayerBench {
         weights_(MoeParameters::random(layer_.options(), placement_, comm.rank(), 1)),
         gradients_(layer_.options(), placement_, comm.rank()),
         ceiling_({options.dtype, threads, comm.rank() * threads}) {
-    const auto tokens = o_.num_tokens * (comm.rank() + 1) / comm.size() -
-                        o_.num_tokens * comm.rank() / comm.size();
+    const auto tokens =
+        o_.num_tokens * (comm.rank() + 1) / comm.size() - o_.num_tokens * comm.rank() / comm.size();
     const auto seed = static_cast<std::uint64_t>(comm.rank());
     x_ = random_rows({tokens, o_.hidden}, o_.dtype, seed);
     d_y_ = random_rows({tokens, o_.hidden}, o_.dtype, seed + 1000);
@@ -198,12 +198,14 @@ void print_stages(std::string_view title, const std::vector<LayerStats::Stage>& 
 
 void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communicator& comm,
                  int threads) {
-  fmt::print("{}: {} tokens, H {}, I {}, {} experts, {} picks, {}; {} ranks x {} threads over {}\n\n",
-             o.shape_name, o.num_tokens, o.hidden, o.intermediate, o.num_experts, o.top_k,
-             name_of(o.dtype), comm.size(), threads, comm.backend());
+  fmt::print(
+      "{}: {} tokens, H {}, I {}, {} experts, {} picks, {}; {} ranks x {} threads over {}\n\n",
+      o.shape_name, o.num_tokens, o.hidden, o.intermediate, o.num_experts, o.top_k,
+      name_of(o.dtype), comm.size(), threads, comm.backend());
   const auto line = [&](std::string_view name, double seconds, double work) {
     fmt::print("{:<18} {:>9.2f} ms {:>9.1f} GFLOP/s", name, seconds * 1e3, work / seconds);
-    if (r.ceiling > 0.0) fmt::print(" {:>5.1f}% of the ceiling", work / seconds / r.ceiling * 100.0);
+    if (r.ceiling > 0.0)
+      fmt::print(" {:>5.1f}% of the ceiling", work / seconds / r.ceiling * 100.0);
     fmt::print("\n");
   };
   line("forward", r.forward, gigaflop(o, 3.0));
@@ -216,11 +218,12 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
   }
   print_stages("forward, of forward+backward", r.forward_stages, r.forward_backward);
   print_stages("backward", r.backward_stages, r.forward_backward);
-  fmt::print("\nOutside the experts' products: {:.1f}%. Kept for backward: {:.0f} bytes a token. On "
-             "the wire: {:.2f} MB. Best of {}.\n",
-             time_outside_gemm(r) / r.forward_backward * 100.0,
-             static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens),
-             static_cast<double>(r.bytes_on_wire) * 1e-6, o.repeat);
+  fmt::print(
+      "\nOutside the experts' products: {:.1f}%. Kept for backward: {:.0f} bytes a token. On "
+      "the wire: {:.2f} MB. Best of {}.\n",
+      time_outside_gemm(r) / r.forward_backward * 100.0,
+      static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens),
+      static_cast<double>(r.bytes_on_wire) * 1e-6, o.repeat);
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 #include "gemm_ceiling.h"
 
-#include <oneapi/dnnl/dnnl.hpp>
-
 #include <barrier>
 #include <chrono>
+#include <oneapi/dnnl/dnnl.hpp>
 #include <thread>
 #include <vector>
 

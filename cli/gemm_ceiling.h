@@ -11,8 +11,8 @@ namespace switchyard::cli {
 
 struct CeilingOptions {
   Dtype dtype = Dtype::f32;
-  int threads = 1;         // of each rank
-  int first_core = 0;      // thread i of this rank belongs on core first_core + i
+  int threads = 1;     // of each rank
+  int first_core = 0;  // thread i of this rank belongs on core first_core + i
 };
 
 // Whether this build has a matrix library to measure.

@@ -49,7 +49,9 @@ struct ExpertsOptions {
   float clamp_limit = 7.0F;  // for clamped_swiglu
 
   // Values that a row leaves for backward: 2I with a gate, I without.
-  std::int64_t hidden_width() const { return has_gate(activation) ? 2 * intermediate : intermediate; }
+  std::int64_t hidden_width() const {
+    return has_gate(activation) ? 2 * intermediate : intermediate;
+  }
 };
 
 // One expert. Matrices are (out, in) with any row stride, so that views into packed, interleaved or
@@ -98,8 +100,8 @@ struct ExpertsInput {
   std::optional<ConstTensorView> row_weights = {};  // [R] f32, where the stage wants them here
 };
 struct ExpertsOutput {
-  TensorView out;                          // [R, H]; may be the memory of rows
-  std::optional<TensorView> hidden = {};   // [R, hidden_width] for backward; none: nothing is kept
+  TensorView out;                         // [R, H]; may be the memory of rows
+  std::optional<TensorView> hidden = {};  // [R, hidden_width] for backward; none: nothing is kept
 };
 
 // What `hidden` holds when backward begins.
@@ -114,9 +116,9 @@ struct ExpertsBackwardInput {
   ConstTensorView d_out;  // [R, H]
 };
 struct ExpertsBackwardOutput {
-  TensorView d_rows;                              // [R, H]
-  std::optional<TensorView> d_row_weights = {};   // [R] f32
-  std::span<const ExpertGradients> gradients;     // [e]
+  TensorView d_rows;                             // [R, H]
+  std::optional<TensorView> d_row_weights = {};  // [R] f32
+  std::span<const ExpertGradients> gradients;    // [e]
   GradientMode mode = GradientMode::overwrite;
 };
 

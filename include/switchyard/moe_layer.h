@@ -73,11 +73,11 @@ class SWITCHYARD_API SavedForBackward {
 };
 
 struct LayerBackwardOutput {
-  TensorView d_x;                              // [T, H]
-  MoeGradients gradients;                      // the router's and the shared expert's over this
-                                               // rank's tokens, the experts' over everybody's
+  TensorView d_x;          // [T, H]
+  MoeGradients gradients;  // the router's and the shared expert's over this
+                           // rank's tokens, the experts' over everybody's
   GradientMode mode = GradientMode::overwrite;
-  std::optional<TensorView> d_weights = {};    // [T, K] f32: of the routing weights
+  std::optional<TensorView> d_weights = {};  // [T, K] f32: of the routing weights
 };
 
 // What happened in the last forward, and the backward after it.
@@ -93,10 +93,10 @@ struct SWITCHYARD_API LayerStats {
   std::vector<std::int64_t> bytes_by_rank;    // [ranks]
   std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
   bool overflow = false;
-  std::int64_t bytes_on_wire = 0;    // of rows, weights and slots that this rank exchanged
-  std::vector<Stage> forward;        // in order
-  std::vector<Stage> backward;       // in order
-  std::vector<double> waited_for;    // [ranks] seconds that this rank waited for each to arrive
+  std::int64_t bytes_on_wire = 0;  // of rows, weights and slots that this rank exchanged
+  std::vector<Stage> forward;      // in order
+  std::vector<Stage> backward;     // in order
+  std::vector<double> waited_for;  // [ranks] seconds that this rank waited for each to arrive
 };
 
 // The constructor, forward and backward are collective: every rank calls them in the same order,

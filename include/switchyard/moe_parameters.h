@@ -34,7 +34,8 @@ class SWITCHYARD_API MoeParameters {
                 ExpertBiases biases = ExpertBiases::none);
   // Evenly distributed in ±1/√fan-in; an expert's values depend on its id and the seed alone.
   static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
-                              int rank, std::uint64_t seed, ExpertBiases biases = ExpertBiases::none);
+                              int rank, std::uint64_t seed,
+                              ExpertBiases biases = ExpertBiases::none);
 
   MoeWeights weights() const;
   MoeGradients gradients() const { return tensors_; }

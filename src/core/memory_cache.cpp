@@ -56,11 +56,11 @@ struct MemoryCache::Blocks {
 MemoryCache::MemoryCache() : blocks_(std::make_shared<Blocks>()) {}
 
 TensorView MemoryCache::take(const Shape& shape, Dtype dtype) {
-  const auto block = std::make_shared<Tensor>(
-      blocks_->take(size_class(shape.num_elements() * size_of(dtype))));
-  const std::shared_ptr<std::byte> owner(
-      block->data(),
-      [blocks = blocks_, block](std::byte*) { blocks->give_back(std::move(*block)); });
+  const auto block =
+      std::make_shared<Tensor>(blocks_->take(size_class(shape.num_elements() * size_of(dtype))));
+  const std::shared_ptr<std::byte> owner(block->data(), [blocks = blocks_, block](std::byte*) {
+    blocks->give_back(std::move(*block));
+  });
   return {owner.get(), dtype, shape, shape.row_elements(), owner};
 }
 

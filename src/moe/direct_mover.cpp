@@ -38,7 +38,8 @@ class DirectMover final : public Mover {
             {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
         count_bytes(plan, args.tokens.row_bytes());
       }
-      device_.backend().scatter_rows({args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
+      device_.backend().scatter_rows(
+          {args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
       count_bytes(plan, args.tokens.row_bytes());
       if (args.token_scalars) {
         for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
@@ -54,7 +55,8 @@ class DirectMover final : public Mover {
   void gather(const Plan& plan, const Gather& args) override {
     const Loan loan = borrow(plan, {lend(args.rows), lend(args.row_scalars)});
     in_phase([&] {
-      device_.backend().gather_rows({table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
+      device_.backend().gather_rows(
+          {table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
       count_bytes(plan, args.tokens.row_bytes());
       if (args.token_scalars) {
         const auto out = args.token_scalars->span<float>();

@@ -13,13 +13,19 @@ namespace {
 template <typename View>
 View matrix_of(const View& packed, std::int64_t expert, std::int64_t first, std::int64_t rows) {
   const auto columns = packed.shape()[2];
-  return {packed.row(expert) + first * columns * size_of(packed.dtype()), packed.dtype(),
-          {rows, columns}, columns, packed.owner()};
+  return {packed.row(expert) + first * columns * size_of(packed.dtype()),
+          packed.dtype(),
+          {rows, columns},
+          columns,
+          packed.owner()};
 }
 
 template <typename View>
 View vector_of(const View& packed, std::int64_t expert, std::int64_t first, std::int64_t size) {
-  return {packed.row(expert) + first * size_of(packed.dtype()), packed.dtype(), {size}, 1,
+  return {packed.row(expert) + first * size_of(packed.dtype()),
+          packed.dtype(),
+          {size},
+          1,
           packed.owner()};
 }
 

@@ -13,12 +13,10 @@ namespace switchyard {
 namespace {
 
 DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
-  return {.plan = {.hidden = o.hidden,
-                   .dtype = o.dtype,
-                   .alignment = o.alignment,
-                   .sizing = o.sizing},
-          .mover = o.mover,
-          .combine = o.combine};
+  return {
+      .plan = {.hidden = o.hidden, .dtype = o.dtype, .alignment = o.alignment, .sizing = o.sizing},
+      .mover = o.mover,
+      .combine = o.combine};
 }
 
 void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
@@ -132,7 +130,8 @@ struct MoeLayer::Data {
     const auto waited = comm.waited_for();
     stats.waited_for.clear();
     for (std::size_t r = 0; r < waited.size(); ++r) {
-      stats.waited_for.push_back(std::chrono::duration<double>(waited[r] - waited_before[r]).count());
+      stats.waited_for.push_back(
+          std::chrono::duration<double>(waited[r] - waited_before[r]).count());
     }
   }
 
@@ -220,20 +219,18 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
   const bool keep_hidden = saved != nullptr && options.keep != Keep::nothing;
   const bool keep_rows = saved != nullptr && options.keep == Keep::rows && comm.size() > 1;
   const TensorView rows = take_rows(plan, options.hidden);
-  const auto row_weights =
-      weights_travel() ? std::optional(take_row_weights(plan)) : std::nullopt;
+  const auto row_weights = weights_travel() ? std::optional(take_row_weights(plan)) : std::nullopt;
   dispatcher.dispatch(
       plan,
       {.x = in.x,
-       .weights = weights_travel() ? std::optional<ConstTensorView>(routing->weights)
-                                   : std::nullopt},
+       .weights =
+           weights_travel() ? std::optional<ConstTensorView>(routing->weights) : std::nullopt},
       {.rows = rows, .row_weights = row_weights});
   clock.end("dispatch");
 
   const auto spent = experts.seconds_spent();
-  const auto hidden = keep_hidden
-                          ? std::optional(take_rows(plan, experts.options().hidden_width()))
-                          : std::nullopt;
+  const auto hidden =
+      keep_hidden ? std::optional(take_rows(plan, experts.options().hidden_width())) : std::nullopt;
   const TensorView results = keep_rows ? take_rows(plan, options.hidden) : rows;
   alone("experts", [&] {
     experts.forward(
@@ -246,15 +243,15 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
   dispatcher.combine(
       plan,
       {.rows = results,
-       .weights = weights_travel() ? std::nullopt
-                                   : std::optional<ConstTensorView>(routing->weights)},
+       .weights =
+           weights_travel() ? std::nullopt : std::optional<ConstTensorView>(routing->weights)},
       y);
   clock.end("combine");
   std::optional<TensorView> shared_hidden;
   if (shared) {
     if (keep_hidden) {
-      shared_hidden = device.backend().take({in.x.rows(), shared->options().hidden_width()},
-                                            options.dtype);
+      shared_hidden =
+          device.backend().take({in.x.rows(), shared->options().hidden_width()}, options.dtype);
     }
     alone("shared expert", [&] {
       device.backend().shared_forward({.options = shared->options(),
@@ -268,14 +265,14 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
   stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
   note_waits();
   if (saved == nullptr) return;
-  *saved = std::make_unique<SavedForBackward::Data>(SavedForBackward::Data{
-      .layer = this,
-      .x = in.x,
-      .routing = std::move(*routing),
-      .plan = plan,
-      .rows = keep_rows ? std::optional(rows) : std::nullopt,
-      .hidden = hidden,
-      .shared_hidden = shared_hidden});
+  *saved = std::make_unique<SavedForBackward::Data>(
+      SavedForBackward::Data{.layer = this,
+                             .x = in.x,
+                             .routing = std::move(*routing),
+                             .plan = plan,
+                             .rows = keep_rows ? std::optional(rows) : std::nullopt,
+                             .hidden = hidden,
+                             .shared_hidden = shared_hidden});
 }
 
 void MoeLayer::Data::run_backward(const MoeWeights& weights, SavedForBackward::Data& saved,
@@ -302,17 +299,16 @@ void MoeLayer::Data::run_backward(const MoeWeights& weights, SavedForBackward::D
   const TensorView d_rows = take_rows(plan, options.hidden);
   const TensorView d_row_weights = take_row_weights(plan);
   alone("experts", [&] {
-    experts.backward(
-        weights.experts, RowGroups::of(plan),
-        {.rows = *saved.rows,
-         .row_weights = row_weights,
-         .hidden = *saved.hidden,
-         .hidden_rows = kept_hidden ? HiddenRows::kept : HiddenRows::to_be_computed,
-         .d_out = d_out},
-        {.d_rows = d_rows,
-         .d_row_weights = d_row_weights,
-         .gradients = out.gradients.experts,
-         .mode = out.mode});
+    experts.backward(weights.experts, RowGroups::of(plan),
+                     {.rows = *saved.rows,
+                      .row_weights = row_weights,
+                      .hidden = *saved.hidden,
+                      .hidden_rows = kept_hidden ? HiddenRows::kept : HiddenRows::to_be_computed,
+                      .d_out = d_out},
+                     {.d_rows = d_rows,
+                      .d_row_weights = d_row_weights,
+                      .gradients = out.gradients.experts,
+                      .mode = out.mode});
   });
   clock.end_experts(spent, experts.seconds_spent());
 
@@ -323,17 +319,16 @@ void MoeLayer::Data::run_backward(const MoeWeights& weights, SavedForBackward::D
                                {.d_x = out.d_x, .d_weights = d_weights});
   clock.end("dispatch_backward");
   alone("router", [&] {
-    router.backward(
-        weights.router,
-        {.x = saved.x, .expert_ids = saved.routing.expert_ids, .d_weights = d_weights},
-        {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
+    router.backward(weights.router,
+                    {.x = saved.x, .expert_ids = saved.routing.expert_ids, .d_weights = d_weights},
+                    {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
   });
   clock.end("route_backward");
   if (shared) {
     const bool kept = saved.shared_hidden.has_value();
     if (!kept) {
-      saved.shared_hidden = device.backend().take(
-          {saved.x.rows(), shared->options().hidden_width()}, options.dtype);
+      saved.shared_hidden =
+          device.backend().take({saved.x.rows(), shared->options().hidden_width()}, options.dtype);
     }
     alone("shared expert", [&] {
       device.backend().shared_backward(
@@ -372,8 +367,7 @@ Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in) {
   return y;
 }
 
-Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in,
-                         SavedForBackward& saved) {
+Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved) {
   Tensor y({in.x.rows(), data_->options.hidden}, data_->options.dtype);
   forward(weights, in, y, &saved);
   return y;
@@ -394,16 +388,16 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const ConstTensorView& d_y, const LayerBackwardOutput& out) {
   check_arguments("MoeLayer::backward", {&data_->comm}, [&] {
-    require(saved.data_ != nullptr, "nothing is saved: backward needs a training forward before "
-                                    "it, and uses up what that left");
+    require(saved.data_ != nullptr,
+            "nothing is saved: backward needs a training forward before "
+            "it, and uses up what that left");
     require(saved.data_->layer == data_.get(), "what is saved was left by another layer");
     require_tokens(d_y, saved.data_->x.shape(), data_->options.dtype, "d_y");
     require_tokens(out.d_x, saved.data_->x.shape(), data_->options.dtype, "d_x");
     require_apart(d_y, out.d_x, "d_y and d_x");
     require_apart(saved.data_->x, out.d_x, "x and d_x");
     if (out.d_weights) {
-      require_tokens(*out.d_weights, saved.data_->routing.weights.shape(), Dtype::f32,
-                     "d_weights");
+      require_tokens(*out.d_weights, saved.data_->routing.weights.shape(), Dtype::f32, "d_weights");
     }
     data_->check_weights(weights);
     data_->check_gradients(weights, out.gradients);

@@ -57,9 +57,9 @@ std::vector<ExpertGradients> make_experts(const ExpertsOptions& options, std::in
                                           ExpertBiases biases) {
   if (count == 0) return {};
   const auto width = options.hidden_width();
-  PackedExpertGradients packed{.gate_up = zeros({count, width, options.hidden}, options.dtype),
-                               .down = zeros({count, options.hidden, options.intermediate},
-                                             options.dtype)};
+  PackedExpertGradients packed{
+      .gate_up = zeros({count, width, options.hidden}, options.dtype),
+      .down = zeros({count, options.hidden, options.intermediate}, options.dtype)};
   if (biases == ExpertBiases::all) {
     packed.gate_up_bias = zeros({count, width}, options.dtype);
     packed.down_bias = zeros({count, options.hidden}, options.dtype);
@@ -121,9 +121,9 @@ MoeParameters MoeParameters::random(const MoeLayerOptions& options,
 }
 
 MoeWeights MoeParameters::weights() const {
-  MoeWeights weights{.router = {tensors_.router.gate, tensors_.router.gate_bias,
-                                tensors_.router.score_bias},
-                     .shared = as_weights(tensors_.shared)};
+  MoeWeights weights{
+      .router = {tensors_.router.gate, tensors_.router.gate_bias, tensors_.router.score_bias},
+      .shared = as_weights(tensors_.shared)};
   for (const auto& expert : tensors_.experts) weights.experts.push_back(as_weights(expert));
   return weights;
 }

@@ -130,8 +130,10 @@ class PackedMover final : public Mover {
     const PackedRoute& route = *plan.data().route;
     const std::array<std::byte*, 1> rows{read_only(*args.dot_rows)};
     const auto remote = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
-    device_.backend().dot_rows({received, received_table(route, rows), remote.span<float>().data()});
-    device_.backend().dot_rows({args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
+    device_.backend().dot_rows(
+        {received, received_table(route, rows), remote.span<float>().data()});
+    device_.backend().dot_rows(
+        {args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
     return_scalars(plan, *args.dots);
   }
 
@@ -174,9 +176,9 @@ class PackedMover final : public Mover {
          returned});
     comm_.all_to_all(returned, route.returned_rows, home, route.home_rows);
     device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
-                               indices(route.home_buffers), bases},
-                              floats_of(args.weights),
-                              args.tokens});
+                                    indices(route.home_buffers), bases},
+                                   floats_of(args.weights),
+                                   args.tokens});
   }
 
   // Each rank adds its rows of a token; the ranks' sums are added at home in rank order.
@@ -195,9 +197,9 @@ class PackedMover final : public Mover {
     device_.backend().gather_rows({local_table(plan, rows), floats_of(args.weights), own});
     const std::array<std::byte*, 2> bases{home.data(), own.data()};
     device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.partial_slots),
-                               indices(route.partial_buffers), bases},
-                              nullptr,
-                              args.tokens});
+                                    indices(route.partial_buffers), bases},
+                                   nullptr,
+                                   args.tokens});
   }
 
   Communicator& comm_;

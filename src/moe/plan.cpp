@@ -163,14 +163,14 @@ void fill_slots(const ConstTensorView& expert_ids, const Layout& layout,
   source_offsets[0] = 0;
   std::inclusive_scan(own.begin(), own.end(), source_offsets.begin() + 1);
   device.assign_slots({.expert_ids = expert_ids,
-                             .owners = plan.placement->owners(),
-                             .row_offsets = layout.row_offsets,
-                             .rows_before = rows_before,
-                             .kept_rows = layout.kept_rows,
-                             .source_offsets = source_offsets,
-                             .slots = plan.slots.span<std::int32_t>(),
-                             .target_ranks = plan.target_ranks.span<std::int32_t>(),
-                             .sources = plan.sources.span<std::int32_t>()});
+                       .owners = plan.placement->owners(),
+                       .row_offsets = layout.row_offsets,
+                       .rows_before = rows_before,
+                       .kept_rows = layout.kept_rows,
+                       .source_offsets = source_offsets,
+                       .slots = plan.slots.span<std::int32_t>(),
+                       .target_ranks = plan.target_ranks.span<std::int32_t>(),
+                       .sources = plan.sources.span<std::int32_t>()});
 }
 
 void require_sound_routing(const PlanStatus& status) {

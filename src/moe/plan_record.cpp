@@ -173,9 +173,10 @@ std::string describe_non_finite(const PlanRecords& records) {
   for (std::size_t r = 0; r < records.headers.size(); ++r) {
     const auto token = records.headers[r].non_finite_token;
     if (token < 0) continue;
-    return fmt::format("rank {}: the router's logits of token {} are not finite: x or the gate "
-                       "holds NaN or infinity, or their product overflows",
-                       r, token);
+    return fmt::format(
+        "rank {}: the router's logits of token {} are not finite: x or the gate "
+        "holds NaN or infinity, or their product overflows",
+        r, token);
   }
   return {};
 }

@@ -36,8 +36,9 @@ void require_tokens(const ConstTensorView& x) {
 }
 
 void require_ids(const ConstTensorView& ids, const Shape& expected) {
-  require(ids.dtype() == Dtype::i32 && ids.shape() == expected, "expert_ids is {} {}, but must be i32 {}",
-          name_of(ids.dtype()), ids.shape().to_string(), expected.to_string());
+  require(ids.dtype() == Dtype::i32 && ids.shape() == expected,
+          "expert_ids is {} {}, but must be i32 {}", name_of(ids.dtype()), ids.shape().to_string(),
+          expected.to_string());
 }
 
 }  // namespace

@@ -216,15 +216,13 @@ TEST_P(LayerBitwiseTest, MutationsAreNoticed) {
     const Problem problem(options);
     const Results one = run_alone(problem);
     on_ranks(GetParam(), [&](Communicator& comm) {
-      EXPECT_FALSE(
-          same_as_alone(comm, problem, one, options, {.mutation = Mutation::swapped_k}));
+      EXPECT_FALSE(same_as_alone(comm, problem, one, options, {.mutation = Mutation::swapped_k}));
       if (comm.size() == 1) return;
       EXPECT_FALSE(
           same_as_alone(comm, problem, one, options, {.mutation = Mutation::reversed_ranks}));
       auto pre_reduced = options;
       pre_reduced.combine = CombineMode::pre_reduced;
-      EXPECT_FALSE(
-          same_as_alone(comm, problem, one, pre_reduced, {.mover = MoverKind::packed}));
+      EXPECT_FALSE(same_as_alone(comm, problem, one, pre_reduced, {.mover = MoverKind::packed}));
     });
   }
 }

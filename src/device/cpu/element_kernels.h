@@ -17,9 +17,9 @@ struct ActivationRow {
 };
 
 struct ActivationGradientRow {
-  std::byte* hidden = nullptr;     // becomes the gradient of hidden
-  const float* d_out = nullptr;    // of weight · activation
-  std::byte* out = nullptr;        // weight · activation, as in forward
+  std::byte* hidden = nullptr;   // becomes the gradient of hidden
+  const float* d_out = nullptr;  // of weight · activation
+  std::byte* out = nullptr;      // weight · activation, as in forward
   std::int64_t width = 0;
   float weight = 1.0F;
   float limit = 0.0F;

@@ -1,10 +1,8 @@
 // The element kernels, compiled once for each instruction set (SWITCHYARD_ISA). Uses no library
 // code, as the row kernels.
-#include "device/cpu/element_kernels.h"
-
-#include "device/cpu/lines.inl"
-
 #include "device/cpu/activations.inl"
+#include "device/cpu/element_kernels.h"
+#include "device/cpu/lines.inl"
 
 namespace switchyard::cpu {
 namespace {
@@ -203,8 +201,15 @@ constexpr ElementKernels::Typed typed() {
 }  // namespace
 
 const ElementKernels SWITCHYARD_JOIN(kElementKernels_, SWITCHYARD_ISA) = {
-    SWITCHYARD_TEXT(SWITCHYARD_ISA), widen,      narrow, softmax,      sigmoid,
-    all_finite,                      argmax,     typed<F32>(), typed<Bf16>(),
+    SWITCHYARD_TEXT(SWITCHYARD_ISA),
+    widen,
+    narrow,
+    softmax,
+    sigmoid,
+    all_finite,
+    argmax,
+    typed<F32>(),
+    typed<Bf16>(),
 };
 
 }  // namespace switchyard::cpu

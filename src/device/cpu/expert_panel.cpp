@@ -71,9 +71,8 @@ void project(const PanelRows& x, std::int64_t num_rows, const ConstTensorView& m
        scratch);
 }
 
-void compute_hidden(const ExpertsOptions& options, const ExpertWeights& weights,
-                    const PanelRows& x, std::int64_t num_rows, const PanelRows& hidden,
-                    Scratch& scratch) {
+void compute_hidden(const ExpertsOptions& options, const ExpertWeights& weights, const PanelRows& x,
+                    std::int64_t num_rows, const PanelRows& hidden, Scratch& scratch) {
   const bool gated = has_gate(options.activation);
   if (gated) project(x, num_rows, weights.gate, weights.gate_bias, hidden, scratch);
   project(x, num_rows, weights.up, weights.up_bias,
@@ -114,9 +113,9 @@ void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock
       options.weight_stage == WeightStage::input && panel.row_weights != nullptr;
   const bool weigh_activation =
       options.weight_stage == WeightStage::activation && panel.row_weights != nullptr;
-  const PanelRows x = weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights,
-                                                  options.hidden, scratch)
-                                  : panel.x;
+  const PanelRows x =
+      weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights, options.hidden, scratch)
+                  : panel.x;
   const PanelRows hidden =
       panel.hidden.data != nullptr
           ? panel.hidden
@@ -157,8 +156,7 @@ namespace {
 // hidden becomes its gradient, activated the input of the down projection.
 void activation_backward(const BackwardPanel& panel, const float* d_activated, Scratch& scratch) {
   const auto& options = panel.options;
-  const bool weigh =
-      options.weight_stage != WeightStage::input && panel.row_weights != nullptr;
+  const bool weigh = options.weight_stage != WeightStage::input && panel.row_weights != nullptr;
   const auto backward = element_kernels(options.dtype)
                             .activation_gradient[static_cast<std::size_t>(options.activation)];
   const bool dot_bias =
@@ -176,8 +174,7 @@ void activation_backward(const BackwardPanel& panel, const float* d_activated, S
                                .weight = weigh ? panel.row_weights[r] : 1.0F,
                                .limit = options.clamp_limit});
     if (dot_bias) {
-      d_weight +=
-          row_kernels_for(options.dtype).dot(panel.d_out.row(r), bias.data, options.hidden);
+      d_weight += row_kernels_for(options.dtype).dot(panel.d_out.row(r), bias.data, options.hidden);
     }
     if (weigh && panel.d_row_weights != nullptr) panel.d_row_weights[r] = d_weight;
   }
@@ -230,9 +227,9 @@ void backward_panel(const BackwardPanel& panel, Scratch& scratch, TaskClock& clo
   const bool weigh_input =
       options.weight_stage == WeightStage::input && panel.row_weights != nullptr;
   if (panel.hidden_rows == HiddenRows::to_be_computed) {
-    const PanelRows x = weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights,
-                                                    options.hidden, scratch)
-                                    : panel.x;
+    const PanelRows x =
+        weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights, options.hidden, scratch)
+                    : panel.x;
     clock.count_other();
     compute_hidden(options, panel.weights, x, panel.rows, panel.hidden, scratch);
     clock.count_gemm();
@@ -273,8 +270,8 @@ void bias_gradient(const MatrixGradients& args, const MatrixGradient& matrix, Sc
   std::fill_n(sums, width, 0.0F);
   element_kernels(matrix.left.dtype)
       .add_rows(sums, matrix.left.data, args.rows, matrix.left.stride, width, matrix.bias_weights);
-  const TensorView row(matrix.bias_gradient.data(), matrix.bias_gradient.dtype(), {1, width},
-                       width, matrix.bias_gradient.owner());
+  const TensorView row(matrix.bias_gradient.data(), matrix.bias_gradient.dtype(), {1, width}, width,
+                       matrix.bias_gradient.owner());
   write_gradient(row, {0, width}, sums, args.mode);
 }
 

@@ -69,7 +69,7 @@ struct MatrixGradients {
   const ExpertGradients& gradients;
   GradientMode mode = GradientMode::overwrite;
   std::int64_t rows = 0;
-  PanelRows x;          // w·x in the input stage
+  PanelRows x;  // w·x in the input stage
   PanelRows d_hidden;
   PanelRows d_out;
   PanelRows activated;

@@ -87,28 +87,27 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
   const auto num_experts = static_cast<std::int64_t>(args.group_rows.size());
   const TensorView activated =
       memory.take({args.in.rows.rows(), args.options.intermediate}, args.options.dtype);
-  float* d_row_weights = args.out.d_row_weights
-                             ? reinterpret_cast<float*>(args.out.d_row_weights->data())
-                             : nullptr;
+  float* d_row_weights =
+      args.out.d_row_weights ? reinterpret_cast<float*>(args.out.d_row_weights->data()) : nullptr;
   Pending pending(args.group_rows.size());
   for (const PanelTask& task : panels) pending.expect(task.expert);
 
   const auto run_panel = [&](const PanelTask& task, Scratch& scratch) {
     const Pending::Done done(pending, task.expert);
     TaskClock clock(args.times);
-    backward_panel({.options = args.options,
-                    .weights = args.weights[task.expert],
-                    .rows = task.rows,
-                    .x = rows_from(args.in.rows, task.first),
-                    .row_weights = weights_from(args.in.row_weights, task.first),
-                    .hidden = rows_from(args.in.hidden, task.first),
-                    .hidden_rows = args.in.hidden_rows,
-                    .d_out = rows_from(args.in.d_out, task.first),
-                    .activated = rows_from(activated, task.first),
-                    .d_x = rows_from(args.out.d_rows, task.first),
-                    .d_row_weights =
-                        d_row_weights != nullptr ? d_row_weights + task.first : nullptr},
-                   scratch, clock);
+    backward_panel(
+        {.options = args.options,
+         .weights = args.weights[task.expert],
+         .rows = task.rows,
+         .x = rows_from(args.in.rows, task.first),
+         .row_weights = weights_from(args.in.row_weights, task.first),
+         .hidden = rows_from(args.in.hidden, task.first),
+         .hidden_rows = args.in.hidden_rows,
+         .d_out = rows_from(args.in.d_out, task.first),
+         .activated = rows_from(activated, task.first),
+         .d_x = rows_from(args.out.d_rows, task.first),
+         .d_row_weights = d_row_weights != nullptr ? d_row_weights + task.first : nullptr},
+        scratch, clock);
   };
   const auto run_gradient = [&](std::int64_t task, Scratch& scratch) {
     const auto e = static_cast<std::size_t>(task / per_expert);

@@ -1,8 +1,7 @@
 // Matrix products by oneDNN. Called on one thread at a time each, so that a product's bits depend
 // on its sizes alone.
-#include <oneapi/dnnl/dnnl.hpp>
-
 #include <array>
+#include <oneapi/dnnl/dnnl.hpp>
 
 #include "core/require.h"
 #include "device/cpu/gemm_library.h"
@@ -59,14 +58,22 @@ const dnnl::matmul& product_for(const Gemm& args) {
   constexpr auto kPlain = Layout::plain;
   constexpr auto kTurned = Layout::transposed;
   static const std::array<AnySizeProduct, 16> products{{
-      {kPlain, kPlain, Dtype::f32, false},   {kPlain, kPlain, Dtype::f32, true},
-      {kPlain, kPlain, Dtype::bf16, false},  {kPlain, kPlain, Dtype::bf16, true},
-      {kPlain, kTurned, Dtype::f32, false},  {kPlain, kTurned, Dtype::f32, true},
-      {kPlain, kTurned, Dtype::bf16, false}, {kPlain, kTurned, Dtype::bf16, true},
-      {kTurned, kPlain, Dtype::f32, false},  {kTurned, kPlain, Dtype::f32, true},
-      {kTurned, kPlain, Dtype::bf16, false}, {kTurned, kPlain, Dtype::bf16, true},
-      {kTurned, kTurned, Dtype::f32, false}, {kTurned, kTurned, Dtype::f32, true},
-      {kTurned, kTurned, Dtype::bf16, false}, {kTurned, kTurned, Dtype::bf16, true},
+      {kPlain, kPlain, Dtype::f32, false},
+      {kPlain, kPlain, Dtype::f32, true},
+      {kPlain, kPlain, Dtype::bf16, false},
+      {kPlain, kPlain, Dtype::bf16, true},
+      {kPlain, kTurned, Dtype::f32, false},
+      {kPlain, kTurned, Dtype::f32, true},
+      {kPlain, kTurned, Dtype::bf16, false},
+      {kPlain, kTurned, Dtype::bf16, true},
+      {kTurned, kPlain, Dtype::f32, false},
+      {kTurned, kPlain, Dtype::f32, true},
+      {kTurned, kPlain, Dtype::bf16, false},
+      {kTurned, kPlain, Dtype::bf16, true},
+      {kTurned, kTurned, Dtype::f32, false},
+      {kTurned, kTurned, Dtype::f32, true},
+      {kTurned, kTurned, Dtype::bf16, false},
+      {kTurned, kTurned, Dtype::bf16, true},
   }};
   const std::size_t index = (args.a.layout == kTurned ? 8U : 0U) +
                             (args.b.layout == kTurned ? 4U : 0U) +
@@ -119,8 +126,7 @@ int max_gemm_threads() { return omp_get_max_threads(); }
 void set_gemm_threads(int num_threads) { omp_set_num_threads(num_threads); }
 
 const char* gemm_library() {
-  return has_bf16_units() ? "oneDNN, bf16 by the CPU's own units"
-                          : "oneDNN, bf16 computed in f32";
+  return has_bf16_units() ? "oneDNN, bf16 by the CPU's own units" : "oneDNN, bf16 computed in f32";
 }
 
 }  // namespace switchyard::cpu

@@ -74,7 +74,8 @@ class TokenRouter {
     std::ranges::fill(compared_, 0.0F);  // d_scores
     for (std::int64_t k = 0; k < options_.top_k; ++k) {
       if (ids[k] < 0) continue;
-      compared_[static_cast<std::size_t>(ids[k])] += options_.scale * (d_weights[k] - shift) / total;
+      compared_[static_cast<std::size_t>(ids[k])] +=
+          options_.scale * (d_weights[k] - shift) / total;
     }
     float mean = 0.0F;
     if (options_.score == ScoreFunction::softmax) {
@@ -199,8 +200,7 @@ std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache
   return first_bad == kNoToken ? -1 : first_bad.load();
 }
 
-void route_tokens_backward(const RouteTokensBackward& args, Workers& workers,
-                           MemoryCache& memory) {
+void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, MemoryCache& memory) {
   const auto& in = args.in;
   const auto& out = args.out;
   const auto num_tokens = in.x.rows();
@@ -242,8 +242,10 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers,
     std::fill_n(sums, num_experts, 0.0F);
     element_kernels().f32.add_rows(sums, d_logits.data(), num_tokens, num_experts, num_experts,
                                    nullptr);
-    write_gradient({out.gradients.gate_bias.data(), out.gradients.gate_bias.dtype(),
-                    {1, num_experts}, num_experts},
+    write_gradient({out.gradients.gate_bias.data(),
+                    out.gradients.gate_bias.dtype(),
+                    {1, num_experts},
+                    num_experts},
                    {0, num_experts}, sums, out.mode);
   });
 }

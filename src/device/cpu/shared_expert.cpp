@@ -58,8 +58,8 @@ PanelRows take_floats(const TokenPanel& panel, std::int64_t width, Scratch& scra
 
 void add_rows(const PanelRows& from, const TensorView& to, const TokenPanel& panel) {
   for (std::int64_t r = 0; r < panel.tokens; ++r) {
-    element_kernels(to.dtype()).add(to.row(panel.first + r),
-                                    reinterpret_cast<const float*>(from.row(r)), to.shape()[1]);
+    element_kernels(to.dtype())
+        .add(to.row(panel.first + r), reinterpret_cast<const float*>(from.row(r)), to.shape()[1]);
   }
 }
 

@@ -23,8 +23,7 @@ void Workers::run(std::int64_t count,
 
 void Workers::split(std::int64_t count,
                     const std::function<void(std::int64_t first, std::int64_t last)>& piece) {
-  const auto pieces =
-      std::clamp<std::int64_t>(count / kLeastInPiece, 1, pool_.num_threads());
+  const auto pieces = std::clamp<std::int64_t>(count / kLeastInPiece, 1, pool_.num_threads());
   pool_.run(pieces, [&](std::int64_t i, int /*worker*/) {
     piece(count * i / pieces, count * (i + 1) / pieces);
   });

@@ -18,7 +18,8 @@ class Workers {
   int num_threads() const { return pool_.num_threads(); }
 
   // Tasks 0 … count − 1, begun in that order; matrix products in them stay on their thread.
-  void run(std::int64_t count, const std::function<void(std::int64_t task, Scratch& scratch)>& task);
+  void run(std::int64_t count,
+           const std::function<void(std::int64_t task, Scratch& scratch)>& task);
 
   // 0 … count − 1 cut into one piece a thread: piece(first, last).
   void split(std::int64_t count,

@@ -1,0 +1,7 @@
+# Writes the first C++ program of the README to OUTPUT, so that what it shows is compiled and run.
+file(READ ${README} text)
+string(REGEX MATCH "```cpp\n([^`]*)```" block "${text}")
+if(NOT block)
+  message(FATAL_ERROR "${README} has no C++ program")
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${CMAKE_MATCH_1}" @ONLY)

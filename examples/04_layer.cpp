@@ -1,0 +1,71 @@
+// Four ranks train one MoE layer to undo a fixed mixing of its input: forward, backward, and plain
+// gradient descent on the weights that each rank holds.
+#include <cstdio>
+
+#include "switchyard/switchyard.h"
+
+using namespace switchyard;
+
+namespace {
+
+constexpr std::int64_t kHidden = 16;
+constexpr float kRate = 0.1F;
+
+void descend(const TensorView& weights, const TensorView& gradients) {
+  for (std::int64_t r = 0; r < weights.rows(); ++r) {
+    const auto w = weights.slice(r, r + 1).span<float>();
+    const auto d = gradients.slice(r, r + 1).span<float>();
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= kRate * d[i];
+  }
+}
+
+void train(Communicator& comm) {
+  const MoeLayerOptions options{
+      .hidden = kHidden, .intermediate = 32, .router = RouterOptions::mixtral(8, 2)};
+  const auto placement = ExpertPlacement::contiguous(8, comm.size());
+  MoeLayer layer(comm, placement, options);
+  const auto weights = MoeParameters::random(options, placement, comm.rank(), 1);
+  const MoeParameters gradients(options, placement, comm.rank());
+
+  // Every rank has other tokens; the target of element i is element i + 1.
+  Tensor x({64, kHidden}, Dtype::f32);
+  std::uint32_t state = 1 + static_cast<std::uint32_t>(comm.rank());
+  for (float& v : x.span<float>()) {
+    state = state * 1664525U + 1013904223U;
+    v = static_cast<float>(state >> 8) * 0x1p-23F - 1.0F;
+  }
+  const auto values = x.span<float>();
+  Tensor d_x(x.shape(), Dtype::f32);
+  Tensor d_y(x.shape(), Dtype::f32);
+  const auto tokens = static_cast<float>(64 * comm.size());
+  for (int step = 0; step <= 40; ++step) {
+    SavedForBackward saved;
+    const Tensor y = layer.forward(weights.weights(), {.x = x}, saved);
+    Tensor loss = Tensor::zeros({1}, Dtype::f32);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::size_t next = i % kHidden + 1 < kHidden ? i + 1 : i + 1 - kHidden;
+      const float error = y.span<float>()[i] - values[next];
+      loss.span<float>()[0] += error * error / tokens;
+      d_y.span<float>()[i] = 2.0F * error / tokens * kHidden;
+    }
+    comm.all_reduce(loss);
+    if (comm.rank() == 0 && step % 10 == 0) {
+      std::printf("step %d: loss %.3f\n", step, static_cast<double>(loss.span<float>()[0]));
+    }
+    layer.backward(weights.weights(), saved, d_y, {.d_x = d_x, .gradients = gradients.gradients()});
+    // The router is the same on every rank: its gradient is summed. Experts have one owner each.
+    comm.all_reduce(gradients.gradients().router.gate);
+    descend(weights.gradients().router.gate, gradients.gradients().router.gate);
+    for (std::size_t e = 0; e < gradients.gradients().experts.size(); ++e) {
+      const ExpertGradients w = weights.gradients().experts[e];
+      const ExpertGradients d = gradients.gradients().experts[e];
+      descend(w.gate, d.gate);
+      descend(w.up, d.up);
+      descend(w.down, d.down);
+    }
+  }
+}
+
+}  // namespace
+
+int main() { run_ranks(4, train); }
