@@ -204,8 +204,9 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
       name_of(o.dtype), comm.size(), threads, comm.backend());
   const auto line = [&](std::string_view name, double seconds, double work) {
     fmt::print("{:<18} {:>9.2f} ms {:>9.1f} GFLOP/s", name, seconds * 1e3, work / seconds);
-    if (r.ceiling > 0.0)
+    if (r.ceiling > 0.0) {
       fmt::print(" {:>5.1f}% of the ceiling", work / seconds / r.ceiling * 100.0);
+    }
     fmt::print("\n");
   };
   line("forward", r.forward, gigaflop(o, 3.0));
