@@ -1,4 +1,8 @@
 // The activations and their derivatives, on vectors. Part of element_kernels.inl.
+#pragma once
+
+#include "device/cpu/lines.inl"
+
 namespace switchyard::cpu {
 namespace {
 

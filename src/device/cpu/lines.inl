@@ -1,5 +1,7 @@
 // Rows as cache lines of floats: what the kernels of one instruction set share. Included by them
 // alone, inside no namespace; like them it uses no library code.
+#pragma once
+
 #include <cstddef>
 #include <cstdint>
 
