@@ -5,6 +5,7 @@
 
 #include "build_config.h"
 #include "core/require.h"
+#include "device/cpu/gemm.h"
 #include "device/cpu/rows.h"
 #include "device/cuda/probe.h"
 
@@ -20,7 +21,7 @@ Feature onednn_feature() {
   const dnnl_version_t* v = dnnl_version();
   return {"oneDNN", true, fmt::format("{}.{}.{}", v->major, v->minor, v->patch)};
 #else
-  return {"oneDNN", false, "not found when this was built (libdnnl-dev)"};
+  return {"oneDNN", false, "not found when this was built (libdnnl-dev); products are slow"};
 #endif
 }
 
@@ -44,8 +45,9 @@ std::vector<Feature> build_features() {
 std::vector<Feature> devices() {
   return {
       {"cpu", true,
-       fmt::format("{} hardware threads, row kernels for {}", std::thread::hardware_concurrency(),
-                   cpu::row_kernels().name)},
+       fmt::format("{} hardware threads, kernels for {}, products by {}",
+                   std::thread::hardware_concurrency(), cpu::row_kernels().name,
+                   cpu::gemm_library())},
       cuda::device_feature(),
   };
 }

@@ -48,7 +48,7 @@ class SingleThreaded {
   int threads_before_;
 };
 
-// "oneDNN 2.6.3", and how bf16 is multiplied.
+// "oneDNN, bf16 by …": what makes the products.
 const char* gemm_library();
 
 }  // namespace switchyard::cpu
