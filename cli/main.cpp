@@ -15,10 +15,13 @@ int main(int argc, char** argv) {
   app.failure_message(CLI::FailureMessage::help);
   switchyard::cli::add_bench_command(app);
   switchyard::cli::add_info_command(app);
+  switchyard::cli::add_verify_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked_for_help) {
     return app.exit(asked_for_help);
+  } catch (const CLI::RuntimeError& said_already) {
+    return said_already.get_exit_code();
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "switchyard: {}\nTry switchyard --help, or --help after a subcommand.\n",
                error.what());

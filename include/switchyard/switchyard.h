@@ -3,6 +3,7 @@
 
 #include "switchyard/build_info.h"      // IWYU pragma: export
 #include "switchyard/communicator.h"    // IWYU pragma: export
+#include "switchyard/convert.h"         // IWYU pragma: export
 #include "switchyard/device.h"          // IWYU pragma: export
 #include "switchyard/dispatcher.h"      // IWYU pragma: export
 #include "switchyard/error.h"           // IWYU pragma: export

@@ -1,0 +1,83 @@
+// Cases that other systems recorded: inputs, weights, results and gradients of one MoE layer.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/convert.h"
+#include "switchyard/moe_layer.h"
+#include "switchyard/placement.h"
+#include "switchyard/safetensors.h"
+
+namespace switchyard::cli {
+
+enum class Peer { kempner_forge, hugging_face };
+
+// The recorded names of the weights, and behind "d." of their gradients.
+struct WeightNames {
+  std::string_view router;
+  std::string_view gate;  // of the experts; may be the name of up too, where both are packed in one
+  std::string_view up;
+  std::string_view down;
+  std::string_view shared;  // what shared experts' names begin with
+};
+
+// How a case is divided over ranks.
+struct Division {
+  std::string name;
+  ExpertPlacement placement;
+  // [ranks + 1]: the tokens of each rank, for a case that was not recorded by rank.
+  std::vector<std::int64_t> token_offsets = {};
+};
+
+// What one rank computes with, and what was recorded for it.
+struct RankCase {
+  ConstTensorView x;   // [T, H]
+  ConstTensorView dy;  // [T, H]
+  MoeWeights weights;
+  std::optional<ConstTensorView> expert_ids = {};       // [T, K] i64
+  std::optional<ConstTensorView> routing_weights = {};  // [T, K]
+  std::optional<ConstTensorView> expert_counts = {};    // [E]
+  ConstTensorView y;                                    // [T, H]
+  ConstTensorView dx;                                   // [T, H]
+  MoeWeights gradients;
+};
+
+class GoldenCase {
+ public:
+  // InvalidArgument if the file is no recorded case.
+  static GoldenCase read(const std::filesystem::path& path);
+
+  const std::string& name() const { return name_; }
+  Peer peer() const { return peer_; }
+  const MoeLayerOptions& options() const { return options_; }
+  const WeightNames& weight_names() const;
+  // The ranks it was recorded with; 0: the result is the same for any number.
+  int num_ranks() const { return num_ranks_; }
+  // What it needs that the layer does not have yet; empty: nothing.
+  const std::string& left_out() const { return left_out_; }
+
+  std::vector<Division> divisions(int num_ranks) const;
+  RankCase rank_case(const Division& division, int rank) const;
+
+ private:
+  explicit GoldenCase(SafetensorsFile file);
+  void read_kempner_forge(const std::string& text);
+  void read_hugging_face(const std::string& class_name, const std::string& text);
+  void check_size() const;
+
+  SafetensorsFile file_;
+  NamedTensors tensors_;
+  std::string name_;
+  Peer peer_ = Peer::kempner_forge;
+  MoeLayerOptions options_;
+  int num_ranks_ = 0;
+  std::int64_t num_tokens_ = 0;  // of all ranks, for a case that was not recorded by rank
+  std::string left_out_;
+};
+
+}  // namespace switchyard::cli

@@ -1,0 +1,198 @@
+#include "golden_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "switchyard/error.h"
+
+namespace switchyard::cli {
+namespace {
+
+Tensor as_floats(std::span<const std::int32_t> values) {
+  Tensor result({static_cast<std::int64_t>(values.size())}, Dtype::f32);
+  std::transform(values.begin(), values.end(), result.span<float>().begin(),
+                 [](std::int32_t v) { return static_cast<float>(v); });
+  return result;
+}
+
+void compare_routing(const SavedForBackward& saved, int rank, const RankCase& recorded,
+                     Differences& out) {
+  const Routing& routing = saved.routing();
+  if (recorded.expert_ids) out.add_ids("expert_ids", routing.expert_ids, *recorded.expert_ids);
+  if (recorded.routing_weights) {
+    out.add("routing_weights", routing.weights, *recorded.routing_weights);
+  }
+  if (recorded.expert_counts) {
+    out.add("expert_counts", as_floats(saved.plan().counts(rank)), *recorded.expert_counts);
+  }
+}
+
+void compare_experts(const GoldenCase& golden, const MoeGradients& ours, const MoeWeights& recorded,
+                     Differences& out) {
+  const auto name = [](std::string_view tensor) { return fmt::format("d.{}", tensor); };
+  const WeightNames& names = golden.weight_names();
+  if (has_gate(golden.options().activation)) out.add(name(names.gate), {}, {});
+  out.add(name(names.up), {}, {});
+  out.add(name(names.down), {}, {});
+  for (std::size_t i = 0; i < ours.experts.size(); ++i) {
+    if (has_gate(golden.options().activation)) {
+      out.add(name(names.gate), ours.experts[i].gate, recorded.experts[i].gate);
+    }
+    out.add(name(names.up), ours.experts[i].up, recorded.experts[i].up);
+    out.add(name(names.down), ours.experts[i].down, recorded.experts[i].down);
+  }
+}
+
+// What every rank has a gradient of over its own tokens. Recorded by rank, or as their sum: then
+// rank 0 compares it.
+void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeGradients& ours,
+                        const MoeWeights& recorded, Differences& out) {
+  const bool by_rank = golden.num_ranks() > 0;
+  const auto add = [&](const std::string& tensor, const TensorView& view,
+                       const ConstTensorView& expected, Rule rule) {
+    if (!by_rank) comm.all_reduce(view);
+    if (by_rank || comm.rank() == 0) return out.add(tensor, view, expected, rule);
+    out.add(tensor, {}, {}, rule);
+  };
+  const WeightNames& names = golden.weight_names();
+  add(fmt::format("d.{}", names.router), ours.router.gate, recorded.router.gate,
+      Rule::near_or_noise);
+  if (golden.options().shared_intermediate == 0) return;
+  const auto shared = [&](const char* name) { return fmt::format("d.{}{}", names.shared, name); };
+  add(shared("gate_proj.weight"), ours.shared.gate, recorded.shared.gate, Rule::near);
+  add(shared("up_proj.weight"), ours.shared.up, recorded.shared.up, Rule::near);
+  add(shared("down_proj.weight"), ours.shared.down, recorded.shared.down, Rule::near);
+}
+
+std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
+                                 const Division& division) {
+  const auto recorded = golden.rank_case(division, comm.rank());
+  MoeLayer layer(comm, division.placement, golden.options());
+  SavedForBackward saved;
+  Differences differences;
+  const Tensor y = layer.forward(recorded.weights, {.x = recorded.x}, saved);
+  compare_routing(saved, comm.rank(), recorded, differences);
+  differences.add("y", y, recorded.y);
+
+  Tensor d_x(recorded.x.shape(), Dtype::f32);
+  const MoeParameters parameters(golden.options(), division.placement, comm.rank());
+  layer.backward(recorded.weights, saved, recorded.dy,
+                 {.d_x = d_x, .gradients = parameters.gradients()});
+  differences.add("dx", d_x, recorded.dx);
+  compare_experts(golden, parameters.gradients(), recorded.gradients, differences);
+  compare_replicated(comm, golden, parameters.gradients(), recorded.gradients, differences);
+  return differences.all();
+}
+
+// [ranks][n]: there are no tensors of double, so the bits travel.
+std::vector<double> gather(Communicator& comm, const std::vector<double>& values) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  Tensor mine({count}, Dtype::i64);
+  Tensor all({comm.size() * count}, Dtype::i64);
+  std::memcpy(mine.data(), values.data(), static_cast<std::size_t>(mine.bytes()));
+  comm.all_gather(mine, all);
+  std::vector<double> result(static_cast<std::size_t>(all.rows()));
+  std::memcpy(result.data(), all.data(), static_cast<std::size_t>(all.bytes()));
+  return result;
+}
+
+// Whose error a rank threw; what happened to it itself counts for more.
+enum class Cause { none, another_rank, this_rank };
+
+// What went wrong on some rank, and was not only heard of from another; empty: nothing did.
+std::string first_error(Communicator& comm, const std::string& mine, Cause cause) {
+  const auto causes = gather(comm, {static_cast<double>(cause)});
+  const auto worst = std::max_element(causes.begin(), causes.end());
+  if (*worst == static_cast<double>(Cause::none)) return {};
+  constexpr std::size_t kMostBytes = 1024;
+  std::vector<double> text(kMostBytes / sizeof(double));
+  std::memcpy(text.data(), mine.data(), std::min(mine.size(), kMostBytes - 1));
+  const auto all = gather(comm, text);
+  const auto rank = static_cast<std::size_t>(worst - causes.begin());
+  return reinterpret_cast<const char*>(all.data() + rank * text.size());
+}
+
+// [ranks][tensors]
+std::vector<std::vector<Difference>> gather(Communicator& comm,
+                                            const std::vector<Difference>& mine) {
+  std::vector<double> numbers;
+  for (const Difference& d : mine) {
+    numbers.push_back(d.error_squared);
+    numbers.push_back(d.recorded_squared);
+  }
+  const auto all = gather(comm, numbers);
+  std::vector<std::vector<Difference>> result(static_cast<std::size_t>(comm.size()), mine);
+  auto number = all.begin();
+  for (auto& differences : result) {
+    for (Difference& d : differences) {
+      d.error_squared = *number++;
+      d.recorded_squared = *number++;
+    }
+  }
+  return result;
+}
+
+std::vector<Difference> sum(const std::vector<std::vector<Difference>>& by_rank) {
+  auto result = by_rank.front();
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      result[i].error_squared += by_rank[r][i].error_squared;
+      result[i].recorded_squared += by_rank[r][i].recorded_squared;
+    }
+  }
+  return result;
+}
+
+std::vector<Comparison> judge_all(const std::vector<Difference>& differences) {
+  const auto dx = std::find_if(differences.begin(), differences.end(),
+                               [](const Difference& d) { return d.tensor == "dx"; });
+  std::vector<Comparison> result;
+  for (const Difference& d : differences) result.push_back(judge(d, dx->recorded_squared));
+  return result;
+}
+
+// Each tensor on the rank where it fares worst.
+std::vector<Comparison> worst_of(const std::vector<std::vector<Difference>>& by_rank) {
+  auto result = judge_all(by_rank.front());
+  for (auto& comparison : result) comparison.rank = 0;
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    const auto comparisons = judge_all(by_rank[r]);
+    for (std::size_t i = 0; i < comparisons.size(); ++i) {
+      if (badness(comparisons[i]) <= badness(result[i])) continue;
+      result[i] = comparisons[i];
+      result[i].rank = static_cast<int>(r);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+bool GoldenRun::ok() const {
+  return error.empty() && std::all_of(comparisons.begin(), comparisons.end(),
+                                      [](const Comparison& c) { return c.ok(); });
+}
+
+GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division) {
+  std::vector<Difference> mine;
+  std::string error;
+  auto cause = Cause::none;
+  const auto group = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
+  try {
+    mine = run_rank(*group, golden, division);
+  } catch (const std::exception& caught) {
+    error = caught.what();
+    cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank
+                                                                        : Cause::this_rank;
+    group->abort(error);
+  }
+  error = first_error(comm, error, cause);
+  if (!error.empty()) return {.error = error};
+  const auto by_rank = gather(comm, mine);
+  if (golden.num_ranks() > 0) return {.comparisons = worst_of(by_rank)};
+  return {.comparisons = judge_all(sum(by_rank))};
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,23 @@
+// Runs a recorded case on ranks and measures how far the results are from the recorded ones.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "difference.h"
+#include "golden_case.h"
+#include "switchyard/communicator.h"
+
+namespace switchyard::cli {
+
+struct GoldenRun {
+  std::vector<Comparison> comparisons = {};
+  std::string error = {};  // the layer's, if it threw
+
+  bool ok() const;
+};
+
+// Collective; the result is the same on every rank. An error of the layer leaves `comm` usable.
+GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,126 @@
+#include "verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "golden_case.h"
+#include "golden_run.h"
+#include "launch.h"
+#include "switchyard/error.h"
+#include "verify_report.h"
+
+namespace switchyard::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file is itself; a folder, its *.safetensors by name.
+std::vector<fs::path> files_of(const fs::path& path) {
+  if (!fs::exists(path)) {
+    throw InvalidArgument(fmt::format("there is no file or folder {}", path.string()));
+  }
+  if (!fs::is_directory(path)) return {path};
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  }
+  if (files.empty()) {
+    throw InvalidArgument(fmt::format("the folder {} has no *.safetensors", path.string()));
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::vector<GoldenCase> read_cases(const std::vector<fs::path>& paths) {
+  std::vector<GoldenCase> cases;
+  for (const auto& path : paths) {
+    for (const auto& file : files_of(path)) cases.push_back(GoldenCase::read(file));
+  }
+  return cases;
+}
+
+std::vector<CaseReport> empty_reports(const std::vector<GoldenCase>& cases) {
+  std::vector<CaseReport> reports;
+  for (const auto& golden : cases) {
+    reports.push_back({.name = golden.name(), .left_out = golden.left_out()});
+  }
+  return reports;
+}
+
+// The numbers of ranks that a case is for.
+std::vector<int> sizes_of(const GoldenCase& golden, const std::vector<int>& ranks) {
+  return golden.num_ranks() == 0 ? ranks : std::vector{golden.num_ranks()};
+}
+
+// Collective: runs what is for as many ranks as there are.
+void run_cases(Communicator& comm, const std::vector<GoldenCase>& cases,
+               const std::vector<int>& ranks, std::vector<CaseReport>& reports) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const auto sizes = sizes_of(cases[i], ranks);
+    const bool wanted = std::find(sizes.begin(), sizes.end(), comm.size()) != sizes.end();
+    if (!wanted || !cases[i].left_out().empty()) continue;
+    for (const Division& division : cases[i].divisions(comm.size())) {
+      reports[i].runs.push_back({.num_ranks = comm.size(),
+                                 .variant = division.name,
+                                 .result = run_golden_case(comm, cases[i], division)});
+    }
+  }
+}
+
+std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
+                                          const std::vector<int>& ranks) {
+  std::set<int> all_sizes;
+  for (const auto& golden : cases) {
+    const auto sizes = sizes_of(golden, ranks);
+    all_sizes.insert(sizes.begin(), sizes.end());
+  }
+  auto reports = empty_reports(cases);
+  for (const int size : all_sizes) {
+    launch({.comm = "threads", .ranks = size}, [&](Communicator& comm) {
+      auto others = empty_reports(cases);  // all ranks have the same results; one is enough
+      run_cases(comm, cases, ranks, comm.rank() == 0 ? reports : others);
+    });
+  }
+  return reports;
+}
+
+std::vector<CaseReport> verify_on(Communicator& comm, const std::vector<GoldenCase>& cases) {
+  auto reports = empty_reports(cases);
+  run_cases(comm, cases, {comm.size()}, reports);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (!reports[i].runs.empty() || !cases[i].left_out().empty()) continue;
+    reports[i].skipped =
+        fmt::format("recorded with ep {}, not {}", cases[i].num_ranks(), comm.size());
+  }
+  return reports;
+}
+
+void print(const std::vector<CaseReport>& reports, const VerifyOptions& options) {
+  if (options.json) {
+    print_verify_json(reports);
+  } else {
+    print_verify_table(reports);
+  }
+}
+
+}  // namespace
+
+bool verify(const VerifyOptions& options) {
+  const auto cases = read_cases(options.paths);
+  if (options.comm == "threads") {
+    const auto reports = verify_on_threads(cases, options.ranks);
+    print(reports, options);
+    return all_passed(reports);
+  }
+  bool passed = false;
+  launch({.comm = options.comm}, [&](Communicator& comm) {
+    const auto reports = verify_on(comm, cases);
+    if (comm.rank() == 0) print(reports, options);
+    passed = all_passed(reports);
+  });
+  return passed;
+}
+
+}  // namespace switchyard::cli

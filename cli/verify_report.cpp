@@ -1,0 +1,124 @@
+#include "verify_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+namespace switchyard::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array<const char*, 4> kNotCompared{"aux_loss", "z_loss", "expert_bias_after",
+                                                  "expert_ema_after"};
+
+struct Totals {
+  explicit Totals(const std::vector<CaseReport>& cases) {
+    for (const CaseReport& c : cases) {
+      passed += c.passed() ? 1 : 0;
+      failed += c.failed() ? 1 : 0;
+      left_out += c.left_out.empty() ? 0 : 1;
+      skipped += c.skipped.empty() ? 0 : 1;
+      runs += c.runs.size();
+    }
+  }
+
+  int passed = 0;
+  int failed = 0;
+  int left_out = 0;
+  int skipped = 0;
+  std::size_t runs = 0;
+};
+
+std::string error_text(const Comparison& c) {
+  if (c.tensor == "expert_ids") return fmt::format("{} differ", c.error);
+  if (c.error == 0.0) return "0";
+  return c.recorded > 0.0 ? fmt::format("{:.1e}", c.error / c.recorded) : "not zero";
+}
+
+std::string verdict(const Comparison& c) {
+  if (c.ok()) return c.by_floor ? "ok, rounding of zero" : "ok";
+  return c.rank ? fmt::format("FAILED on rank {}", *c.rank) : "FAILED";
+}
+
+void print_run(const std::string& name, const CaseReport::Run& run) {
+  const auto head = fmt::format("{:<21} {:>5}  {:<25}", name, run.num_ranks, run.variant);
+  if (!run.result.error.empty()) {
+    fmt::print("{}  FAILED: {}\n", head, run.result.error);
+    return;
+  }
+  for (const Comparison& c : run.result.comparisons) {
+    fmt::print("{}  {:<35} {:>14}  {}\n", head, c.tensor, error_text(c), verdict(c));
+  }
+}
+
+json to_json(const std::string& name, const CaseReport::Run& run) {
+  return {{"case", name}, {"ranks", run.num_ranks}, {"variant", run.variant}};
+}
+
+json to_json(json line, const Comparison& c) {
+  line["tensor"] = c.tensor;
+  line["rank"] = c.rank ? json(*c.rank) : json(nullptr);
+  line["error"] = c.error;
+  line["recorded"] = c.recorded;
+  line["relative_error"] = c.recorded > 0.0 ? json(c.error / c.recorded) : json(nullptr);
+  line["allowed"] = c.allowed;
+  line["ok"] = c.ok();
+  return line;
+}
+
+}  // namespace
+
+bool CaseReport::passed() const {
+  return !runs.empty() &&
+         std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.result.ok(); });
+}
+
+bool all_passed(const std::vector<CaseReport>& cases) {
+  const Totals totals(cases);
+  return totals.passed > 0 && totals.failed == 0;
+}
+
+void print_verify_table(const std::vector<CaseReport>& cases) {
+  fmt::print("{:<21} {:>5}  {:<25}  {:<35} {:>14}\n", "case", "ranks", "variant", "tensor",
+             "relative error");
+  for (const CaseReport& c : cases) {
+    for (const auto& run : c.runs) print_run(c.name, run);
+    if (!c.left_out.empty()) fmt::print("{:<21} left out: {}\n", c.name, c.left_out);
+    if (!c.skipped.empty()) fmt::print("{:<21} skipped: {}\n", c.name, c.skipped);
+  }
+  const Totals totals(cases);
+  fmt::print("\nNot compared yet: {}.\n", fmt::join(kNotCompared, ", "));
+  fmt::print("Cases passed: {}, failed: {}, left out: {}, skipped: {}. Runs: {}.\n", totals.passed,
+             totals.failed, totals.left_out, totals.skipped, totals.runs);
+}
+
+void print_verify_json(const std::vector<CaseReport>& cases) {
+  // Messages hold names from files, which may not be UTF-8.
+  const auto print = [](const json& line) {
+    fmt::print("{}\n", line.dump(-1, ' ', false, json::error_handler_t::replace));
+  };
+  for (const CaseReport& c : cases) {
+    for (const auto& run : c.runs) {
+      auto line = to_json(c.name, run);
+      for (const Comparison& comparison : run.result.comparisons) print(to_json(line, comparison));
+      if (run.result.error.empty()) continue;
+      line.update({{"message", run.result.error}, {"ok", false}});
+      print(line);
+    }
+    if (!c.left_out.empty()) print({{"case", c.name}, {"left_out", c.left_out}});
+    if (!c.skipped.empty()) print({{"case", c.name}, {"skipped", c.skipped}});
+  }
+  const Totals totals(cases);
+  print({{"passed", totals.passed},
+         {"failed", totals.failed},
+         {"left_out", totals.left_out},
+         {"skipped", totals.skipped},
+         {"runs", totals.runs},
+         {"not_compared", kNotCompared}});
+}
+
+}  // namespace switchyard::cli

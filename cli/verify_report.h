@@ -1,0 +1,34 @@
+// What verify prints: a table for people, or a JSON object a line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "golden_run.h"
+
+namespace switchyard::cli {
+
+// One case: its runs, or why there is none.
+struct CaseReport {
+  struct Run {
+    int num_ranks = 0;
+    std::string variant;
+    GoldenRun result;
+  };
+
+  std::string name;
+  std::vector<Run> runs = {};
+  std::string left_out = {};
+  std::string skipped = {};
+
+  bool passed() const;
+  bool failed() const { return !runs.empty() && !passed(); }
+};
+
+// True if at least one case ran and none failed.
+bool all_passed(const std::vector<CaseReport>& cases);
+
+void print_verify_table(const std::vector<CaseReport>& cases);
+void print_verify_json(const std::vector<CaseReport>& cases);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,47 @@
+// Finds a rank's part of an MoE block among the named tensors of a checkpoint.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "switchyard/export.h"
+#include "switchyard/moe_parameters.h"
+#include "switchyard/placement.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// As SafetensorsFile::tensors() gives them.
+using NamedTensors = std::map<std::string, ConstTensorView>;
+
+// Both look for prefix + name, such as "model.layers.3.mlp." + "gate.weight", and give the router,
+// the shared expert where there is one, and the experts that `rank` owns. Packed tensors hold all E
+// experts, or exactly the rank's own in ascending order of id; names of single experts have global
+// ids. What lies (out, in) is viewed where it lies, and what does not is copied, for the rank's
+// experts only. Gradients under the same names convert in the same way.
+//
+// InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
+// missing, the names that were looked for.
+
+// Of Hugging Face Transformers:
+//   gate.weight [E, H]; gate.e_score_correction_bias [E], if there
+//   experts.gate_up_proj [e, 2I, H] (gates first) and experts.down_proj [e, H, I], or
+//   experts.{id}.{gate,up,down}_proj.weight, or Mixtral's experts.{id}.{w1,w3,w2}.weight
+//   shared_experts.{gate,up,down}_proj.weight, if there
+// and of gpt-oss, known by its router.weight, whose experts are copied:
+//   router.weight [E, H], router.bias [E]
+//   experts.gate_up_proj [e, H, 2I] and experts.gate_up_proj_bias [e, 2I], gates and ups in turns
+//   experts.down_proj [e, I, H] and experts.down_proj_bias [e, H]
+SWITCHYARD_API MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
+                                            const ExpertPlacement& placement, int rank);
+
+// Of KempnerForge; experts and shared expert have a gate or none:
+//   router.gate.weight [E, H]; router.expert_bias [E], if there
+//   up_w, gate_w [e, H, I] and down_w [e, I, H], which are copied, or
+//   experts.{id}.{gate,up,down}_proj.weight
+//   shared_expert.{gate,up,down}_proj.weight, if there
+SWITCHYARD_API MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
+                                             const ExpertPlacement& placement, int rank);
+
+}  // namespace switchyard

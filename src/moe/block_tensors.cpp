@@ -1,0 +1,86 @@
+#include "moe/block_tensors.h"
+
+#include "core/require.h"
+#include "moe/check_tensors.h"
+
+namespace switchyard {
+namespace {
+
+bool has_rows_of(const Shape& packed, const Shape& shape) {
+  if (packed.rank() != shape.rank() + 1) return false;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (packed[i + 1] != shape[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+BlockTensors::BlockTensors(const NamedTensors& tensors, std::string_view prefix,
+                           const ExpertPlacement& placement, int rank)
+    : tensors_(tensors), prefix_(prefix), num_experts_(placement.num_experts()) {
+  require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
+          placement.num_ranks() - 1);
+  ids_ = placement.experts_of(rank);
+}
+
+std::string_view BlockTensors::first_of(std::initializer_list<std::string_view> names) const {
+  std::vector<std::string> missing;
+  for (const auto name : names) {
+    if (has(name)) return name;
+    missing.push_back(full(name));
+  }
+  throw InvalidArgument(fmt::format("there is no tensor {}", fmt::join(missing, " or ")));
+}
+
+std::int64_t BlockTensors::extent(std::string_view name, int num_extents, int dim) const {
+  const auto& shape = at(name).shape();
+  require(shape.rank() == num_extents, "{} is {}, but must have {} extents", full(name),
+          shape.to_string(), num_extents);
+  return shape[dim];
+}
+
+ConstTensorView BlockTensors::get(std::string_view name, const Shape& shape) const {
+  const auto& view = at(name);
+  require_matrix(view, shape, full(name));
+  return view;
+}
+
+std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const Shape& shape) const {
+  const auto& view = at(name);
+  const auto num_own = static_cast<std::int64_t>(ids_.size());
+  require(is_real(view.dtype()) && (view.rows() == num_experts_ || view.rows() == num_own) &&
+              has_rows_of(view.shape(), shape),
+          "{} is {} {}, but must hold {} of f32 or bf16 for each of all {} experts, or of this "
+          "rank's {}",
+          full(name), name_of(view.dtype()), view.shape().to_string(), shape.to_string(),
+          num_experts_, num_own);
+  std::vector<ConstTensorView> result;
+  for (std::int64_t i = 0; i < num_own; ++i) {
+    const auto row = view.rows() == num_own ? i : ids_[static_cast<std::size_t>(i)];
+    result.emplace_back(view.row(row), view.dtype(), shape, shape.row_elements(), view.owner());
+  }
+  return result;
+}
+
+ExpertWeights BlockTensors::expert(const std::string& stem, const MatrixNames& names,
+                                   std::int64_t hidden, Gate gate) const {
+  const auto name_of_gate = stem + std::string(names.gate);
+  const auto up = stem + std::string(names.up);
+  const Shape shape{extent(up, 2, 0), hidden};
+  return {
+      .gate = gate == Gate::required ? get(name_of_gate, shape) : get_if_there(name_of_gate, shape),
+      .up = get(up, shape),
+      .down = get(stem + std::string(names.down), {hidden, shape[0]})};
+}
+
+std::vector<ExpertWeights> BlockTensors::separate_experts(const MatrixNames& names,
+                                                          std::int64_t hidden, Gate gate) const {
+  std::vector<ExpertWeights> experts;
+  for (const auto id : ids_) {
+    experts.push_back(expert(fmt::format("experts.{}.", id), names, hidden, gate));
+  }
+  return experts;
+}
+
+}  // namespace switchyard

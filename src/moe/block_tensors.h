@@ -1,0 +1,73 @@
+// The tensors of one MoE block in a checkpoint, found by name and checked.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/convert.h"
+
+namespace switchyard {
+
+// The names of an expert's matrices.
+struct MatrixNames {
+  std::string_view gate;
+  std::string_view up;
+  std::string_view down;
+};
+constexpr MatrixNames kProjections{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+constexpr MatrixNames kMixtral{"w1.weight", "w3.weight", "w2.weight"};
+
+enum class Gate { required, if_there };
+
+// The tensors under a prefix as one rank sees them; names are given without the prefix. Refers to
+// the tensors and the placement.
+class BlockTensors {
+ public:
+  BlockTensors(const NamedTensors& tensors, std::string_view prefix,
+               const ExpertPlacement& placement, int rank);
+
+  std::int64_t num_experts() const { return num_experts_; }
+  // The rank's experts.
+  std::span<const std::int32_t> ids() const { return ids_; }
+
+  bool has(std::string_view name) const { return tensors_.contains(full(name)); }
+  // The first of these names that is there.
+  std::string_view first_of(std::initializer_list<std::string_view> names) const;
+  // One extent of a tensor that has so many.
+  std::int64_t extent(std::string_view name, int num_extents, int dim) const;
+
+  ConstTensorView get(std::string_view name, const Shape& shape) const;
+  ConstTensorView get_if_there(std::string_view name, const Shape& shape) const {
+    return has(name) ? get(name, shape) : ConstTensorView{};
+  }
+  // [E, H], which says what H is.
+  ConstTensorView router(std::string_view name) const {
+    return get(name, {num_experts_, extent(name, 2, 1)});
+  }
+  // The rank's matrices, or vectors, of a tensor [e, …shape] of all experts or the rank's own.
+  std::vector<ConstTensorView> slices(std::string_view name, const Shape& shape) const;
+
+  // The matrices, (out, in), whose names begin with `stem`.
+  ExpertWeights expert(const std::string& stem, const MatrixNames& names, std::int64_t hidden,
+                       Gate gate) const;
+  // The rank's experts, each with tensors of its own.
+  std::vector<ExpertWeights> separate_experts(const MatrixNames& names, std::int64_t hidden,
+                                              Gate gate) const;
+
+ private:
+  std::string full(std::string_view name) const { return prefix_ + std::string(name); }
+  const ConstTensorView& at(std::string_view name) const {
+    return tensors_.at(full(first_of({name})));
+  }
+
+  const NamedTensors& tensors_;
+  std::string prefix_;
+  std::int64_t num_experts_;
+  std::span<const std::int32_t> ids_;
+};
+
+}  // namespace switchyard

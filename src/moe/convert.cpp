@@ -1,0 +1,157 @@
+#include "switchyard/convert.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/require.h"
+#include "moe/block_tensors.h"
+
+namespace switchyard {
+namespace {
+
+// Columns first, first + step, … of a matrix.
+struct Columns {
+  std::int64_t first = 0;
+  std::int64_t step = 1;
+};
+
+template <typename T>
+void transpose(const ConstTensorView& matrix, const Columns& columns, const TensorView& out) {
+  constexpr std::int64_t kTile = 32;  // both sides of a tile stay in the cache
+  const auto rows = out.shape()[0];
+  const auto width = out.shape()[1];
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kTile) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      const auto* from = reinterpret_cast<const T*>(matrix.row(c)) + columns.first;
+      for (std::int64_t r = r0; r < std::min(r0 + kTile, rows); ++r) {
+        reinterpret_cast<T*>(out.row(r))[c] = from[r * columns.step];
+      }
+    }
+  }
+}
+
+// A copy of these columns of [n, m] as rows: [m / step, n].
+ConstTensorView transposed(const ConstTensorView& matrix, const Columns& columns = {}) {
+  Tensor out({matrix.shape()[1] / columns.step, matrix.shape()[0]}, matrix.dtype());
+  if (matrix.dtype() == Dtype::f32) {
+    transpose<float>(matrix, columns, out);
+  } else {
+    transpose<Bfloat16>(matrix, columns, out);
+  }
+  return out.view();
+}
+
+// A copy of these elements of a vector.
+ConstTensorView picked(const ConstTensorView& vector, const Columns& columns) {
+  const auto size = vector.rows();
+  const ConstTensorView row(vector.data(), vector.dtype(), {1, size}, size, vector.owner());
+  const auto column = transposed(row, columns);
+  return {column.data(), column.dtype(), {column.rows()}, 1, column.owner()};
+}
+
+constexpr Columns kGates{.first = 0, .step = 2};
+constexpr Columns kUps{.first = 1, .step = 2};
+
+MoeWeights from_gpt_oss(const BlockTensors& block) {
+  MoeWeights result{.router = {.gate = block.router("router.weight"),
+                               .gate_bias = block.get("router.bias", {block.num_experts()})}};
+  const auto hidden = result.router.gate.shape()[1];
+  const auto intermediate = block.extent("experts.gate_up_proj", 3, 2) / 2;
+  const auto gate_up = block.slices("experts.gate_up_proj", {hidden, 2 * intermediate});
+  const auto gate_up_bias = block.slices("experts.gate_up_proj_bias", {2 * intermediate});
+  const auto down = block.slices("experts.down_proj", {intermediate, hidden});
+  const auto down_bias = block.slices("experts.down_proj_bias", {hidden});
+  for (std::size_t i = 0; i < block.ids().size(); ++i) {
+    result.experts.push_back({.gate = transposed(gate_up[i], kGates),
+                              .up = transposed(gate_up[i], kUps),
+                              .down = transposed(down[i]),
+                              .gate_bias = picked(gate_up_bias[i], kGates),
+                              .up_bias = picked(gate_up_bias[i], kUps),
+                              .down_bias = down_bias[i]});
+  }
+  return result;
+}
+
+std::vector<ExpertWeights> packed_experts(const BlockTensors& block, std::int64_t hidden) {
+  const auto intermediate = block.extent("experts.gate_up_proj", 3, 1) / 2;
+  const auto gate_up = block.slices("experts.gate_up_proj", {2 * intermediate, hidden});
+  const auto down = block.slices("experts.down_proj", {hidden, intermediate});
+  std::vector<ExpertWeights> experts;
+  for (std::size_t i = 0; i < gate_up.size(); ++i) {
+    experts.push_back({.gate = gate_up[i].slice(0, intermediate),
+                       .up = gate_up[i].slice(intermediate, 2 * intermediate),
+                       .down = down[i]});
+  }
+  return experts;
+}
+
+std::vector<ExpertWeights> hugging_face_experts(const BlockTensors& block, std::int64_t hidden) {
+  if (block.has("experts.gate_up_proj")) return packed_experts(block, hidden);
+  if (block.ids().empty()) return {};
+  const auto stem = fmt::format("experts.{}.", block.ids().front());
+  const auto projection = stem + std::string(kProjections.gate);
+  const auto mixtral = stem + std::string(kMixtral.gate);
+  const auto found = block.first_of({"experts.gate_up_proj", projection, mixtral});
+  return block.separate_experts(found == projection ? kProjections : kMixtral, hidden,
+                                Gate::required);
+}
+
+// Stored (in, out).
+std::vector<ExpertWeights> transposed_experts(const BlockTensors& block, std::int64_t hidden) {
+  const auto intermediate = block.extent("up_w", 3, 2);
+  const auto up = block.slices("up_w", {hidden, intermediate});
+  const auto down = block.slices("down_w", {intermediate, hidden});
+  const bool gated = block.has("gate_w");
+  const auto gate = gated ? block.slices("gate_w", {hidden, intermediate})
+                          : std::vector<ConstTensorView>(up.size());
+  std::vector<ExpertWeights> experts;
+  for (std::size_t i = 0; i < up.size(); ++i) {
+    experts.push_back({.gate = gated ? transposed(gate[i]) : ConstTensorView{},
+                       .up = transposed(up[i]),
+                       .down = transposed(down[i])});
+  }
+  return experts;
+}
+
+std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std::int64_t hidden) {
+  if (block.has("up_w")) return transposed_experts(block, hidden);
+  if (block.ids().empty()) return {};
+  block.first_of({"up_w", fmt::format("experts.{}.{}", block.ids().front(), kProjections.up)});
+  return block.separate_experts(kProjections, hidden, Gate::if_there);
+}
+
+}  // namespace
+
+MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
+                             const ExpertPlacement& placement, int rank) {
+  const BlockTensors block(tensors, prefix, placement, rank);
+  if (block.first_of({"gate.weight", "router.weight"}) == "router.weight") {
+    return from_gpt_oss(block);
+  }
+  MoeWeights result;
+  result.router.gate = block.router("gate.weight");
+  result.router.score_bias =
+      block.get_if_there("gate.e_score_correction_bias", {block.num_experts()});
+  const auto hidden = result.router.gate.shape()[1];
+  result.experts = hugging_face_experts(block, hidden);
+  if (block.has("shared_experts.up_proj.weight")) {
+    result.shared = block.expert("shared_experts.", kProjections, hidden, Gate::required);
+  }
+  return result;
+}
+
+MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
+                              const ExpertPlacement& placement, int rank) {
+  const BlockTensors block(tensors, prefix, placement, rank);
+  MoeWeights result;
+  result.router.gate = block.router("router.gate.weight");
+  result.router.score_bias = block.get_if_there("router.expert_bias", {block.num_experts()});
+  const auto hidden = result.router.gate.shape()[1];
+  result.experts = kempner_forge_experts(block, hidden);
+  if (block.has("shared_expert.up_proj.weight")) {
+    result.shared = block.expert("shared_expert.", kProjections, hidden, Gate::if_there);
+  }
+  return result;
+}
+
+}  // namespace switchyard

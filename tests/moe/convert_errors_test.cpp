@@ -1,0 +1,50 @@
+// Checkpoints that do not have what a block needs.
+#include <gtest/gtest.h>
+
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "switchyard/error.h"
+
+namespace switchyard::testing {
+namespace {
+
+TEST(ConvertErrors, AMissingTensorIsNamed) {
+  const auto hugging_face_error = [](const Checkpoint& checkpoint) {
+    return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 2); });
+  };
+  EXPECT_EQ(hugging_face_error({}), "there is no tensor mlp.gate.weight or mlp.router.weight");
+  EXPECT_EQ(hugging_face_error(packed_hugging_face(5).remove("experts.down_proj")),
+            "there is no tensor mlp.experts.down_proj");
+  EXPECT_EQ(hugging_face_error(packed_hugging_face(5).remove("experts.gate_up_proj")),
+            "there is no tensor mlp.experts.gate_up_proj or mlp.experts.1.gate_proj.weight or "
+            "mlp.experts.1.w1.weight");
+  EXPECT_EQ(hugging_face_error(gpt_oss(Dtype::f32).remove("router.bias")),
+            "there is no tensor mlp.router.bias");
+  const auto kempner_forge_error = [](const Checkpoint& checkpoint) {
+    return error_of<InvalidArgument>([&] { kempner_forge(checkpoint, 2); });
+  };
+  EXPECT_EQ(kempner_forge_error({}), "there is no tensor mlp.router.gate.weight");
+  EXPECT_EQ(kempner_forge_error(separate("router.gate.weight", kProjectionNames)),
+            "there is no tensor mlp.up_w or mlp.experts.1.up_proj.weight");
+}
+
+TEST(ConvertErrors, WrongExtentsAreNamed) {
+  const auto error = [](const Checkpoint& checkpoint) {
+    return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 2); });
+  };
+  EXPECT_EQ(error(packed_hugging_face(4)),
+            "mlp.experts.gate_up_proj is f32 [4,82,37], but must hold [82,37] of f32 or bf16 for "
+            "each of all 5 experts, or of this rank's 3");
+  EXPECT_EQ(error(packed_hugging_face(5).add("experts.down_proj", {5, kHidden, kInner + 1})),
+            "mlp.experts.down_proj is f32 [5,37,42], but must hold [37,41] of f32 or bf16 for each "
+            "of all 5 experts, or of this rank's 3");
+  EXPECT_EQ(error(packed_hugging_face(5).add("experts.gate_up_proj", {5, 2 * kInner})),
+            "mlp.experts.gate_up_proj is [5,82], but must have 3 extents");
+  EXPECT_EQ(error(packed_hugging_face(5).add("gate.weight", {6, kHidden})),
+            "mlp.gate.weight is f32 [6,37], but must be [5,37] of f32 or bf16");
+  EXPECT_EQ(error_of<InvalidArgument>([] { hugging_face(packed_hugging_face(5), 3); }),
+            "rank (3) must be 0 to 2");
+}
+
+}  // namespace
+}  // namespace switchyard::testing
