@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <limits>
 
 #include "support/compare.h"
 #include "support/experts_problem.h"
@@ -11,15 +10,11 @@
 namespace switchyard {
 namespace {
 
-using testing::doubles_of;
-using testing::expect_near;
 using testing::expect_same_bits;
 using testing::ExpertsProblem;
 using testing::ExpertsResults;
-using testing::GradientDtype;
 using testing::gradients_for;
 using testing::has_poisoned_pads;
-using testing::named_tensors;
 using testing::run_experts;
 using testing::same_bits;
 using testing::without_pads;
@@ -69,6 +64,21 @@ TEST_P(ExpertsBitsTest, DoNotDependOnPads) {
          {&results.out, &results.hidden, &results.d_rows, &results.d_row_weights}) {
       EXPECT_TRUE(has_poisoned_pads(padded, *rows));
     }
+  }
+}
+
+TEST_P(ExpertsBitsTest, DoNotDependOnOtherGroups) {
+  const auto p = problem();
+  const auto all = run_experts(p);
+  const auto offsets = p.row_offsets.span<std::int32_t>();
+  for (std::size_t e = 0; e < p.weights.size(); ++e) {
+    const Tensor own_offsets = Tensor::from<std::int32_t>({2}, {offsets[e], offsets[e + 1]});
+    const Tensor own_rows = Tensor::from<std::int32_t>({1}, {offsets[e + 1] - offsets[e]});
+    Tensor out(p.rows.shape(), p.rows.dtype());
+    Experts(p.options).forward({&p.weights[e], 1}, {own_offsets, own_rows},
+                               {.rows = p.rows, .row_weights = p.row_weights}, {.out = out});
+    EXPECT_TRUE(same_bits(out.view().slice(offsets[e], offsets[e + 1]),
+                          all.out.view().slice(offsets[e], offsets[e + 1])));
   }
 }
 
@@ -176,75 +186,6 @@ INSTANTIATE_TEST_SUITE_P(Options, ExpertsBitsTest,
                                            Case{Dtype::f32, WeightStage::input},
                                            Case{Dtype::bf16, WeightStage::activation},
                                            Case{Dtype::bf16, WeightStage::input}));
-
-TEST(ExpertsUnpack, LeavesOutTheGateWhereThereIsNone) {
-  const Tensor up = testing::Random(1).tensor({2, 3, 4}, Dtype::f32);
-  const Tensor down = testing::Random(2).tensor({2, 4, 3}, Dtype::f32);
-  const auto experts = unpack(PackedExperts{.gate_up = up, .down = down}, Activation::gelu);
-  ASSERT_EQ(experts.size(), 2U);
-  EXPECT_EQ(experts[1].gate.data(), nullptr);
-  EXPECT_EQ(experts[1].up.data(), up.data() + 12 * 4);
-  EXPECT_EQ(experts[1].up.shape(), (Shape{3, 4}));
-  EXPECT_EQ(experts[1].down.data(), down.data() + 12 * 4);
-  EXPECT_EQ(experts[1].up_bias.data(), nullptr);
-}
-
-// Backward twice into the same gradients.
-ExpertsResults run_twice(const ExpertsProblem& p, GradientDtype dtype) {
-  auto results = run_experts(p, {.gradient_dtype = dtype});
-  Tensor rows = p.rows.clone();
-  Experts(p.options).backward(
-      p.weights, p.groups(),
-      {.rows = rows, .row_weights = p.row_weights, .hidden = results.hidden, .d_out = p.d_out},
-      {.d_rows = results.d_rows, .gradients = results.gradients, .mode = GradientMode::accumulate});
-  return results;
-}
-
-TEST(ExpertsGradients, AreAddedToWhatIsThere) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const auto gradient_dtype : {GradientDtype::as_weights, GradientDtype::f32}) {
-      const ExpertsOptions options{.hidden = 20, .intermediate = 12, .dtype = dtype};
-      const ExpertsProblem p(options, ExpertBiases::all, {17, 40});
-      const auto once = run_experts(p, {.gradient_dtype = gradient_dtype});
-      const auto twice = run_twice(p, gradient_dtype);
-      const bool rounds = dtype == Dtype::bf16 && gradient_dtype == GradientDtype::as_weights;
-      for (std::size_t e = 0; e < 2; ++e) {
-        auto doubled = doubles_of(ExpertWeights{
-            once.gradients[e].gate, once.gradients[e].up, once.gradients[e].down,
-            once.gradients[e].gate_bias, once.gradients[e].up_bias, once.gradients[e].down_bias});
-        for (auto* tensor : {&doubled.gate, &doubled.up, &doubled.down, &doubled.gate_bias,
-                             &doubled.up_bias, &doubled.down_bias}) {
-          for (double& v : tensor->values) v *= 2.0;
-        }
-        expect_near(twice.gradients[e], doubled, rounds ? 3e-3 : 1e-6);
-      }
-    }
-  }
-}
-
-TEST(ExpertsGradients, OfExpertsWithoutRowsAreZeroOrUntouched) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    const ExpertsOptions options{.hidden = 20, .intermediate = 12, .dtype = dtype};
-    const ExpertsProblem p(options, ExpertBiases::all, {0, 3, 0});
-    auto results = run_experts(p);
-    for (const std::size_t e : {0U, 2U}) {
-      for (const auto& [name, gradient] : named_tensors(results.gradients[e])) {
-        EXPECT_TRUE(same_bits(gradient, Tensor::zeros(gradient.shape(), dtype))) << name;
-        testing::poison(gradient);
-      }
-    }
-    Tensor rows = p.rows.clone();
-    Experts(options).backward(
-        p.weights, p.groups(),
-        {.rows = rows, .row_weights = p.row_weights, .hidden = results.hidden, .d_out = p.d_out},
-        {.d_rows = results.d_rows,
-         .gradients = results.gradients,
-         .mode = GradientMode::accumulate});
-    for (const std::size_t e : {0U, 2U}) {
-      expect_same_bits(results.gradients[e], gradients_for(p.weights[e]));
-    }
-  }
-}
 
 }  // namespace
 }  // namespace switchyard

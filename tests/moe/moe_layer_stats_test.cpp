@@ -3,20 +3,17 @@
 
 #include <numeric>
 
-#include "support/moe_tensors.h"
-#include "switchyard/moe_layer.h"
+#include "support/layer_alone.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {
 namespace {
 
 using testing::gradients_for;
+using testing::LayerAlone;
 using testing::part_of;
 using testing::Random;
-
-MoeLayerOptions small_options() {
-  return {.hidden = 20, .intermediate = 12, .router = RouterOptions::mixtral(6, 2)};
-}
+using testing::small_layer_options;
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
@@ -33,7 +30,7 @@ std::vector<std::string> names_of(const std::vector<LayerStats::Stage>& stages) 
 
 TEST(MoeLayerStats, CountEveryRowOnce) {
   run_ranks(3, [](Communicator& comm) {
-    auto options = small_options();
+    auto options = small_layer_options();
     options.shared_intermediate = 4;
     options.keep = Keep::activations;
     const auto placement = ExpertPlacement::from_owners({0, 0, 0, 2, 2, 0}, 3);
@@ -78,13 +75,11 @@ TEST(MoeLayerStats, CountEveryRowOnce) {
 }
 
 TEST(MoeLayerStats, TellOfDrops) {
-  auto options = small_options();
+  auto options = small_layer_options();
   options.sizing = Sizing::bounded(10, Overflow::drop);
-  const auto world = connect();
-  MoeLayer layer(*world, ExpertPlacement::contiguous(6, 1), options);
-  Random random(4);
-  const auto weights = random_layer(random, options, ExpertBiases::none);
-  (void)layer.forward(weights, {.x = random.tensor({8, 20}, Dtype::f32)});
+  LayerAlone alone(options);
+  const MoeLayer& layer = alone.layer;
+  (void)alone.layer.forward(alone.weights, {.x = Random(1).tensor({8, 20}, Dtype::f32)});
   EXPECT_TRUE(layer.stats().overflow);
   EXPECT_TRUE(layer.status().overflow);
   EXPECT_EQ(layer.stats().dropped_by_rank, std::vector<std::int64_t>{6});

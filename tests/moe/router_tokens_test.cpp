@@ -200,7 +200,7 @@ TEST_P(RouterBitsTest, DoNotDependOnStrides) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RouterBitsTest,
                          ::testing::Values(Sizes{17, 5}, Sizes{512, 64}, Sizes{100, 128},
-                                           Sizes{2048, 8}, Sizes{33, 40, Dtype::bf16}));
+                                           Sizes{2048, 8}, Sizes{640, 256}, Sizes{33, 40, Dtype::bf16}));
 
 }  // namespace
 }  // namespace switchyard
