@@ -100,7 +100,8 @@ std::int64_t checked_rows(const RowGroups& groups, std::size_t num_experts,
   const auto offsets = groups.row_offsets.span<std::int32_t>();
   const auto rows = groups.group_rows.span<std::int32_t>();
   for (std::size_t e = 0; e < num_experts; ++e) {
-    require(0 <= offsets[e] && 0 <= rows[e] && rows[e] <= offsets[e + 1] - offsets[e],
+    require(0 <= offsets[e] && 0 <= rows[e] &&
+                std::int64_t{rows[e]} <= std::int64_t{offsets[e + 1]} - offsets[e],
             "the group of local expert {} has {} rows, but begins at {} and the next at {}", e,
             rows[e], offsets[e], offsets[e + 1]);
   }

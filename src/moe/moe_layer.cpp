@@ -186,15 +186,12 @@ Routing MoeLayer::Data::route(const MoeWeights& weights, const LayerInput& in) c
 
 namespace {
 
-// Picks that the plan refused are none, for the router's backward too.
-void forget_refused_picks(const Plan& plan, Routing& routing) {
+// Picks that the plan refused are none.
+void forget_refused_picks(const Plan& plan, Tensor& expert_ids) {
   const auto targets = plan.target_ranks().span<std::int32_t>();
-  const auto ids = routing.expert_ids.span<std::int32_t>();
-  const auto weights = routing.weights.span<float>();
+  const auto ids = expert_ids.span<std::int32_t>();
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (targets[i] >= 0) continue;
-    ids[i] = -1;
-    weights[i] = 0.0F;
+    if (targets[i] < 0) ids[i] = -1;
   }
 }
 
@@ -212,7 +209,10 @@ void MoeLayer::Data::run_forward(const MoeWeights& weights, const LayerInput& in
   clock.end("route");
   const Plan plan = dispatcher.plan(routing->expert_ids, routing->first_non_finite_token);
   status = plan.status();
-  if (status.bad_ids) forget_refused_picks(plan, *routing);
+  if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
+    forget_refused_picks(plan, routing->expert_ids);
+    alone("route", [&] { routing = router.replay(weights.router, in.x, routing->expert_ids); });
+  }
   describe_plan(plan, stats);
   clock.end("plan");
 
@@ -380,6 +380,10 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     require_tokens(in.x, tokens, data_->options.dtype, "x");
     require_tokens(y, tokens, data_->options.dtype, "y");
     require_apart(in.x, y, "x and y");
+    if (in.expert_ids) {
+      require_tokens(*in.expert_ids, {in.x.rows(), data_->options.router.top_k}, Dtype::i32,
+                     "expert_ids");
+    }
     data_->check_weights(weights);
   });
   data_->run_forward(weights, in, y, saved != nullptr ? &saved->data_ : nullptr);

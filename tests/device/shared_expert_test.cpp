@@ -1,0 +1,129 @@
+// The shared expert: a token's bits depend on nothing but the token, and what is there is added to.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device/device_backend.h"
+#include "support/compare.h"
+#include "support/moe_tensors.h"
+#include "switchyard/device.h"
+
+namespace switchyard {
+namespace {
+
+using testing::Random;
+using testing::same_bits;
+
+struct Step {
+  Tensor y, hidden, d_x;
+  ExpertGradients gradients;
+};
+
+struct Case {
+  std::int64_t hidden;
+  std::int64_t intermediate;
+  Dtype dtype;
+  Activation activation = Activation::swiglu;
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.hidden << " x " << c.intermediate << " " << name_of(c.dtype);
+}
+
+class SharedExpertTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static constexpr std::int64_t kTokens = 150;
+
+  SharedExpertTest()
+      : options_{.hidden = GetParam().hidden,
+                 .intermediate = GetParam().intermediate,
+                 .dtype = GetParam().dtype,
+                 .activation = GetParam().activation} {
+    Random random(6);
+    weights_ = random_expert(random, options_, ExpertBiases::all);
+    x_ = random.tensor({kTokens, options_.hidden}, options_.dtype);
+    y_ = random.tensor({kTokens, options_.hidden}, options_.dtype);
+    d_y_ = random.tensor({kTokens, options_.hidden}, options_.dtype);
+  }
+
+  // Tokens first … last − 1 alone.
+  Step run(std::int64_t first, std::int64_t last, const Device& device,
+           HiddenRows hidden_rows = HiddenRows::kept) const {
+    const auto part = [&](const Tensor& all) { return all.view().slice(first, last); };
+    const std::int64_t count = last - first;
+    Step step{Tensor({count, options_.hidden}, options_.dtype),
+              Tensor({count, options_.hidden_width()}, options_.dtype),
+              Tensor::zeros({count, options_.hidden}, options_.dtype),
+              testing::gradients_for(weights_)};
+    std::memcpy(step.y.data(), part(y_).data(), static_cast<std::size_t>(step.y.bytes()));
+    device.backend().shared_forward({.options = options_,
+                                     .weights = weights_,
+                                     .x = part(x_),
+                                     .hidden = step.hidden,
+                                     .y = step.y});
+    Tensor hidden = step.hidden.clone();
+    if (hidden_rows == HiddenRows::to_be_computed) testing::poison(hidden);
+    device.backend().shared_backward({.options = options_,
+                                      .weights = weights_,
+                                      .x = part(x_),
+                                      .hidden = hidden,
+                                      .hidden_rows = hidden_rows,
+                                      .d_y = part(d_y_),
+                                      .d_x = step.d_x,
+                                      .gradients = step.gradients});
+    return step;
+  }
+
+  ExpertsOptions options_;
+  ExpertWeights weights_;
+  Tensor x_, y_, d_y_;
+};
+
+TEST_P(SharedExpertTest, ATokensBitsDependOnTheTokenAlone) {
+  const Step whole = run(0, kTokens, {});
+  for (const std::int64_t count : {1, 2, 7, 15, 16, 17, 31, 40, 48, 63, 64, 65, 130}) {
+    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{5}, kTokens - count}) {
+      const Step part = run(first, first + count, {});
+      const auto slice = [&](const Tensor& all) { return all.view().slice(first, first + count); };
+      ASSERT_TRUE(same_bits(part.y, slice(whole.y))) << count << " tokens from " << first;
+      ASSERT_TRUE(same_bits(part.hidden, slice(whole.hidden))) << count << " from " << first;
+      ASSERT_TRUE(same_bits(part.d_x, slice(whole.d_x))) << count << " tokens from " << first;
+    }
+  }
+}
+
+TEST_P(SharedExpertTest, BitsDoNotDependOnThreadsOrWhatIsKept) {
+  const Step expected = run(0, kTokens, {});
+  for (const int num_threads : {1, 2, 4}) {
+    for (const auto hidden_rows : {HiddenRows::kept, HiddenRows::to_be_computed}) {
+      const Device device = Device::cpu({.num_threads = num_threads});
+      const Step step = run(0, kTokens, device, hidden_rows);
+      EXPECT_TRUE(same_bits(step.y, expected.y));
+      EXPECT_TRUE(same_bits(step.d_x, expected.d_x));
+      testing::expect_same_bits(step.gradients, expected.gradients);
+    }
+  }
+}
+
+TEST_P(SharedExpertTest, AddsToWhatIsThere) {
+  const Step step = run(0, 20, {});
+  const auto reference = testing::doubles_of(weights_);
+  const auto x = testing::doubles_of(x_.view());
+  auto y = testing::doubles_of(y_.view().slice(0, 20));
+  for (std::int64_t t = 0; t < 20; ++t) {
+    const auto row = testing::reference_expert(options_, reference, x.row(t), 1.0);
+    for (std::size_t i = 0; i < row.size(); ++i) y.row(t)[i] += row[i];
+  }
+  EXPECT_TRUE(
+      testing::near(step.y, testing::tensor_of(y), options_.dtype == Dtype::f32 ? 1e-6 : 1e-2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, SharedExpertTest,
+                         ::testing::Values(Case{17, 5, Dtype::f32}, Case{64, 48, Dtype::f32},
+                                           Case{100, 37, Dtype::f32, Activation::gelu},
+                                           Case{512, 96, Dtype::f32}, Case{17, 5, Dtype::bf16},
+                                           Case{64, 48, Dtype::bf16},
+                                           Case{100, 37, Dtype::bf16, Activation::gelu},
+                                           Case{512, 96, Dtype::bf16}));
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,213 @@
+// Experts against the reference: every activation, weight stage and bias, forward and backward.
+#include "switchyard/experts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/compare.h"
+#include "support/experts_problem.h"
+
+namespace switchyard {
+namespace {
+
+using testing::expect_near;
+using testing::ExpertsProblem;
+using testing::ExpertsResults;
+using testing::GradientDtype;
+using testing::gradients_for;
+using testing::near;
+using testing::run_experts;
+using testing::tensor_of;
+
+constexpr Activation kActivations[]{Activation::swiglu, Activation::clamped_swiglu,
+                                    Activation::gelu,   Activation::gelu_tanh,
+                                    Activation::relu,   Activation::silu};
+
+struct Tolerances {
+  double forward = 0.0;
+  double backward = 0.0;
+};
+constexpr Tolerances kF32{1e-5, 1e-4};
+// A bf16 is rounded by 0.4% at most. A result has two or three such roundings behind it, a gradient
+// up to four, and single numbers cancel: 1.1% and 1.8% were the worst seen here.
+constexpr Tolerances kBf16{1.5e-2, 2.5e-2};
+
+void expect_reference(const ExpertsProblem& problem, const ExpertsResults& results,
+                      const Tolerances& tolerances) {
+  const auto offsets = problem.row_offsets.span<std::int32_t>();
+  const auto group_rows = problem.group_rows.span<std::int32_t>();
+  for (std::size_t e = 0; e < problem.weights.size(); ++e) {
+    SCOPED_TRACE("expert " + std::to_string(e));
+    const auto group = [&](const Tensor& rows) {
+      return rows.view().slice(offsets[e], offsets[e] + group_rows[e]);
+    };
+    EXPECT_TRUE(near(group(results.out), reference_out(problem, e), tolerances.forward));
+    const auto expected = reference_gradients(problem, e);
+    EXPECT_TRUE(near(group(results.d_rows), tensor_of(expected.d_rows), tolerances.backward));
+    EXPECT_TRUE(
+        near(group(results.d_row_weights), tensor_of(expected.d_row_weights), tolerances.backward));
+    expect_near(results.gradients[e], expected.weights, tolerances.backward);
+  }
+}
+
+struct Case {
+  Activation activation;
+  WeightStage stage;
+  ExpertBiases biases;
+  Dtype dtype;
+};
+std::string name_of(const Case& c) {
+  return std::string(switchyard::name_of(c.activation)) + "_" +
+         std::string(switchyard::name_of(c.stage)) +
+         (c.biases == ExpertBiases::all ? "_biases_" : "_") +
+         std::string(switchyard::name_of(c.dtype));
+}
+void PrintTo(const Case& c, std::ostream* out) { *out << name_of(c); }
+
+std::vector<Case> cases() {
+  std::vector<Case> result;
+  for (const auto activation : kActivations) {
+    for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
+      for (const auto biases : {ExpertBiases::none, ExpertBiases::all}) {
+        for (const auto dtype : {Dtype::f32, Dtype::bf16}) {
+          result.push_back({activation, stage, biases, dtype});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+class ExpertsTest : public ::testing::TestWithParam<Case> {
+ protected:
+  // The clamp is low enough to bite.
+  ExpertsOptions options(std::int64_t hidden, std::int64_t intermediate) const {
+    return {.hidden = hidden,
+            .intermediate = intermediate,
+            .dtype = GetParam().dtype,
+            .activation = GetParam().activation,
+            .weight_stage = GetParam().stage,
+            .clamp_limit = 0.4F};
+  }
+  Tolerances tolerances() const { return GetParam().dtype == Dtype::f32 ? kF32 : kBf16; }
+};
+
+TEST_P(ExpertsTest, EqualTheReference) {
+  const ExpertsProblem problem(options(9, 7), GetParam().biases, {3, 0, 1, 5});
+  expect_reference(problem, run_experts(problem), tolerances());
+}
+
+// Gradients of bf16 weights may be f32: nothing is rounded at their end.
+TEST_P(ExpertsTest, GradientsMayBeF32) {
+  const ExpertsProblem problem(options(9, 7), GetParam().biases, {4, 2});
+  expect_reference(problem, run_experts(problem, {.gradient_dtype = GradientDtype::f32}),
+                   tolerances());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ExpertsTest, ::testing::ValuesIn(cases()),
+                         [](const auto& param) { return name_of(param.param); });
+
+// Rows of more than a line and a part of one.
+class ExpertsSizesTest : public ::testing::TestWithParam<Activation> {};
+
+TEST_P(ExpertsSizesTest, OddWidths) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const ExpertsOptions options{
+        .hidden = 21, .intermediate = 37, .dtype = dtype, .activation = GetParam()};
+    const ExpertsProblem problem(options, ExpertBiases::all, {3, 2});
+    expect_reference(problem, run_experts(problem), dtype == Dtype::f32 ? kF32 : kBf16);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, ExpertsSizesTest, ::testing::ValuesIn(kActivations),
+                         [](const auto& param) {
+                           return std::string(switchyard::name_of(param.param));
+                         });
+
+// Around the lengths at which groups are cut into panels.
+TEST(Experts, GroupsOfManySizesEqualTheReference) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const auto stage : {WeightStage::output, WeightStage::input}) {
+      const ExpertsOptions options{
+          .hidden = 5, .intermediate = 3, .dtype = dtype, .weight_stage = stage};
+      const ExpertsProblem problem(options, ExpertBiases::all,
+                                   {0, 1, 15, 16, 17, 255, 256, 257, 600});
+      expect_reference(problem, run_experts(problem), dtype == Dtype::f32 ? kF32 : kBf16);
+    }
+  }
+}
+
+// Matrices of more rows than one block of their gradient has.
+TEST(Experts, MatricesOfSeveralBlocksEqualTheReference) {
+  const ExpertsOptions options{.hidden = 2, .intermediate = 530};
+  const ExpertsProblem problem(options, ExpertBiases::all, {2});
+  expect_reference(problem, run_experts(problem), kF32);
+}
+
+// One row, one inner value, weights of 1: out is the activation itself.
+struct Point {
+  float gate, up;
+  double value, d_gate, d_up;
+};
+
+Point clamped_swiglu_at(float gate, float up, Dtype dtype) {
+  const ExpertsOptions options{.hidden = 1,
+                               .intermediate = 1,
+                               .dtype = dtype,
+                               .activation = Activation::clamped_swiglu,
+                               .clamp_limit = 7.0F};
+  const auto scalar = [&](float value, const Shape& shape) {
+    return dtype == Dtype::f32 ? Tensor::from<float>(shape, {value})
+                               : Tensor::from<Bfloat16>(shape, {to_bfloat16(value)});
+  };
+  const Shape matrix{1, 1};
+  const ExpertWeights expert{.gate = scalar(0, matrix),
+                             .up = scalar(0, matrix),
+                             .down = scalar(1, matrix),
+                             .gate_bias = scalar(gate, {1}),
+                             .up_bias = scalar(up, {1})};
+  const Tensor offsets = Tensor::from<std::int32_t>({2}, {0, 1});
+  const Tensor counts = Tensor::from<std::int32_t>({1}, {1});
+  Tensor rows = scalar(1, matrix);
+  Tensor out = scalar(0, matrix);
+  Tensor hidden({1, 2}, dtype);
+  const Experts experts(options);
+  experts.forward({&expert, 1}, {offsets, counts}, {.rows = rows}, {.out = out, .hidden = hidden});
+  const auto gradients = gradients_for(expert, GradientDtype::f32);
+  const double value = testing::doubles_of(out.view()).values[0];
+  Tensor d_rows = scalar(0, matrix);
+  experts.backward({&expert, 1}, {offsets, counts},
+                   {.rows = rows, .hidden = hidden, .d_out = scalar(1, matrix)},
+                   {.d_rows = d_rows, .gradients = {&gradients, 1}});
+  return {gate, up, value, gradients.gate_bias.span<float>()[0],
+          gradients.up_bias.span<float>()[0]};
+}
+
+// g · sigmoid(1.702 · g) · (u + 1), by hand. At the limit a value still counts as inside.
+TEST(ClampedSwiglu, ClampsAtItsLimits) {
+  const Point points[]{
+      {0.0F, 3.0F, 0.0, 2.0, 0.0},
+      {1.0F, 0.0F, 0.84579577, 1.0677796, 0.84579577},
+      {7.0F, 1.0F, 13.999906, 2.0001462, 6.9999531},
+      {7.5F, 1.0F, 13.999906, 0.0, 6.9999531},                     // the gate is cut above
+      {-8.0F, 1.0F, -1.9532858e-5, -3.0803276e-5, -9.7664289e-6},  // and not below
+      {2.0F, 7.0F, 15.485269, 8.5905228, 1.9356586},
+      {2.0F, 9.0F, 15.485269, 8.5905228, 0.0},  // up is cut above
+      {2.0F, -7.0F, -11.613952, -6.4428921, 1.9356586},
+      {2.0F, -7.25F, -11.613952, -6.4428921, 0.0},  // and below
+  };
+  for (const Point& expected : points) {
+    SCOPED_TRACE(std::to_string(expected.gate) + ", " + std::to_string(expected.up));
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Point actual = clamped_swiglu_at(expected.gate, expected.up, dtype);
+      const double tolerance = dtype == Dtype::f32 ? 1e-6 : 5e-3;
+      EXPECT_NEAR(actual.value, expected.value, tolerance * std::abs(expected.value));
+      EXPECT_NEAR(actual.d_gate, expected.d_gate, tolerance * std::abs(expected.d_gate));
+      EXPECT_NEAR(actual.d_up, expected.d_up, tolerance * std::abs(expected.d_up));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

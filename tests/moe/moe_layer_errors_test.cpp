@@ -1,0 +1,220 @@
+// What a layer refuses, and that all ranks learn of it.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support/errors.h"
+#include "support/moe_tensors.h"
+#include "switchyard/error.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+using testing::gradients_for;
+using testing::part_of;
+using testing::Random;
+
+constexpr int kRanks = 3;
+
+MoeLayerOptions small_options() {
+  return {.hidden = 6, .intermediate = 4, .router = RouterOptions::mixtral(6, 2)};
+}
+
+Tensor zeros(const Shape& shape, Dtype dtype = Dtype::f32) { return Tensor::zeros(shape, dtype); }
+
+MoeWeights weights_of(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank) {
+  Random random(4);
+  return part_of(random_layer(random, options, ExpertBiases::none), placement, rank);
+}
+
+// A rank's step, of which a test changes what it likes before it runs.
+struct Step {
+  explicit Step(Communicator& comm)
+      : placement(ExpertPlacement::contiguous(6, comm.size())),
+        layer(comm, placement, small_options()),
+        weights(weights_of(small_options(), placement, comm.rank())) {}
+
+  ExpertPlacement placement;
+  MoeLayer layer;
+  MoeWeights weights;
+  LayerInput in{.x = Random(1).tensor({5, 6}, Dtype::f32)};
+  Tensor y = zeros({5, 6});
+  SavedForBackward saved = {};
+  ConstTensorView d_y = Random(2).tensor({5, 6}, Dtype::f32);
+  Tensor d_x = zeros({5, 6});
+  LayerBackwardOutput out{.d_x = d_x, .gradients = gradients_for(weights)};
+
+  void forward() { layer.forward(weights, in, y, &saved); }
+  void backward() { layer.backward(weights, saved, d_y, out); }
+};
+
+std::string forward_error(const std::function<void(Step&)>& change) {
+  const auto world = connect();
+  Step step(*world);
+  change(step);
+  return error_of<InvalidArgument>([&] { step.forward(); });
+}
+
+std::string backward_error(const std::function<void(Step&)>& change) {
+  const auto world = connect();
+  Step step(*world);
+  step.forward();
+  change(step);
+  return error_of<InvalidArgument>([&] { step.backward(); });
+}
+
+TEST(MoeLayerErrors, OfOptions) {
+  const auto error_with = [](const MoeLayerOptions& options) {
+    const auto world = connect();
+    return error_of<InvalidArgument>(
+        [&] { const MoeLayer layer(*world, ExpertPlacement::contiguous(6, 1), options); });
+  };
+  auto options = small_options();
+  options.router.num_experts = 8;
+  EXPECT_EQ(error_with(options), "MoeLayer: the router has 8 experts, but the placement 6");
+  options = small_options();
+  options.shared_intermediate = -1;
+  EXPECT_EQ(error_with(options), "MoeLayer: shared_intermediate (-1) must not be negative");
+  options = small_options();
+  options.intermediate = 0;
+  EXPECT_EQ(error_with(options), "MoeLayer: intermediate (0) must be positive");
+  options = small_options();
+  options.router.top_k = 7;
+  EXPECT_EQ(error_with(options),
+            "MoeLayer: top_k (7) must not exceed the 6 experts of 1 kept groups");
+}
+
+TEST(MoeLayerErrors, OfForward) {
+  EXPECT_EQ(forward_error([](Step&) {}), "no error");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.x = zeros({5, 7});
+            }),
+            "MoeLayer::forward: x is f32 [5,7], but must be f32 [5,6]");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.x = zeros({5, 6}, Dtype::bf16);
+            }),
+            "MoeLayer::forward: x is bf16 [5,6], but must be f32 [5,6]");
+  EXPECT_EQ(forward_error([](Step& s) { s.in.x = zeros({30}); }),
+            "MoeLayer::forward: x is f32 [30], but must be f32 [30,6]");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.y = zeros({4, 6});
+            }),
+            "MoeLayer::forward: y is f32 [4,6], but must be f32 [5,6]");
+  EXPECT_EQ(forward_error([](Step& s) { s.weights.experts.pop_back(); }),
+            "MoeLayer::forward: weights for 5 experts were given, but rank 0 owns 6");
+  EXPECT_EQ(forward_error([](Step& s) { s.weights.experts[3].up = {}; }),
+            "MoeLayer::forward: local expert 3's up [4,6] is missing");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.weights.router.gate = zeros({6, 5});
+            }),
+            "MoeLayer::forward: gate is f32 [6,5], but must be [6,6] of f32 or bf16");
+  EXPECT_EQ(forward_error([](Step& s) { s.weights.shared = s.weights.experts[0]; }),
+            "MoeLayer::forward: weights of a shared expert were given, but shared_intermediate is "
+            "0");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.expert_ids = zeros({4, 2}, Dtype::i32);
+            }),
+            "MoeLayer::forward: expert_ids is i32 [4,2], but must be i32 [5,2]");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.expert_ids = zeros({5, 2}, Dtype::i32);
+            }),
+            "rank 0: expert_ids[0,1] is 0, which the token has picked already");
+}
+
+TEST(MoeLayerErrors, OfBackward) {
+  EXPECT_EQ(backward_error([](Step&) {}), "no error");
+  const auto nothing =
+      "MoeLayer::backward: nothing is saved: backward needs a training forward before it, and "
+      "uses up what that left";
+  EXPECT_EQ(backward_error([](Step& s) { s.saved = {}; }), nothing);
+  EXPECT_EQ(backward_error([](Step& s) { s.backward(); }), nothing);
+  EXPECT_EQ(backward_error([](Step& s) {
+              const auto other_world = connect();
+              Step other(*other_world);
+              other.forward();
+              s.saved = std::move(other.saved);
+            }),
+            "MoeLayer::backward: what is saved was left by another layer");
+  EXPECT_EQ(backward_error([](Step& s) {
+              s.d_y = zeros({3, 6});
+            }),
+            "MoeLayer::backward: d_y is f32 [3,6], but must be f32 [5,6]");
+  EXPECT_EQ(backward_error([](Step& s) {
+              s.out.d_x = zeros({5, 6}, Dtype::bf16);
+            }),
+            "MoeLayer::backward: d_x is bf16 [5,6], but must be f32 [5,6]");
+  EXPECT_EQ(backward_error([](Step& s) {
+              s.out.d_weights = zeros({5, 3});
+            }),
+            "MoeLayer::backward: d_weights is f32 [5,3], but must be f32 [5,2]");
+  EXPECT_EQ(backward_error([](Step& s) { s.out.gradients.router.gate = {}; }),
+            "MoeLayer::backward: gate has a weight, but no gradient was given");
+  EXPECT_EQ(backward_error([](Step& s) { s.out.gradients.experts.pop_back(); }),
+            "MoeLayer::backward: there are 6 experts, but gradients for 5");
+  const SavedForBackward nobody;
+  EXPECT_EQ(nobody.bytes(), 0);
+  const auto empty = "nothing is saved: no training forward has filled this";
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.plan(); }), empty);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.routing(); }), empty);
+}
+
+// One rank's mistake: itself told what it was, the others who made it. Nobody waits for ever.
+void expect_all_learn(const std::string& message, const std::function<void(Step&, bool)>& step) {
+  run_ranks(kRanks,
+            [&](Communicator& comm) {
+              Step mine(comm);
+              const auto run = [&] { step(mine, comm.rank() == 1); };
+              if (comm.rank() == 1) {
+                EXPECT_EQ(error_of<InvalidArgument>(run), message);
+              } else {
+                const auto seen = error_of<CommunicationError>(run);
+                EXPECT_NE(seen.find("rank 1 gave up: " + message), std::string::npos) << seen;
+              }
+            },
+            {.timeout = std::chrono::seconds(20)});
+}
+
+TEST(MoeLayerErrors, ReachTheOtherRanks) {
+  expect_all_learn("MoeLayer::forward: x is f32 [5,3], but must be f32 [5,6]",
+                   [](Step& s, bool bad) {
+                     if (bad) s.in.x = zeros({5, 3});
+                     s.forward();
+                   });
+  expect_all_learn("MoeLayer::forward: weights for 1 experts were given, but rank 1 owns 2",
+                   [](Step& s, bool bad) {
+                     if (bad) s.weights.experts.pop_back();
+                     s.forward();
+                   });
+  expect_all_learn("MoeLayer::forward: expert_ids is i32 [2,2], but must be i32 [5,2]",
+                   [](Step& s, bool bad) {
+                     if (bad) s.in.expert_ids = zeros({2, 2}, Dtype::i32);
+                     s.forward();
+                   });
+  expect_all_learn("MoeLayer::backward: d_y is f32 [4,6], but must be f32 [5,6]",
+                   [](Step& s, bool bad) {
+                     s.forward();
+                     if (bad) s.d_y = zeros({4, 6});
+                     s.backward();
+                   });
+}
+
+TEST(MoeLayerErrors, OptionsOfOneRankReachTheOthers) {
+  run_ranks(2, [](Communicator& comm) {
+    auto options = small_options();
+    if (comm.rank() == 1) options.intermediate = 0;
+    const auto make = [&] {
+      const MoeLayer layer(comm, ExpertPlacement::contiguous(6, 2), options);
+    };
+    if (comm.rank() == 1) {
+      EXPECT_EQ(error_of<InvalidArgument>(make), "MoeLayer: intermediate (0) must be positive");
+    } else {
+      const auto seen = error_of<CommunicationError>(make);
+      EXPECT_NE(seen.find("rank 1 gave up: MoeLayer: intermediate"), std::string::npos) << seen;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,144 @@
+// What a layer keeps for backward: how much it is, and that the bits do not depend on it.
+#include <gtest/gtest.h>
+
+#include "support/compare.h"
+#include "support/layer_alone.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::backward;
+using testing::expect_same_bits;
+using testing::LayerAlone;
+using testing::LayerGradients;
+using testing::part_of;
+using testing::Random;
+using testing::same_bits;
+using testing::small_layer_options;
+
+class MoeLayerKeepTest : public ::testing::TestWithParam<Dtype> {};
+
+TEST_P(MoeLayerKeepTest, NothingOfItChangesABit) {
+  for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
+    auto options = small_layer_options();
+    options.dtype = GetParam();
+    options.weight_stage = stage;
+    options.shared_intermediate = 8;
+    const Tensor x = Random(1).tensor({70, 20}, GetParam());
+    const Tensor d_y = Random(2).tensor({70, 20}, GetParam());
+    std::optional<LayerGradients> first;
+    for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
+      options.keep = keep;
+      LayerAlone alone(options, ExpertBiases::all);
+      SavedForBackward saved;
+      const Tensor y = alone.layer.forward(alone.weights, {.x = x}, saved);
+      EXPECT_TRUE(same_bits(alone.layer.forward(alone.weights, {.x = x}), y));  // inference
+      LayerGradients g = backward(alone, saved, d_y);
+      if (first) expect_same_bits(g, *first);
+      if (!first) first = std::move(g);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, MoeLayerKeepTest, ::testing::Values(Dtype::f32, Dtype::bf16));
+
+TEST_P(MoeLayerKeepTest, NorDoThreads) {
+  auto options = small_layer_options();
+  options.dtype = GetParam();
+  options.shared_intermediate = 8;
+  const Tensor x = Random(1).tensor({170, 20}, GetParam());
+  const auto step = [&](int num_threads) {
+    LayerAlone alone(options, ExpertBiases::all, Device::cpu({.num_threads = num_threads}));
+    SavedForBackward saved;
+    Tensor y = alone.layer.forward(alone.weights, {.x = x}, saved);
+    return std::pair(std::move(y), backward(alone, saved, x));
+  };
+  const auto one = step(1);
+  const auto three = step(3);
+  EXPECT_TRUE(same_bits(three.first, one.first));
+  expect_same_bits(three.second, one.second);
+}
+
+// Two forwards before their backwards: what is saved is each step's own.
+TEST(MoeLayerKeep, StepsMayOverlap) {
+  LayerAlone alone(small_layer_options());
+  const Tensor a = Random(1).tensor({30, 20}, Dtype::f32);
+  const Tensor b = Random(2).tensor({50, 20}, Dtype::f32);
+  SavedForBackward saved;
+  (void)alone.layer.forward(alone.weights, {.x = a}, saved);
+  const auto expected = backward(alone, saved, a);
+  SavedForBackward saved_b;
+  (void)alone.layer.forward(alone.weights, {.x = a}, saved);
+  (void)alone.layer.forward(alone.weights, {.x = b}, saved_b);
+  (void)backward(alone, saved_b, b);
+  expect_same_bits(backward(alone, saved, a), expected);
+}
+
+// After a first step, memory is used again.
+TEST(MoeLayerKeep, StepsTakeNoMoreMemory) {
+  const Device device;
+  auto options = small_layer_options();
+  options.shared_intermediate = 8;
+  LayerAlone alone(options, ExpertBiases::none, device);
+  const Tensor x = Random(1).tensor({200, 20}, Dtype::f32);
+  std::int64_t held = 0;
+  for (int i = 0; i < 5; ++i) {
+    SavedForBackward saved;
+    (void)alone.layer.forward(alone.weights, {.x = x}, saved);
+    (void)backward(alone, saved, x);
+    if (i == 0) held = device.bytes_held();
+  }
+  EXPECT_EQ(device.bytes_held(), held);
+}
+
+// On one rank: x, what the experts computed inside, and integers.
+TEST(MoeLayerKeep, BytesAreWhatIsDocumented) {
+  constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6;
+  const std::int64_t routing = 2 * kT * kK * 4;                           // ids and weights
+  const std::int64_t plan = 3 * kT * kK * 4 + 2 * (kE + 1) * 4 + kE * 4;  // slots, targets, sources
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
+      for (const std::int64_t shared : {0, 5}) {
+        auto options = small_layer_options();
+        options.dtype = dtype;
+        options.keep = keep;
+        options.shared_intermediate = shared;
+        LayerAlone alone(options);
+        SavedForBackward saved;
+        const Tensor x = Random(1).tensor({kT, kH}, dtype);
+        (void)alone.layer.forward(alone.weights, {.x = x}, saved);
+        const std::int64_t inner = keep == Keep::nothing ? 0 : kT * kK * 2 * kI + kT * 2 * shared;
+        EXPECT_EQ(saved.bytes(), (kT * kH + inner) * size_of(dtype) + routing + plan);
+        EXPECT_EQ(saved.plan().num_tokens(), kT);
+        EXPECT_EQ(saved.routing().weights.shape(), (Shape{kT, kK}));
+        (void)backward(alone, saved, x);
+        EXPECT_EQ(saved.bytes(), 0);
+      }
+    }
+  }
+}
+
+TEST(MoeLayerKeep, ReceivedRowsCountAtSeveralRanks) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto placement = ExpertPlacement::contiguous(6, 2);
+    Random random(4);
+    const auto weights = part_of(random_layer(random, small_layer_options(), ExpertBiases::none),
+                                 placement, comm.rank());
+    std::int64_t bytes[2]{};
+    for (const auto keep : {Keep::activations, Keep::rows}) {
+      auto options = small_layer_options();
+      options.keep = keep;
+      MoeLayer layer(comm, placement, options);
+      SavedForBackward saved;
+      (void)layer.forward(weights, {.x = Random(1).tensor({9, 20}, Dtype::f32)}, saved);
+      bytes[keep == Keep::rows ? 1 : 0] = saved.bytes();
+      EXPECT_EQ(bytes[1], keep == Keep::rows
+                              ? bytes[0] + saved.plan().num_rows() * 20 * size_of(Dtype::f32)
+                              : 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

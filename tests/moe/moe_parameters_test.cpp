@@ -1,0 +1,93 @@
+#include "switchyard/moe_parameters.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/compare.h"
+#include "support/errors.h"
+#include "support/moe_tensors.h"
+#include "switchyard/error.h"
+#include "switchyard/moe_layer.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+using testing::named_tensors;
+using testing::same_bits;
+
+MoeLayerOptions small_options() {
+  return {.hidden = 16,
+          .intermediate = 9,
+          .router = RouterOptions::torchtitan(5, 2),
+          .shared_intermediate = 4};
+}
+
+// An expert is the same wherever it lives; the replicated tensors are the same everywhere.
+TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
+  const auto alone = ExpertPlacement::contiguous(5, 1);
+  const auto spread = ExpertPlacement::from_owners({1, 0, 1, 0, 1}, 2);
+  const auto whole = MoeParameters::random(small_options(), alone, 0, 7, ExpertBiases::all);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto part = MoeParameters::random(small_options(), spread, rank, 7, ExpertBiases::all);
+    const auto weights = part.weights();
+    EXPECT_TRUE(same_bits(weights.router.gate, whole.weights().router.gate));
+    testing::expect_same_bits(part.gradients().shared, whole.gradients().shared);
+    const auto ids = spread.experts_of(rank);
+    ASSERT_EQ(weights.experts.size(), ids.size());
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      testing::expect_same_bits(part.gradients().experts[i],
+                                whole.gradients().experts[static_cast<std::size_t>(ids[i])]);
+    }
+  }
+  const auto other = MoeParameters::random(small_options(), alone, 0, 8);
+  EXPECT_FALSE(same_bits(other.weights().router.gate, whole.weights().router.gate));
+  EXPECT_FALSE(same_bits(whole.weights().experts[0].up, whole.weights().experts[1].up));
+}
+
+TEST(MoeParameters, ArePlausiblyDistributed) {
+  const auto parameters =
+      MoeParameters::random(small_options(), ExpertPlacement::contiguous(5, 1), 0, 7);
+  double sum = 0.0;
+  double most = 0.0;
+  const auto weights = parameters.weights();
+  for (const auto& expert : weights.experts) {
+    for (const float v : expert.up.span<float>()) {
+      sum += v;
+      most = std::max(most, std::abs(static_cast<double>(v)));
+    }
+  }
+  EXPECT_LE(most, 0.25);  // 1/√16
+  EXPECT_GE(most, 0.24);
+  EXPECT_LE(std::abs(sum), 12.0);  // of 720 values; the deviation is 3.9
+}
+
+TEST(MoeParameters, FitTheirLayerAndBecomeZero) {
+  const auto world = connect();
+  const auto placement = ExpertPlacement::contiguous(5, 1);
+  for (const auto biases : {ExpertBiases::none, ExpertBiases::all}) {
+    auto options = small_options();
+    options.activation = Activation::gelu;
+    auto parameters = MoeParameters::random(options, placement, 0, 1, biases);
+    MoeLayer layer(*world, placement, options);
+    const Tensor x = testing::Random(1).tensor({3, 16}, Dtype::f32);
+    (void)layer.forward(parameters.weights(), {.x = x});
+    parameters.set_zero();
+    EXPECT_TRUE(same_bits(layer.forward(parameters.weights(), {.x = x}),
+                          Tensor::zeros({3, 16}, Dtype::f32)));
+  }
+}
+
+TEST(MoeParametersErrors, NameTheValues) {
+  const auto placement = ExpertPlacement::contiguous(5, 2);
+  auto options = small_options();
+  EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 2); }),
+            "rank (2) must be 0 to 1");
+  options.hidden = 0;
+  EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 0); }),
+            "hidden (0) and intermediate (9) must be positive");
+}
+
+}  // namespace
+}  // namespace switchyard

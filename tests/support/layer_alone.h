@@ -1,0 +1,30 @@
+// A layer on one rank, with weights for it.
+#pragma once
+
+#include <memory>
+
+#include "support/moe_tensors.h"
+#include "switchyard/moe_layer.h"
+
+namespace switchyard::testing {
+
+// 20 hidden, 12 inside, two of six experts.
+MoeLayerOptions small_layer_options();
+
+struct LayerAlone {
+  explicit LayerAlone(const MoeLayerOptions& options, ExpertBiases biases = ExpertBiases::none,
+                      const Device& device = {});
+
+  std::unique_ptr<Communicator> world = connect();
+  MoeLayer layer;
+  MoeWeights weights;
+};
+
+struct LayerGradients {
+  Tensor d_x, d_weights;
+  MoeGradients gradients;
+};
+LayerGradients backward(LayerAlone& alone, SavedForBackward& saved, const ConstTensorView& d_y);
+void expect_same_bits(const LayerGradients& actual, const LayerGradients& expected);
+
+}  // namespace switchyard::testing
