@@ -1,6 +1,7 @@
 // What happens to the others when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -209,8 +210,11 @@ TEST(ThreadFailure, ATimeoutMayBeForEver) {
 }
 
 TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {
-  const Outcome outcome = run(4, 60s, [](Communicator& comm) {
-    const auto pair = comm.split(comm.rank() / 2, 0);
+  // Outlive the ranks: a group that the error unwinds is left, which its members may see first.
+  std::array<std::unique_ptr<Communicator>, 4> pairs;
+  const Outcome outcome = run(4, 60s, [&](Communicator& comm) {
+    auto& pair = pairs.at(static_cast<std::size_t>(comm.rank()));
+    pair = comm.split(comm.rank() / 2, 0);
     if (comm.rank() == 3) throw std::runtime_error("gone");
     pair->barrier();  // rank 2 waits here for rank 3, which is rank 1 of its pair
     comm.barrier();
