@@ -107,6 +107,9 @@ class SWITCHYARD_API Router {
   const RouterOptions& options() const { return options_; }
 
  private:
+  Routing pick(const RouterWeights& weights, const ConstTensorView& x,
+               const std::optional<ConstTensorView>& given_ids) const;
+
   RouterOptions options_;
   Device device_;
 };

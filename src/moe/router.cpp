@@ -100,31 +100,26 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
 }
 
 Routing Router::route(const RouterWeights& weights, const ConstTensorView& x) const {
-  require_tokens(x);
-  check(weights, x.shape()[1]);
-  Routing routing{.expert_ids = Tensor({x.rows(), options_.top_k}, Dtype::i32),
-                  .weights = Tensor({x.rows(), options_.top_k}, Dtype::f32)};
-  routing.first_non_finite_token =
-      device_.backend().route_tokens({.options = options_,
-                                      .weights = weights,
-                                      .x = x,
-                                      .expert_ids = routing.expert_ids,
-                                      .routing_weights = routing.weights});
-  return routing;
+  return pick(weights, x, std::nullopt);
 }
 
 Routing Router::replay(const RouterWeights& weights, const ConstTensorView& x,
                        const ConstTensorView& expert_ids) const {
+  return pick(weights, x, expert_ids);
+}
+
+Routing Router::pick(const RouterWeights& weights, const ConstTensorView& x,
+                     const std::optional<ConstTensorView>& given_ids) const {
   require_tokens(x);
   check(weights, x.shape()[1]);
-  require_ids(expert_ids, {x.rows(), options_.top_k});
-  Routing routing{.expert_ids = Tensor({x.rows(), options_.top_k}, Dtype::i32),
-                  .weights = Tensor({x.rows(), options_.top_k}, Dtype::f32)};
+  const Shape picks{x.rows(), options_.top_k};
+  if (given_ids) require_ids(*given_ids, picks);
+  Routing routing{.expert_ids = Tensor(picks, Dtype::i32), .weights = Tensor(picks, Dtype::f32)};
   routing.first_non_finite_token =
       device_.backend().route_tokens({.options = options_,
                                       .weights = weights,
                                       .x = x,
-                                      .given_ids = expert_ids,
+                                      .given_ids = given_ids,
                                       .expert_ids = routing.expert_ids,
                                       .routing_weights = routing.weights});
   return routing;
