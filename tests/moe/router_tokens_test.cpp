@@ -23,10 +23,11 @@ std::vector<std::int32_t> picks_of(const Routing& routing, std::int64_t token) {
   return {row.begin(), row.end()};
 }
 
-// Experts with the same gate row have the same logit, to the bit, wherever they stand.
+// Experts with the same gate row have the same logit, to the bit, wherever they stand; but oneDNN
+// for AVX2 computes those beyond the last multiple of 16, if there are any before it, another way.
 TEST(RouterTies, GoToTheLowerExpert) {
   for (const std::int64_t hidden : {17, 64, 100}) {
-    for (const std::int32_t num_experts : {5, 16, 37, 64}) {
+    for (const std::int32_t num_experts : {5, 16, 48, 64}) {
       const Tensor row = Random(1).tensor({1, hidden}, Dtype::f32);
       Tensor gate({num_experts, hidden}, Dtype::f32);
       for (std::int64_t e = 0; e < num_experts; ++e) {
@@ -155,8 +156,8 @@ class RouterBitsTest : public ::testing::TestWithParam<Sizes> {
 };
 
 TEST_P(RouterBitsTest, DependOnTheTokenAlone) {
-  for (const std::int64_t num_tokens :
-       {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 63, 64, 65, 130}) {
+  for (const std::int64_t num_tokens : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
+                                        14, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 130}) {
     for (const std::int64_t first : {std::int64_t{0}, std::int64_t{7}, 200 - num_tokens}) {
       const auto last = first + num_tokens;
       const Step part = run_step(options_, {}, gate_, x_.view().slice(first, last),
@@ -200,7 +201,8 @@ TEST_P(RouterBitsTest, DoNotDependOnStrides) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RouterBitsTest,
                          ::testing::Values(Sizes{17, 5}, Sizes{512, 64}, Sizes{100, 128},
-                                           Sizes{2048, 8}, Sizes{640, 256}, Sizes{33, 40, Dtype::bf16}));
+                                           Sizes{2048, 8}, Sizes{640, 256},
+                                           Sizes{33, 40, Dtype::bf16}));
 
 }  // namespace
 }  // namespace switchyard
