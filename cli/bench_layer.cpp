@@ -108,7 +108,7 @@ class LayerBench {
     layer_.forward(weights_.weights(), input(), y_, &saved);
     activation_bytes_ = saved.bytes();
     layer_.backward(weights_.weights(), saved, d_y_,
-                    {.d_x = d_x_, .gradients = gradients_.gradients()});
+                    {.d_x = d_x_, .gradients = gradients_.views()});
   }
 
   std::int64_t sum(std::int64_t value) {

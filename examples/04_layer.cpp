@@ -52,13 +52,13 @@ void train(Communicator& comm) {
     if (comm.rank() == 0 && step % 10 == 0) {
       std::printf("step %d: loss %.3f\n", step, static_cast<double>(loss.span<float>()[0]));
     }
-    layer.backward(weights.weights(), saved, d_y, {.d_x = d_x, .gradients = gradients.gradients()});
+    layer.backward(weights.weights(), saved, d_y, {.d_x = d_x, .gradients = gradients.views()});
     // The router is the same on every rank: its gradient is summed. Experts have one owner each.
-    comm.all_reduce(gradients.gradients().router.gate);
-    descend(weights.gradients().router.gate, gradients.gradients().router.gate);
-    for (std::size_t e = 0; e < gradients.gradients().experts.size(); ++e) {
-      const ExpertGradients w = weights.gradients().experts[e];
-      const ExpertGradients d = gradients.gradients().experts[e];
+    comm.all_reduce(gradients.views().router.gate);
+    descend(weights.views().router.gate, gradients.views().router.gate);
+    for (std::size_t e = 0; e < gradients.views().experts.size(); ++e) {
+      const ExpertGradients w = weights.views().experts[e];
+      const ExpertGradients d = gradients.views().experts[e];
       descend(w.gate, d.gate);
       descend(w.up, d.up);
       descend(w.down, d.down);

@@ -26,7 +26,8 @@ using MoeGradients = BasicMoeTensors<TensorView>;
 
 enum class ExpertBiases { none, all };
 
-// Owns one rank's part of a layer, packed. Both views share the ownership.
+// Owns one rank's part of a layer, packed: its weights, or their gradients. Views share the
+// ownership.
 class SWITCHYARD_API MoeParameters {
  public:
   // Zeros.
@@ -37,8 +38,8 @@ class SWITCHYARD_API MoeParameters {
                               int rank, std::uint64_t seed,
                               ExpertBiases biases = ExpertBiases::none);
 
-  MoeWeights weights() const;
-  MoeGradients gradients() const { return tensors_; }
+  MoeWeights weights() const;                      // to be read
+  MoeGradients views() const { return tensors_; }  // to be written
   void set_zero();
 
  private:

@@ -91,10 +91,10 @@ Results run_step(Communicator& comm, const Problem& problem, MoeLayerOptions opt
   const Tensor d_y = copy_of(piece.of(problem.d_y));
   layer.backward(
       parameters.weights(), saved, d_y,
-      {.d_x = results.d_x, .gradients = gradients.gradients(), .d_weights = results.d_weights});
+      {.d_x = results.d_x, .gradients = gradients.views(), .d_weights = results.d_weights});
   const auto mine = placement.experts_of(ranks.rank());
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    results.experts[mine[i]] = gradients.gradients().experts[i];
+    results.experts[mine[i]] = gradients.views().experts[i];
   }
   return results;
 }

@@ -33,12 +33,12 @@ TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
     const auto part = MoeParameters::random(small_options(), spread, rank, 7, ExpertBiases::all);
     const auto weights = part.weights();
     EXPECT_TRUE(same_bits(weights.router.gate, whole.weights().router.gate));
-    testing::expect_same_bits(part.gradients().shared, whole.gradients().shared);
+    testing::expect_same_bits(part.views().shared, whole.views().shared);
     const auto ids = spread.experts_of(rank);
     ASSERT_EQ(weights.experts.size(), ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      testing::expect_same_bits(part.gradients().experts[i],
-                                whole.gradients().experts[static_cast<std::size_t>(ids[i])]);
+      testing::expect_same_bits(part.views().experts[i],
+                                whole.views().experts[static_cast<std::size_t>(ids[i])]);
     }
   }
   const auto other = MoeParameters::random(small_options(), alone, 0, 8);
