@@ -93,6 +93,21 @@ TEST_P(ExpertsBitsTest, DoNotDependOnThreads) {
   }
 }
 
+// One panel for one thread: the other finds nothing but gradients to begin with.
+TEST_P(ExpertsBitsTest, GradientsWaitForTheirPanels) {
+  const ExpertsOptions options{.hidden = 512,
+                               .intermediate = 128,
+                               .dtype = GetParam().dtype,
+                               .weight_stage = GetParam().stage};
+  const ExpertsProblem p(options, ExpertBiases::all, {256});
+  const auto one = run_experts(p);
+  const Device device = Device::cpu({.num_threads = 2});
+  for (int round = 0; round < 8; ++round) {
+    expect_same(p, run_experts(p, {.device = device, .hidden_rows = HiddenRows::to_be_computed}), p,
+                one);
+  }
+}
+
 TEST_P(ExpertsBitsTest, HiddenRowsComputedAgainEqualThoseKept) {
   const auto p = problem();
   expect_same(p, run_experts(p, {.hidden_rows = HiddenRows::to_be_computed}), p, run_experts(p));

@@ -134,6 +134,26 @@ Step run_step(const RouterOptions& options, const Device& device, const ConstTen
   return step;
 }
 
+// More tokens than are multiplied at once.
+TEST(RouterGradients, OfManyTokensAddUp) {
+  const auto options = RouterOptions::olmoe(4, 2);
+  const Tensor gate = Random(7).tensor({4, 6}, Dtype::f32);
+  const Tensor x = Random(8).tensor({2100, 6}, Dtype::f32);
+  const Tensor d_weights = Random(9).tensor({2100, 2}, Dtype::f32);
+  const auto part = [&](std::int64_t first, std::int64_t last) {
+    return run_step(options, {}, gate, x.view().slice(first, last),
+                    d_weights.view().slice(first, last));
+  };
+  const Step whole = part(0, 2100);
+  Step sum = part(0, 700);
+  const auto values = sum.d_gate.span<float>();
+  for (const std::int64_t first : {700, 1400}) {
+    const Step more = part(first, first + 700);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] += more.d_gate.span<float>()[i];
+  }
+  EXPECT_TRUE(testing::near(whole.d_gate, sum.d_gate, 1e-5));
+}
+
 struct Sizes {
   std::int64_t hidden;
   int num_experts;
