@@ -87,10 +87,10 @@ struct SWITCHYARD_API LayerStats {
     double seconds = 0.0;
   };
 
-  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks
-  std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each
-  std::vector<std::int64_t> bytes_by_expert;  // [E] of rows received
-  std::vector<std::int64_t> bytes_by_rank;    // [ranks]
+  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks, before anything is dropped
+  std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each, without what was dropped
+  std::vector<std::int64_t> bytes_by_expert;  // [E] of those rows
+  std::vector<std::int64_t> bytes_by_rank;    // [ranks] likewise
   std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
   bool overflow = false;
   std::int64_t bytes_on_wire = 0;  // of rows, weights and slots that this rank exchanged

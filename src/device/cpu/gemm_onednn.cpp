@@ -33,6 +33,7 @@ struct AnySizeProduct {
   dnnl::matmul matmul;
 
   AnySizeProduct(Layout a, Layout b, Dtype c, bool accumulate) {
+    const SingleThreaded for_good;  // a primitive keeps the number of threads it is made with
     constexpr auto kAny = DNNL_RUNTIME_DIM_VAL;
     const Desc a_desc({kAny, kAny}, Type::bf16, strides_of(kAny, a));
     const Desc b_desc({kAny, kAny}, Type::bf16, strides_of(kAny, b));
@@ -53,7 +54,7 @@ struct AnySizeProduct {
   }
 };
 
-// The product for these layouts; made at the first call, on a thread that is single-threaded.
+// The product for these layouts; all are made at the first call.
 const dnnl::matmul& product_for(const Gemm& args) {
   constexpr auto kPlain = Layout::plain;
   constexpr auto kTurned = Layout::transposed;
