@@ -42,8 +42,8 @@ struct MoeLayerOptions {
   CombineMode combine = CombineMode::per_assignment;
   Keep keep = Keep::rows;
 
-  ExpertsOptions experts() const;
-  ExpertsOptions shared_expert() const;
+  SWITCHYARD_API ExpertsOptions experts() const;
+  SWITCHYARD_API ExpertsOptions shared_expert() const;
 };
 
 struct LayerInput {

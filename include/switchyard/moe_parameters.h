@@ -24,7 +24,7 @@ struct BasicMoeTensors {
 using MoeWeights = BasicMoeTensors<ConstTensorView>;
 using MoeGradients = BasicMoeTensors<TensorView>;
 
-enum class ExpertBiases { none, all };
+enum class Biases { none, all };  // all: of the gate and of the routed experts
 
 // Owns one rank's part of a layer, packed: its weights, or their gradients. Views share the
 // ownership.
@@ -32,11 +32,10 @@ class SWITCHYARD_API MoeParameters {
  public:
   // Zeros.
   MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank,
-                ExpertBiases biases = ExpertBiases::none);
+                Biases biases = Biases::none);
   // Evenly distributed in ±1/√fan-in; an expert's values depend on its id and the seed alone.
   static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
-                              int rank, std::uint64_t seed,
-                              ExpertBiases biases = ExpertBiases::none);
+                              int rank, std::uint64_t seed, Biases biases = Biases::none);
 
   MoeWeights weights() const;                      // to be read
   MoeGradients views() const { return tensors_; }  // to be written

@@ -42,8 +42,9 @@ struct MemoryCache::Blocks {
       bytes_held -= i->first;
       i = kept.erase(i);
     }
+    Tensor block({bytes / size_of(Dtype::i32)}, Dtype::i32);
     bytes_held += bytes;
-    return Tensor({bytes / size_of(Dtype::i32)}, Dtype::i32);
+    return block;
   }
 
   void give_back(Tensor block) {

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -66,9 +67,9 @@ Shape::Shape(std::span<const std::int64_t> extents) {
   for (std::size_t i = 0; i < extents.size(); ++i) {
     require(extents[i] >= 0, "extent {} of shape [{}] is negative", i, fmt::join(extents, ", "));
     // Eight bytes is the largest element: what passes here never overflows as a byte count.
-    require(elements == 0 || extents[i] <= std::numeric_limits<std::int64_t>::max() / 8 / elements,
+    require(extents[i] <= std::numeric_limits<std::int64_t>::max() / 8 / elements,
             "shape [{}] has too many elements to address", fmt::join(extents, ", "));
-    elements *= extents[i];
+    elements *= std::max<std::int64_t>(extents[i], 1);  // so that rows of nothing fit too
     extents_[i] = extents[i];
   }
 }

@@ -38,17 +38,26 @@ void stay_on_core(int core) {
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cores) {
   require(num_threads >= 1, "num_threads ({}) must be at least 1", num_threads);
-  for (int worker = 1; worker < num_threads; ++worker) {
-    const auto index = static_cast<std::size_t>(worker);
-    const int core = index < cores.size() ? cores[index] : -1;
-    threads_.emplace_back([this, worker, core] {
-      if (core >= 0) stay_on_core(core);
-      serve(worker);
-    });
+  try {
+    for (int worker = 1; worker < num_threads; ++worker) {
+      const auto index = static_cast<std::size_t>(worker);
+      const int core = index < cores.size() ? cores[index] : -1;
+      threads_.emplace_back([this, worker, core] {
+        if (core >= 0) stay_on_core(core);
+        serve(worker);
+      });
+    }
+  } catch (const std::exception& error) {
+    const auto started = threads_.size();
+    end();
+    throw DeviceError(fmt::format("of {} threads only {} could be started: {}", num_threads,
+                                  started + 1, error.what()));
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   ending_ = true;
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();

@@ -30,6 +30,7 @@ class ThreadPool {
   void run(std::int64_t count, const Task& task);
 
  private:
+  void end();
   void serve(int worker);
   void take_tasks(int worker);
 

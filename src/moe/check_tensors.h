@@ -3,12 +3,11 @@
 
 #include <string_view>
 
+#include "core/given.h"
 #include "core/require.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
-
-inline bool is_given(const ConstTensorView& view) { return view.data() != nullptr; }
 
 inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
 
@@ -40,6 +39,15 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
   require(gradient.shape().rank() > 1 || gradient.is_contiguous(),
           "the gradient of {} has row stride {}, but must be contiguous", name,
           gradient.row_stride());
+}
+
+// For what is still read when the other is being written.
+inline void require_apart(const ConstTensorView& a, const ConstTensorView& b,
+                          std::string_view names) {
+  const auto end_of = [](const ConstTensorView& view) {
+    return view.rows() == 0 ? view.data() : view.row(view.rows() - 1) + view.row_bytes();
+  };
+  require(end_of(a) <= b.data() || end_of(b) <= a.data(), "{} must lie apart in memory", names);
 }
 
 }  // namespace switchyard

@@ -230,6 +230,8 @@ void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& 
   require_rows(out.d_rows, rows, options_.hidden, options_.dtype, "d_rows");
   require_row_weights(in.row_weights, rows, "row_weights");
   if (out.d_row_weights) require_row_weights(*out.d_row_weights, rows, "d_row_weights");
+  require_apart(in.d_out, out.d_rows, "d_out and d_rows");
+  require_apart(in.rows, out.d_rows, "rows and d_rows");
   require(in.row_weights || !out.d_row_weights,
           "d_row_weights was given without row_weights: there is nothing to differentiate by");
   device_.backend().experts_backward({.options = options_,

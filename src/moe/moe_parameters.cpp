@@ -10,21 +10,24 @@
 namespace switchyard {
 namespace {
 
-// The same numbers on every machine, in any order of drawing (SplitMix64 of a counter).
+// The same numbers on every machine: SplitMix64.
 class Draws {
  public:
-  Draws(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) {}
+  Draws(std::uint64_t seed, std::uint64_t stream) : state_(mixed(mixed(seed) + stream)) {}
 
   // −1 … 1
   float next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-    z ^= z >> 31;
-    return static_cast<float>(z >> 40) * 0x1p-23F - 1.0F;
+    state_ += 0x9e3779b97f4a7c15U;
+    return static_cast<float>(mixed(state_) >> 40) * 0x1p-23F - 1.0F;
   }
 
  private:
+  static std::uint64_t mixed(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+  }
+
   std::uint64_t state_;
 };
 
@@ -42,7 +45,7 @@ void fill(const TensorView& view, Draws& draws, std::int64_t fan_in) {
 }
 
 void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
-  Draws draws(seed, (id + 1) << 40);
+  Draws draws(seed, id + 1);
   fill(expert.gate, draws, expert.up.shape()[1]);
   fill(expert.up, draws, expert.up.shape()[1]);
   fill(expert.down, draws, expert.down.shape()[1]);
@@ -54,13 +57,13 @@ void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
 TensorView zeros(const Shape& shape, Dtype dtype) { return Tensor::zeros(shape, dtype); }
 
 std::vector<ExpertGradients> make_experts(const ExpertsOptions& options, std::int64_t count,
-                                          ExpertBiases biases) {
+                                          Biases biases) {
   if (count == 0) return {};
   const auto width = options.hidden_width();
   PackedExpertGradients packed{
       .gate_up = zeros({count, width, options.hidden}, options.dtype),
       .down = zeros({count, options.hidden, options.intermediate}, options.dtype)};
-  if (biases == ExpertBiases::all) {
+  if (biases == Biases::all) {
     packed.gate_up_bias = zeros({count, width}, options.dtype);
     packed.down_bias = zeros({count, options.hidden}, options.dtype);
   }
@@ -86,7 +89,7 @@ void set_zero(const ExpertGradients& e) {
 }  // namespace
 
 MoeParameters::MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement,
-                             int rank, ExpertBiases biases) {
+                             int rank, Biases biases) {
   require(options.hidden > 0 && options.intermediate > 0,
           "hidden ({}) and intermediate ({}) must be positive", options.hidden,
           options.intermediate);
@@ -94,22 +97,24 @@ MoeParameters::MoeParameters(const MoeLayerOptions& options, const ExpertPlaceme
           placement.num_ranks() - 1);
   const auto experts = std::int64_t{placement.num_experts()};
   tensors_.router.gate = zeros({experts, options.hidden}, options.dtype);
+  if (biases == Biases::all) tensors_.router.gate_bias = zeros({experts}, options.dtype);
   if (options.router.score_bias != ScoreBias::none) {
     tensors_.router.score_bias = zeros({experts}, Dtype::f32);
   }
   const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
   tensors_.experts = make_experts(options.experts(), local, biases);
   if (options.shared_intermediate > 0) {
-    tensors_.shared = make_experts(options.shared_expert(), 1, ExpertBiases::none).front();
+    tensors_.shared = make_experts(options.shared_expert(), 1, Biases::none).front();
   }
 }
 
 MoeParameters MoeParameters::random(const MoeLayerOptions& options,
                                     const ExpertPlacement& placement, int rank, std::uint64_t seed,
-                                    ExpertBiases biases) {
+                                    Biases biases) {
   MoeParameters result(options, placement, rank, biases);
   Draws draws(seed, 0);
   fill(result.tensors_.router.gate, draws, options.hidden);
+  fill(result.tensors_.router.gate_bias, draws, options.hidden);
   const auto ids = placement.experts_of(rank);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     fill(result.tensors_.experts[i], seed, static_cast<std::uint64_t>(ids[i]));
@@ -130,6 +135,7 @@ MoeWeights MoeParameters::weights() const {
 
 void MoeParameters::set_zero() {
   switchyard::set_zero(tensors_.router.gate);
+  switchyard::set_zero(tensors_.router.gate_bias);
   switchyard::set_zero(tensors_.router.score_bias);
   for (const auto& expert : tensors_.experts) switchyard::set_zero(expert);
   switchyard::set_zero(tensors_.shared);

@@ -1,8 +1,8 @@
 // What happens to the others when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <map>

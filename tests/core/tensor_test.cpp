@@ -34,6 +34,10 @@ TEST(Shape, RejectsWhatCannotBeAddressed) {
               (void)Shape{big, big};
             }).find("too many elements"),
             std::string::npos);
+  EXPECT_NE(message_of([&] {
+              (void)Shape{0, big, big};  // no elements, but rows of too many
+            }).find("too many elements"),
+            std::string::npos);
 }
 
 TEST(Tensor, IsAlignedAndHoldsItsValues) {

@@ -115,6 +115,16 @@ TEST_P(ActivationTest, GeluIsAccurateInItsTail) {
   }
 }
 
+// Where the sigmoid is 0, not nearly 0.
+TEST_P(ActivationTest, HugeNegativeGatesGiveNothing) {
+  std::vector<float> hidden{-3e38F, -1e36F, -200.0F, 1.0F, 1.0F, 1.0F};
+  std::vector<float> out(3);
+  kernels().f32.activation[static_cast<std::size_t>(Activation::swiglu)](
+      {reinterpret_cast<std::byte*>(hidden.data()), reinterpret_cast<std::byte*>(out.data()), 3,
+       1.0F, 0.0F});
+  EXPECT_EQ(out, (std::vector{0.0F, 0.0F, 0.0F}));
+}
+
 // NaN in, NaN out, in that place alone; nothing is written beyond the end.
 TEST_P(ActivationTest, ActivationsPropagateNaN) {
   for (int a = 0; a < 6; ++a) {

@@ -39,7 +39,7 @@ class SharedExpertTest : public ::testing::TestWithParam<Case> {
                  .dtype = GetParam().dtype,
                  .activation = GetParam().activation} {
     Random random(6);
-    weights_ = random_expert(random, options_, ExpertBiases::all);
+    weights_ = random_expert(random, options_, Biases::all);
     x_ = random.tensor({kTokens, options_.hidden}, options_.dtype);
     y_ = random.tensor({kTokens, options_.hidden}, options_.dtype);
     d_y_ = random.tensor({kTokens, options_.hidden}, options_.dtype);

@@ -49,7 +49,7 @@ class ExpertsBitsTest : public ::testing::TestWithParam<Case> {
                                  .intermediate = 24,
                                  .dtype = GetParam().dtype,
                                  .weight_stage = GetParam().stage};
-    return {options, ExpertBiases::all, {17, 0, 300, 1, 64}, alignment};
+    return {options, Biases::all, {17, 0, 300, 1, 64}, alignment};
   }
 };
 
@@ -99,7 +99,7 @@ TEST_P(ExpertsBitsTest, GradientsWaitForTheirPanels) {
                                .intermediate = 128,
                                .dtype = GetParam().dtype,
                                .weight_stage = GetParam().stage};
-  const ExpertsProblem p(options, ExpertBiases::all, {256});
+  const ExpertsProblem p(options, Biases::all, {256});
   const auto one = run_experts(p);
   const Device device = Device::cpu({.num_threads = 2});
   for (int round = 0; round < 8; ++round) {

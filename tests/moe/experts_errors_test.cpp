@@ -33,7 +33,7 @@ TEST(ExpertsErrors, OfOptions) {
 TEST(ExpertsErrors, OfWeights) {
   testing::Random random(1);
   const Experts experts(kOptions);
-  const auto good = random_expert(random, kOptions, ExpertBiases::all);
+  const auto good = random_expert(random, kOptions, Biases::all);
   const auto error_with = [&](void (*change)(ExpertWeights&)) {
     std::vector<ExpertWeights> weights{good, good};
     change(weights[1]);
@@ -68,7 +68,7 @@ TEST(ExpertsErrors, OfWeights) {
 TEST(ExpertsErrors, OfGradients) {
   testing::Random random(1);
   const Experts experts(kOptions);
-  const auto weights = random_expert(random, kOptions, ExpertBiases::none);
+  const auto weights = random_expert(random, kOptions, Biases::none);
   const auto error_with = [&](void (*change)(ExpertGradients&)) {
     auto gradients = gradients_for(weights);
     change(gradients);
@@ -110,7 +110,7 @@ TEST(ExpertsErrors, OfPackedTensors) {
 }
 
 TEST(ExpertsErrors, OfGroups) {
-  const ExpertsProblem p(kOptions, ExpertBiases::none, {2, 3});
+  const ExpertsProblem p(kOptions, Biases::none, {2, 3});
   const Experts experts(kOptions);
   Tensor out(p.rows.shape(), Dtype::f32);
   const auto error_with = [&](const RowGroups& groups) {
@@ -142,7 +142,7 @@ TEST(ExpertsErrors, OfGroups) {
 }
 
 TEST(ExpertsErrors, OfRows) {
-  const ExpertsProblem p(kOptions, ExpertBiases::none, {2, 3});
+  const ExpertsProblem p(kOptions, Biases::none, {2, 3});
   const Experts experts(kOptions);
   Tensor rows = zeros({5, 6});
   Tensor hidden = zeros({5, 8});
@@ -184,6 +184,14 @@ TEST(ExpertsErrors, OfRows) {
   in.hidden = hidden;
   out.d_rows = zeros({6});
   EXPECT_EQ(backward(), "d_rows is f32 [6], but must be f32 [5,6] or more rows");
+  out.d_rows = d_rows;
+  in.d_out = d_rows;
+  EXPECT_EQ(backward(), "d_out and d_rows must lie apart in memory");
+  in.d_out = rows;
+  out.d_rows = rows;
+  EXPECT_EQ(backward(), "d_out and d_rows must lie apart in memory");
+  in.d_out = zeros({5, 6});
+  EXPECT_EQ(backward(), "rows and d_rows must lie apart in memory");
   out.d_rows = d_rows;
   out.gradients = {gradients.data(), 1};
   EXPECT_EQ(backward(), "there are 2 experts, but gradients for 1");

@@ -33,7 +33,7 @@ TEST(ExpertsGradients, AreAddedToWhatIsThere) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const auto gradient_dtype : {GradientDtype::as_weights, GradientDtype::f32}) {
       const ExpertsOptions options{.hidden = 20, .intermediate = 12, .dtype = dtype};
-      const ExpertsProblem p(options, ExpertBiases::all, {17, 40});
+      const ExpertsProblem p(options, Biases::all, {17, 40});
       const auto once = run_experts(p, {.gradient_dtype = gradient_dtype});
       const auto twice = run_twice(p, gradient_dtype);
       const bool rounds = dtype == Dtype::bf16 && gradient_dtype == GradientDtype::as_weights;
@@ -54,7 +54,7 @@ TEST(ExpertsGradients, AreAddedToWhatIsThere) {
 TEST(ExpertsGradients, OfExpertsWithoutRowsAreZeroOrUntouched) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     const ExpertsOptions options{.hidden = 20, .intermediate = 12, .dtype = dtype};
-    const ExpertsProblem p(options, ExpertBiases::all, {0, 3, 0});
+    const ExpertsProblem p(options, Biases::all, {0, 3, 0});
     auto results = run_experts(p);
     for (const std::size_t e : {0U, 2U}) {
       for (const auto& [name, gradient] : named_tensors(results.gradients[e])) {

@@ -84,9 +84,9 @@ class ExpertsTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(ExpertsTest, EqualTheReference) {
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
-    for (const auto biases : {ExpertBiases::none, ExpertBiases::all}) {
+    for (const auto biases : {Biases::none, Biases::all}) {
       SCOPED_TRACE(std::string(switchyard::name_of(stage)) +
-                   (biases == ExpertBiases::all ? " with biases" : ""));
+                   (biases == Biases::all ? " with biases" : ""));
       auto o = options(9, 7);
       o.weight_stage = stage;
       const ExpertsProblem problem(o, biases, {3, 0, 1, 5});
@@ -99,7 +99,7 @@ TEST_P(ExpertsTest, EqualTheReference) {
 }
 
 TEST_P(ExpertsTest, EqualTheReferenceInOddWidths) {
-  const ExpertsProblem problem(options(21, 37), ExpertBiases::all, {3, 2});  // a line and a part
+  const ExpertsProblem problem(options(21, 37), Biases::all, {3, 2});  // a line and a part
   expect_reference(problem, run_experts(problem), tolerances());
 }
 
@@ -112,8 +112,7 @@ TEST(Experts, GroupsOfManySizesEqualTheReference) {
     for (const auto stage : {WeightStage::output, WeightStage::input}) {
       const ExpertsOptions options{
           .hidden = 5, .intermediate = 3, .dtype = dtype, .weight_stage = stage};
-      const ExpertsProblem problem(options, ExpertBiases::all,
-                                   {0, 1, 15, 16, 17, 255, 256, 257, 600});
+      const ExpertsProblem problem(options, Biases::all, {0, 1, 15, 16, 17, 255, 256, 257, 600});
       expect_reference(problem, run_experts(problem), dtype == Dtype::f32 ? kF32 : kBf16);
     }
   }
@@ -122,7 +121,7 @@ TEST(Experts, GroupsOfManySizesEqualTheReference) {
 // Matrices of more rows than one block of their gradient has.
 TEST(Experts, MatricesOfSeveralBlocksEqualTheReference) {
   const ExpertsOptions options{.hidden = 2, .intermediate = 530};
-  const ExpertsProblem problem(options, ExpertBiases::all, {2});
+  const ExpertsProblem problem(options, Biases::all, {2});
   expect_reference(problem, run_experts(problem), kF32);
 }
 

@@ -75,9 +75,8 @@ Results run_step(Communicator& comm, const Problem& problem, MoeLayerOptions opt
   const auto placement = ExpertPlacement::contiguous(kExperts, comm.size());
   options.mover = way.mover;
   MoeLayer layer(ranks, placement, options, Device::cpu({.num_threads = way.threads}));
-  const auto parameters =
-      MoeParameters::random(options, placement, ranks.rank(), 5, ExpertBiases::all);
-  const MoeParameters gradients(options, placement, ranks.rank(), ExpertBiases::all);
+  const auto parameters = MoeParameters::random(options, placement, ranks.rank(), 5, Biases::all);
+  const MoeParameters gradients(options, placement, ranks.rank(), Biases::all);
 
   const auto piece = awkward_piece(comm, problem.num_tokens);
   const Tensor x = copy_of(piece.of(problem.x));

@@ -26,7 +26,7 @@ Tensor zeros(const Shape& shape, Dtype dtype = Dtype::f32) { return Tensor::zero
 
 MoeWeights weights_of(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank) {
   Random random(4);
-  return part_of(random_layer(random, options, ExpertBiases::none), placement, rank);
+  return part_of(random_layer(random, options, Biases::none), placement, rank);
 }
 
 // A rank's step, of which a test changes what it likes before it runs.
@@ -86,6 +86,28 @@ TEST(MoeLayerErrors, OfOptions) {
             "MoeLayer: top_k (7) must not exceed the 6 experts of 1 kept groups");
 }
 
+TEST(MoeLayerErrors, OfOptionsThatDifferBetweenRanks) {
+  const auto error_with = [](const std::function<void(MoeLayerOptions&)>& change) {
+    std::string error;
+    run_ranks(2, [&](Communicator& comm) {
+      auto options = small_options();
+      if (comm.rank() == 1) change(options);
+      const auto here = error_of<InvalidArgument>(
+          [&] { const MoeLayer layer(comm, ExpertPlacement::contiguous(6, 2), options); });
+      comm.barrier();  // still works
+      if (comm.rank() == 0) error = here;
+    });
+    return error;
+  };
+  EXPECT_EQ(error_with([](MoeLayerOptions&) {}), "no error");
+  EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.intermediate = 5; }),
+            "ranks disagree about intermediate: rank 0 has 4, rank 1 has 5");
+  EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.keep = Keep::nothing; }),
+            "ranks disagree about keep: rank 0 has 0, rank 1 has 2");
+  EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.router.kept_groups = o.router.num_groups = 2; }),
+            "ranks disagree about num_groups: rank 0 has 1, rank 1 has 2");
+}
+
 TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step&) {}), "no error");
   EXPECT_EQ(forward_error([](Step& s) {
@@ -102,6 +124,8 @@ TEST(MoeLayerErrors, OfForward) {
               s.y = zeros({4, 6});
             }),
             "MoeLayer::forward: y is f32 [4,6], but must be f32 [5,6]");
+  EXPECT_EQ(forward_error([](Step& s) { s.in.x = s.y; }),
+            "MoeLayer::forward: x and y must lie apart in memory");
   EXPECT_EQ(forward_error([](Step& s) { s.weights.experts.pop_back(); }),
             "MoeLayer::forward: weights for 5 experts were given, but rank 0 owns 6");
   EXPECT_EQ(forward_error([](Step& s) { s.weights.experts[3].up = {}; }),
@@ -130,6 +154,13 @@ TEST(MoeLayerErrors, OfBackward) {
       "uses up what that left";
   EXPECT_EQ(backward_error([](Step& s) { s.saved = {}; }), nothing);
   EXPECT_EQ(backward_error([](Step& s) { s.backward(); }), nothing);
+  EXPECT_EQ(backward_error([](Step& s) { s.d_y = s.d_x; }),
+            "MoeLayer::backward: d_y and d_x must lie apart in memory");
+  EXPECT_EQ(backward_error([](Step& s) {
+              Tensor wide = zeros({5, 3});
+              s.out.d_weights = TensorView(wide.data(), Dtype::f32, {5, 2}, 3, wide.view().owner());
+            }),
+            "MoeLayer::backward: d_weights has row stride 3, but must be contiguous");
   EXPECT_EQ(backward_error([](Step& s) {
               const auto other_world = connect();
               Step other(*other_world);

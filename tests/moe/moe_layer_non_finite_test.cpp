@@ -28,7 +28,7 @@ Tensor zeros(const Shape& shape, Dtype dtype = Dtype::f32) { return Tensor::zero
 
 MoeWeights weights_of(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank) {
   Random random(4);
-  return part_of(random_layer(random, options, ExpertBiases::none), placement, rank);
+  return part_of(random_layer(random, options, Biases::none), placement, rank);
 }
 
 constexpr auto kNotFinite =
@@ -81,6 +81,7 @@ TEST(MoeLayerNonFinite, IsAStatusOfBoundedLayersAndHurtsNoOtherToken) {
       for (const float v : expert.up.span<float>()) EXPECT_TRUE(std::isfinite(v));
     }
     for (const float v : d_x.span<float>()) EXPECT_TRUE(std::isfinite(v));
+    for (const float v : gradients.router.gate.span<float>()) EXPECT_TRUE(std::isfinite(v));
     (void)layer.forward(weights, {.x = zeros({4, 6})});
     EXPECT_FALSE(layer.status().non_finite);
   });

@@ -37,7 +37,7 @@ TEST(MoeLayerStats, CountEveryRowOnce) {
     MoeLayer layer(comm, placement, options);
     Random random(4);
     const auto weights =
-        part_of(random_layer(random, options, ExpertBiases::none), placement, comm.rank());
+        part_of(random_layer(random, options, Biases::none), placement, comm.rank());
     const std::int64_t num_tokens = 4 * comm.rank();
     const Tensor x = Random(1).tensor({num_tokens, 20}, Dtype::f32);
     SavedForBackward saved;

@@ -24,7 +24,7 @@ using testing::tensor_of;
 struct Case {
   std::string name;
   MoeLayerOptions options;
-  ExpertBiases biases = ExpertBiases::none;
+  Biases biases = Biases::none;
 };
 
 MoeLayerOptions base_options() {
@@ -34,7 +34,7 @@ MoeLayerOptions base_options() {
 // One thing changed at a time, and what may disturb each other together.
 std::vector<Case> cases() {
   std::vector<Case> result;
-  const auto add = [&](std::string name, auto change, ExpertBiases biases = ExpertBiases::none) {
+  const auto add = [&](std::string name, auto change, Biases biases = Biases::none) {
     result.push_back({std::move(name), base_options(), biases});
     change(result.back().options);
   };
@@ -63,7 +63,7 @@ std::vector<Case> cases() {
       o.clamp_limit = 0.5F;
     };
     add(std::string(name_of(activation)), change);
-    add(std::string(name_of(activation)) + " with biases", change, ExpertBiases::all);
+    add(std::string(name_of(activation)) + " with biases", change, Biases::all);
   }
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
     for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
@@ -74,16 +74,16 @@ std::vector<Case> cases() {
             o.keep = keep;
             o.shared_intermediate = 3;
           },
-          ExpertBiases::all);
+          Biases::all);
     }
   }
   // Twelve tokens are cut so that each rank's count begins at expert 0, as the reference's does.
   add("balanced", [](auto& o) { o.router.choice = Choice::balanced; });
   add("aligned", [](auto& o) { o.alignment = 16; });
   add(
-      "bounded", [](auto& o) { o.sizing = Sizing::bounded(150); }, ExpertBiases::all);
+      "bounded", [](auto& o) { o.sizing = Sizing::bounded(150); }, Biases::all);
   add(
-      "packed", [](auto& o) { o.mover = MoverKind::packed; }, ExpertBiases::all);
+      "packed", [](auto& o) { o.mover = MoverKind::packed; }, Biases::all);
   add("pre_reduced", [](auto& o) {
     o.mover = MoverKind::packed;
     o.combine = CombineMode::pre_reduced;
@@ -203,7 +203,7 @@ TEST_P(MoeLayerTest, Bf16IsNearTheReference) {
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
     options.weight_stage = stage;
     Random random(5);
-    const auto weights = random_layer(random, options, ExpertBiases::all);
+    const auto weights = random_layer(random, options, Biases::all);
     const Sequence sequence(options);
     const Expected expected(options, weights, sequence);
     on_ranks(GetParam(), [&](Communicator& comm) {

@@ -52,7 +52,7 @@ TEST(MoeLayerTokens, MayBeStrided) {
 TEST(MoeLayerTokens, NoneGiveZeroGradients) {
   auto options = small_layer_options();
   options.shared_intermediate = 4;
-  LayerAlone alone(options, ExpertBiases::all);
+  LayerAlone alone(options, Biases::all);
   const Tensor x({0, 20}, Dtype::f32);
   SavedForBackward saved;
   EXPECT_EQ(alone.layer.forward(alone.weights, {.x = x}, saved).shape(), (Shape{0, 20}));
@@ -91,7 +91,7 @@ TEST(MoeLayerStatus, RefusedPicksAreNone) {
 TEST(MoeLayerGradients, AreAddedToWhereAsked) {
   auto options = small_layer_options();
   options.shared_intermediate = 4;
-  LayerAlone alone(options, ExpertBiases::all);
+  LayerAlone alone(options, Biases::all);
   const Tensor x = Random(1).tensor({16, 20}, Dtype::f32);
   SavedForBackward saved;
   (void)alone.layer.forward(alone.weights, {.x = x}, saved);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/compare.h"
@@ -28,9 +29,9 @@ MoeLayerOptions small_options() {
 TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
   const auto alone = ExpertPlacement::contiguous(5, 1);
   const auto spread = ExpertPlacement::from_owners({1, 0, 1, 0, 1}, 2);
-  const auto whole = MoeParameters::random(small_options(), alone, 0, 7, ExpertBiases::all);
+  const auto whole = MoeParameters::random(small_options(), alone, 0, 7, Biases::all);
   for (int rank = 0; rank < 2; ++rank) {
-    const auto part = MoeParameters::random(small_options(), spread, rank, 7, ExpertBiases::all);
+    const auto part = MoeParameters::random(small_options(), spread, rank, 7, Biases::all);
     const auto weights = part.weights();
     EXPECT_TRUE(same_bits(weights.router.gate, whole.weights().router.gate));
     testing::expect_same_bits(part.views().shared, whole.views().shared);
@@ -44,6 +45,18 @@ TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
   const auto other = MoeParameters::random(small_options(), alone, 0, 8);
   EXPECT_FALSE(same_bits(other.weights().router.gate, whole.weights().router.gate));
   EXPECT_FALSE(same_bits(whole.weights().experts[0].up, whole.weights().experts[1].up));
+}
+
+// Also not the same numbers one place further.
+TEST(MoeParameters, NeighbouringSeedsHaveNothingInCommon) {
+  const auto placement = ExpertPlacement::contiguous(5, 1);
+  const auto first = MoeParameters::random(small_options(), placement, 0, 1);
+  const auto second = MoeParameters::random(small_options(), placement, 0, 2);
+  const auto a = first.weights().router.gate.span<float>();
+  const auto b = second.weights().router.gate.span<float>();
+  int equal = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) equal += std::ranges::count(a, b[i]) > 0 ? 1 : 0;
+  EXPECT_LE(equal, 1);
 }
 
 TEST(MoeParameters, ArePlausiblyDistributed) {
@@ -66,7 +79,7 @@ TEST(MoeParameters, ArePlausiblyDistributed) {
 TEST(MoeParameters, FitTheirLayerAndBecomeZero) {
   const auto world = connect();
   const auto placement = ExpertPlacement::contiguous(5, 1);
-  for (const auto biases : {ExpertBiases::none, ExpertBiases::all}) {
+  for (const auto biases : {Biases::none, Biases::all}) {
     auto options = small_options();
     options.activation = Activation::gelu;
     auto parameters = MoeParameters::random(options, placement, 0, 1, biases);

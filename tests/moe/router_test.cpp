@@ -147,6 +147,15 @@ TEST_P(RouterTest, GradientsMatchFiniteDifferences) {
                    routing.expert_ids, 1e-5);
 }
 
+// Scores so small that they are denormal still tell experts apart.
+TEST(RouterTokens, FarBehindTheBestTheSecondIsStillFound) {
+  const Tensor x = Tensor::from<float>({1, 1}, {1.0F});
+  const Tensor gate = Tensor::from<float>({4, 1}, {95.0F, 5.0F, 2.0F, 7.0F});
+  const Routing routing = Router(RouterOptions::mixtral(4, 2)).route({.gate = gate}, x);
+  const auto ids = routing.expert_ids.span<std::int32_t>();
+  EXPECT_EQ(std::vector(ids.begin(), ids.end()), (std::vector{0, 3}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Options, RouterTest, ::testing::ValuesIn(cases()),
                          [](const auto& param) { return param.param.name; });
 

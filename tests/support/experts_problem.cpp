@@ -32,7 +32,7 @@ auto group_of(const ExpertsProblem& problem, std::size_t expert, const View& row
 
 }  // namespace
 
-ExpertsProblem::ExpertsProblem(const ExpertsOptions& the_options, ExpertBiases biases,
+ExpertsProblem::ExpertsProblem(const ExpertsOptions& the_options, Biases biases,
                                std::vector<std::int32_t> rows_of_groups, std::int64_t align)
     : options(the_options), alignment(align) {
   const auto num_experts = static_cast<std::int64_t>(rows_of_groups.size());

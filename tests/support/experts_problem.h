@@ -12,7 +12,7 @@
 namespace switchyard::testing {
 
 struct ExpertsProblem {
-  ExpertsProblem(const ExpertsOptions& options, ExpertBiases biases,
+  ExpertsProblem(const ExpertsOptions& options, Biases biases,
                  std::vector<std::int32_t> group_rows, std::int64_t alignment = 1);
 
   RowGroups groups() const { return {row_offsets, group_rows, alignment}; }

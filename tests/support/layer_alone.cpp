@@ -8,7 +8,7 @@ MoeLayerOptions small_layer_options() {
   return {.hidden = 20, .intermediate = 12, .router = RouterOptions::mixtral(6, 2)};
 }
 
-LayerAlone::LayerAlone(const MoeLayerOptions& options, ExpertBiases biases, const Device& device)
+LayerAlone::LayerAlone(const MoeLayerOptions& options, Biases biases, const Device& device)
     : layer(*world, ExpertPlacement::contiguous(options.router.num_experts, 1), options, device) {
   Random random(4);
   weights = random_layer(random, options, biases);

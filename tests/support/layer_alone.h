@@ -12,7 +12,7 @@ namespace switchyard::testing {
 MoeLayerOptions small_layer_options();
 
 struct LayerAlone {
-  explicit LayerAlone(const MoeLayerOptions& options, ExpertBiases biases = ExpertBiases::none,
+  explicit LayerAlone(const MoeLayerOptions& options, Biases biases = Biases::none,
                       const Device& device = {});
 
   std::unique_ptr<Communicator> world = connect();

@@ -28,7 +28,7 @@ TensorView gradient_for(const ConstTensorView& weight, GradientDtype dtype) {
 
 }  // namespace
 
-ExpertWeights random_expert(Random& random, const ExpertsOptions& options, ExpertBiases biases) {
+ExpertWeights random_expert(Random& random, const ExpertsOptions& options, Biases biases) {
   const auto [hidden, inner, dtype] =
       std::tuple(options.hidden, options.intermediate, options.dtype);
   const bool gated = has_gate(options.activation);
@@ -36,18 +36,18 @@ ExpertWeights random_expert(Random& random, const ExpertsOptions& options, Exper
   if (gated) e.gate = random_matrix(random, {inner, hidden}, dtype, hidden);
   e.up = random_matrix(random, {inner, hidden}, dtype, hidden);
   e.down = random_matrix(random, {hidden, inner}, dtype, inner);
-  if (biases == ExpertBiases::none) return e;
+  if (biases == Biases::none) return e;
   if (gated) e.gate_bias = random_matrix(random, {inner}, dtype, 1);
   e.up_bias = random_matrix(random, {inner}, dtype, 1);
   e.down_bias = random_matrix(random, {hidden}, dtype, 1);
   return e;
 }
 
-MoeWeights random_layer(Random& random, const MoeLayerOptions& options, ExpertBiases biases) {
+MoeWeights random_layer(Random& random, const MoeLayerOptions& options, Biases biases) {
   const std::int64_t num_experts = options.router.num_experts;
   MoeWeights weights;
   weights.router.gate = random_matrix(random, {num_experts, options.hidden}, options.dtype, 1);
-  if (biases == ExpertBiases::all) {
+  if (biases == Biases::all) {
     weights.router.gate_bias = random_matrix(random, {num_experts}, options.dtype, 1);
   }
   if (options.router.score_bias != ScoreBias::none) {

@@ -10,10 +10,10 @@
 namespace switchyard::testing {
 
 // In ±1/√fan-in; views that own their memory.
-ExpertWeights random_expert(Random& random, const ExpertsOptions& options, ExpertBiases biases);
+ExpertWeights random_expert(Random& random, const ExpertsOptions& options, Biases biases);
 // All experts of the router, the score bias where the options have one, and with biases the gate's
 // and the shared expert's too.
-MoeWeights random_layer(Random& random, const MoeLayerOptions& options, ExpertBiases biases);
+MoeWeights random_layer(Random& random, const MoeLayerOptions& options, Biases biases);
 // What one rank of a placement holds of them.
 MoeWeights part_of(const MoeWeights& weights, const ExpertPlacement& placement, int rank);
 

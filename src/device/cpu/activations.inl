@@ -10,9 +10,9 @@ inline Floats all(float value) { return Floats{} + value; }
 inline Floats at_most(Floats x, float limit) { return x > limit ? all(limit) : x; }
 inline Floats at_least(Floats x, float limit) { return x < limit ? all(limit) : x; }
 
-// eˣ to one unit in the last place or two; NaN stays NaN, and what would overflow stays finite.
+// eˣ to a unit in the last place or two, from the smallest denormal to infinity; NaN stays NaN.
 inline Floats exp_of(Floats x) {
-  x = at_least(at_most(x, 88.37F), -87.33F);
+  x = at_least(at_most(x, 89.0F), -104.0F);
   constexpr float kToInteger = 12582912.0F;  // adding 1.5·2²³ rounds to an integer
   const Floats shifted = x * 1.44269504F + kToInteger;
   const Floats n = shifted - kToInteger;
@@ -25,8 +25,11 @@ inline Floats exp_of(Floats x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  const auto exponent = (reinterpret_cast<Ints>(shifted) - 0x4b400000 + 127) << 23;
-  return p * reinterpret_cast<Floats>(exponent);
+  // 2ⁿ in two factors, since neither 2¹²⁸ nor 2⁻¹⁵⁰ is a float.
+  const Ints exponent = reinterpret_cast<Ints>(shifted) - 0x4b400000;
+  const Ints half = exponent >> 1;
+  const auto power = [](Ints e) { return reinterpret_cast<Floats>((e + 127) << 23); };
+  return p * power(half) * power(exponent - half);
 }
 
 inline Floats sigmoid_of(Floats x) { return 1.0F / (1.0F + exp_of(-x)); }

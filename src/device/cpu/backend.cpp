@@ -44,7 +44,9 @@ class CpuDevice final : public DeviceBackend {
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return memory_.take(shape, dtype);
   }
-  std::int64_t bytes_held() const override { return memory_.bytes_held(); }
+  std::int64_t bytes_held() const override {
+    return memory_.bytes_held() + workers_.scratch_bytes();
+  }
   int num_threads() const override { return workers_.num_threads(); }
 
  private:

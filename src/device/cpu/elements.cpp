@@ -19,6 +19,12 @@ const ElementKernels& element_kernels() {
   return best;
 }
 
+float element(const ConstTensorView& vector, std::int64_t i) {
+  return vector.dtype() == Dtype::f32
+             ? reinterpret_cast<const float*>(vector.data())[i]
+             : to_float(reinterpret_cast<const Bfloat16*>(vector.data())[i]);
+}
+
 void write_gradient(const TensorView& gradient, Columns columns, const float* sums,
                     GradientMode mode) {
   const auto width = columns.last - columns.first;

@@ -17,6 +17,9 @@ inline const ElementKernels::Typed& element_kernels(Dtype dtype) {
   return dtype == Dtype::f32 ? element_kernels().f32 : element_kernels().bf16;
 }
 
+// Element i of a vector of f32 or bf16.
+float element(const ConstTensorView& vector, std::int64_t i);
+
 // Rows of f32 sums into a part of a gradient [rows, columns] of f32 or bf16.
 struct Columns {
   std::int64_t first = 0;

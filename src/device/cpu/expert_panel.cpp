@@ -3,27 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/given.h"
 #include "device/cpu/elements.h"
-#include "device/cpu/gate.h"
 #include "device/cpu/gemm.h"
-#include "device/cpu/panels.h"
 #include "device/cpu/rows.h"
 
 namespace switchyard::cpu {
 namespace {
-
-MatrixIn in(const PanelRows& rows, Layout layout = Layout::plain) {
-  return {rows.data, rows.stride, layout};
-}
-MatrixIn in(const ConstTensorView& matrix, Layout layout = Layout::plain) {
-  return {matrix.data(), matrix.row_stride(), layout};
-}
-MatrixOut out(const PanelRows& rows) { return {rows.data, rows.stride, rows.dtype}; }
-
-PanelRows columns_from(PanelRows rows, std::int64_t first) {
-  rows.data += first * size_of(rows.dtype);
-  return rows;
-}
 
 PanelRows take_rows(std::int64_t rows, std::int64_t width, Dtype dtype, Scratch& scratch) {
   return {scratch.take_bytes(rows * width * size_of(dtype)), width, dtype};
@@ -90,21 +76,6 @@ PanelRows weighted_rows(const PanelRows& x, std::int64_t num_rows, const float* 
 }
 
 }  // namespace
-
-PanelRows rows_from(const TensorView& rows, std::int64_t first) {
-  return {rows.row(first), rows.row_stride(), rows.dtype()};
-}
-PanelRows rows_from(const ConstTensorView& rows, std::int64_t first) {
-  return {const_cast<std::byte*>(rows.row(first)), rows.row_stride(), rows.dtype()};
-}
-
-void TaskClock::add(std::atomic<std::int64_t>* to) {
-  if (to == nullptr) return;
-  const auto time = now();
-  to->fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(time - last_).count(),
-                std::memory_order_relaxed);
-  last_ = time;
-}
 
 void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock) {
   const auto& options = panel.options;
@@ -250,74 +221,6 @@ void backward_panel(const BackwardPanel& panel, Scratch& scratch, TaskClock& clo
   clock.count_gemm();
   if (weigh_input) weigh_input_backward(panel);
   clock.count_other();
-}
-
-namespace {
-
-// One matrix: gradient [out, in] = leftᵀ · right over all rows; left are the gradients of what the
-// matrix gives, right its inputs.
-struct MatrixGradient {
-  const TensorView& gradient;
-  const TensorView& bias_gradient;
-  PanelRows left;
-  PanelRows right;
-  const float* bias_weights = nullptr;
-};
-
-void bias_gradient(const MatrixGradients& args, const MatrixGradient& matrix, Scratch& scratch) {
-  const auto width = matrix.bias_gradient.shape()[0];
-  float* sums = scratch.take_floats(width);
-  std::fill_n(sums, width, 0.0F);
-  element_kernels(matrix.left.dtype)
-      .add_rows(sums, matrix.left.data, args.rows, matrix.left.stride, width, matrix.bias_weights);
-  const TensorView row(matrix.bias_gradient.data(), matrix.bias_gradient.dtype(), {1, width}, width,
-                       matrix.bias_gradient.owner());
-  write_gradient(row, {0, width}, sums, args.mode);
-}
-
-void matrix_block(const MatrixGradients& args, const MatrixGradient& matrix, std::int64_t block,
-                  Scratch& scratch) {
-  const auto first = block * kGradientBlockRows;
-  const auto last = std::min(first + kGradientBlockRows, matrix.gradient.shape()[0]);
-  gemm({.m = last - first,
-        .n = matrix.gradient.shape()[1],
-        .k = args.rows,
-        .dtype = args.options.dtype,
-        .a = in(columns_from(matrix.left, first), Layout::transposed),
-        .b = in(matrix.right),
-        .c = {matrix.gradient.row(first), matrix.gradient.row_stride(), matrix.gradient.dtype()},
-        .accumulate = args.mode == GradientMode::accumulate},
-       scratch);
-  if (block == 0 && is_given(matrix.bias_gradient)) bias_gradient(args, matrix, scratch);
-}
-
-}  // namespace
-
-std::int64_t num_gradient_tasks(const ExpertsOptions& options) {
-  return (has_gate(options.activation) ? 2 : 1) *
-             ceil_div(options.intermediate, kGradientBlockRows) +
-         ceil_div(options.hidden, kGradientBlockRows);
-}
-
-void gradient_task(const MatrixGradients& args, std::int64_t task, Scratch& scratch,
-                   TaskClock& clock) {
-  const auto& gradients = args.gradients;
-  const auto inner_blocks = ceil_div(args.options.intermediate, kGradientBlockRows);
-  const bool gated = has_gate(args.options.activation);
-  if (gated && task < inner_blocks) {
-    matrix_block(args, {gradients.gate, gradients.gate_bias, args.d_hidden, args.x}, task, scratch);
-  } else if (task < (gated ? 2 : 1) * inner_blocks) {
-    const PanelRows d_up = columns_from(args.d_hidden, gated ? args.options.intermediate : 0);
-    matrix_block(args, {gradients.up, gradients.up_bias, d_up, args.x}, task % inner_blocks,
-                 scratch);
-  } else {
-    const bool weigh = args.options.weight_stage != WeightStage::input;
-    matrix_block(args,
-                 {gradients.down, gradients.down_bias, args.d_out, args.activated,
-                  weigh ? args.row_weights : nullptr},
-                 task - (gated ? 2 : 1) * inner_blocks, scratch);
-  }
-  clock.count_gemm();
 }
 
 }  // namespace switchyard::cpu

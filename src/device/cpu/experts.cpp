@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/cpu/expert_panel.h"
+#include "device/cpu/matrix_gradients.h"
 #include "device/cpu/panels.h"
 
 namespace switchyard::cpu {

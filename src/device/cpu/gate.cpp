@@ -43,12 +43,6 @@ MatrixIn as_f32(const ConstTensorView& rows, std::int64_t first_column, std::int
 
 }  // namespace
 
-float element(const ConstTensorView& vector, std::int64_t i) {
-  return vector.dtype() == Dtype::f32
-             ? reinterpret_cast<const float*>(vector.data())[i]
-             : to_float(reinterpret_cast<const Bfloat16*>(vector.data())[i]);
-}
-
 Gate::Gate(const RouterWeights& weights, MemoryCache& memory) : gate_(weights.gate) {
   if (gate_.dtype() != Dtype::f32) {
     const auto wide = memory.take(gate_.shape(), Dtype::f32);

@@ -4,16 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/given.h"
 #include "core/memory_cache.h"
 #include "device/cpu/scratch.h"
 #include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cpu {
-
-// Element i of a vector of f32 or bf16.
-float element(const ConstTensorView& vector, std::int64_t i);
-inline bool is_given(const ConstTensorView& view) { return view.data() != nullptr; }
 
 class Gate {
  public:

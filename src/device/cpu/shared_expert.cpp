@@ -5,6 +5,7 @@
 #include "device/cpu/elements.h"
 #include "device/cpu/expert_panel.h"
 #include "device/cpu/experts.h"
+#include "device/cpu/matrix_gradients.h"
 #include "device/cpu/panels.h"
 
 namespace switchyard::cpu {

@@ -21,6 +21,12 @@ void Workers::run(std::int64_t count,
   });
 }
 
+std::int64_t Workers::scratch_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Scratch& scratch : scratch_) bytes += scratch.bytes_held();
+  return bytes;
+}
+
 void Workers::split(std::int64_t count,
                     const std::function<void(std::int64_t first, std::int64_t last)>& piece) {
   const auto pieces = std::clamp<std::int64_t>(count / kLeastInPiece, 1, pool_.num_threads());

@@ -16,6 +16,7 @@ class Workers {
       : pool_(num_threads, cores), scratch_(static_cast<std::size_t>(num_threads)) {}
 
   int num_threads() const { return pool_.num_threads(); }
+  std::int64_t scratch_bytes() const;
 
   // Tasks 0 … count − 1, begun in that order; matrix products in them stay on their thread.
   void run(std::int64_t count,

@@ -1,0 +1,10 @@
+// Optional views: a default one is none.
+#pragma once
+
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+inline bool is_given(const ConstTensorView& view) { return view.data() != nullptr; }
+
+}  // namespace switchyard

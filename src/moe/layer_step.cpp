@@ -1,0 +1,194 @@
+// One step of a layer, forward and backward: which tensors go where, and what is kept.
+#include "device/device_backend.h"
+#include "moe/moe_layer_data.h"
+
+namespace switchyard {
+namespace {
+
+// Picks that the plan refused are none.
+void forget_refused_picks(const Plan& plan, Tensor& expert_ids) {
+  const auto targets = plan.target_ranks().span<std::int32_t>();
+  const auto ids = expert_ids.span<std::int32_t>();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (targets[i] < 0) ids[i] = -1;
+  }
+}
+
+using OptionalView = std::optional<ConstTensorView>;
+
+}  // namespace
+
+TensorView MoeLayer::Data::take_rows(const Plan& plan, std::int64_t width) const {
+  return device.backend().take({plan.row_capacity(), width}, options.dtype);
+}
+TensorView MoeLayer::Data::take_row_weights(const Plan& plan) const {
+  return device.backend().take({plan.row_capacity()}, Dtype::f32);
+}
+TensorView MoeLayer::Data::take_shared_hidden(std::int64_t num_tokens) const {
+  return device.backend().take({num_tokens, shared->options().hidden_width()}, options.dtype);
+}
+
+MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const LayerInput& in,
+                                             const TensorView& y, Purpose purpose) {
+  const auto bytes_before = dispatcher.bytes_on_wire();
+  waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
+  stats.backward.clear();
+  StageClock clock(stats.forward);
+  Step step = route_and_plan(weights, in, clock);
+  announced("MoeLayer::forward", [&] {
+    forward_experts(weights, step, y, purpose, clock);
+    if (shared) forward_shared(weights, step, y, purpose, clock);
+  });
+  stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
+  note_waits();
+  return step;
+}
+
+MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
+                                                    StageClock& clock) {
+  std::optional<Routing> routing;
+  announced("route", [&] {
+    routing = in.expert_ids ? router.replay(weights.router, in.x, *in.expert_ids)
+                            : router.route(weights.router, in.x);
+  });
+  clock.end("route");
+  const Plan plan = dispatcher.plan(routing->expert_ids, routing->first_non_finite_token);
+  status = plan.status();
+  if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
+    announced("route", [&] {
+      forget_refused_picks(plan, routing->expert_ids);
+      routing = router.replay(weights.router, in.x, routing->expert_ids);
+    });
+  }
+  describe_plan(plan, stats);
+  clock.end("plan");
+  return {.layer = identity, .x = in.x, .routing = std::move(*routing), .plan = plan};
+}
+
+void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, const TensorView& y,
+                                     Purpose purpose, StageClock& clock) {
+  const bool training = purpose == Purpose::training;
+  const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
+  const OptionalView routing_weights = step.routing.weights;
+  const TensorView rows = take_rows(step.plan, options.hidden);
+  std::optional<TensorView> row_weights;
+  if (weights_travel()) row_weights = take_row_weights(step.plan);
+  dispatcher.dispatch(step.plan,
+                      {.x = step.x, .weights = weights_travel() ? routing_weights : std::nullopt},
+                      {.rows = rows, .row_weights = row_weights});
+  clock.end("dispatch");
+
+  const auto spent = experts.seconds_spent();
+  if (keep_rows) step.rows = rows;
+  if (training && options.keep != Keep::nothing) {
+    step.hidden = take_rows(step.plan, experts.options().hidden_width());
+  }
+  const TensorView results = keep_rows ? take_rows(step.plan, options.hidden) : rows;
+  experts.forward(weights.experts, RowGroups::of(step.plan),
+                  {.rows = rows, .row_weights = row_weights},
+                  {.out = results, .hidden = step.hidden});
+  clock.end_experts(spent, experts.seconds_spent());
+
+  dispatcher.combine(
+      step.plan, {.rows = results, .weights = weights_travel() ? std::nullopt : routing_weights},
+      y);
+  clock.end("combine");
+}
+
+void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const TensorView& y,
+                                    Purpose purpose, StageClock& clock) {
+  if (purpose == Purpose::training && options.keep != Keep::nothing) {
+    step.shared_hidden = take_shared_hidden(step.x.rows());
+  }
+  device.backend().shared_forward({.options = shared->options(),
+                                   .weights = weights.shared,
+                                   .x = step.x,
+                                   .hidden = step.shared_hidden,
+                                   .y = y});
+  clock.end("shared");
+}
+
+void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
+                              const LayerBackwardOutput& out) {
+  const auto bytes_before = dispatcher.bytes_on_wire();
+  StageClock clock(stats.backward);
+  announced("MoeLayer::backward", [&] {
+    backward_experts(weights, step, d_y, out, clock);
+    if (shared) backward_shared(weights, step, d_y, out, clock);
+  });
+  stats.bytes_on_wire += dispatcher.bytes_on_wire() - bytes_before;
+  note_waits();
+}
+
+void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
+                                      const ConstTensorView& d_y, const LayerBackwardOutput& out,
+                                      StageClock& clock) {
+  // The gradient travels unweighted and its weights beside it: then the experts find the weights'
+  // gradients without their outputs.
+  const TensorView d_out = take_rows(step.plan, options.hidden);
+  const TensorView row_weights = take_row_weights(step.plan);
+  dispatcher.dispatch(step.plan, {.x = d_y, .weights = step.routing.weights},
+                      {.rows = d_out, .row_weights = row_weights});
+  clock.end("combine_backward");
+  if (!step.rows) {
+    step.rows = take_rows(step.plan, options.hidden);
+    dispatcher.dispatch(step.plan, {.x = step.x}, {.rows = *step.rows});
+    clock.end("dispatch_again");
+  }
+
+  const auto spent = experts.seconds_spent();
+  const auto hidden_rows = step.hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
+  if (!step.hidden) step.hidden = take_rows(step.plan, experts.options().hidden_width());
+  const TensorView d_rows = take_rows(step.plan, options.hidden);
+  const TensorView d_row_weights = take_row_weights(step.plan);
+  experts.backward(weights.experts, RowGroups::of(step.plan),
+                   {.rows = *step.rows,
+                    .row_weights = row_weights,
+                    .hidden = *step.hidden,
+                    .hidden_rows = hidden_rows,
+                    .d_out = d_out},
+                   {.d_rows = d_rows,
+                    .d_row_weights = d_row_weights,
+                    .gradients = out.gradients.experts,
+                    .mode = out.mode});
+  clock.end_experts(spent, experts.seconds_spent());
+
+  const TensorView d_weights =
+      out.d_weights ? *out.d_weights
+                    : device.backend().take(step.routing.weights.shape(), Dtype::f32);
+  dispatcher.dispatch_backward(step.plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
+                               {.d_x = out.d_x, .d_weights = d_weights});
+  clock.end("dispatch_backward");
+  router.backward(weights.router,
+                  {.x = step.x, .expert_ids = step.routing.expert_ids, .d_weights = d_weights},
+                  {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
+  clock.end("route_backward");
+}
+
+void MoeLayer::Data::backward_shared(const MoeWeights& weights, Step& step,
+                                     const ConstTensorView& d_y, const LayerBackwardOutput& out,
+                                     StageClock& clock) {
+  const auto hidden_rows = step.shared_hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
+  if (!step.shared_hidden) step.shared_hidden = take_shared_hidden(step.x.rows());
+  device.backend().shared_backward({.options = shared->options(),
+                                    .weights = weights.shared,
+                                    .x = step.x,
+                                    .hidden = *step.shared_hidden,
+                                    .hidden_rows = hidden_rows,
+                                    .d_y = d_y,
+                                    .d_x = out.d_x,
+                                    .gradients = out.gradients.shared,
+                                    .mode = out.mode});
+  clock.end("shared");
+}
+
+void MoeLayer::Data::note_waits() {
+  const auto waited = comm.waited_for();
+  stats.waited_for.clear();
+  for (std::size_t r = 0; r < waited.size(); ++r) {
+    stats.waited_for.push_back(
+        std::chrono::duration<double>(waited[r] - waited_before_[r]).count());
+  }
+}
+
+}  // namespace switchyard
