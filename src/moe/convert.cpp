@@ -128,6 +128,10 @@ MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefi
   if (block.first_of({"gate.weight", "router.weight"}) == "router.weight") {
     return from_gpt_oss(block);
   }
+  require<Unsupported>(!block.has("shared_expert_gate.weight"),
+                       "{}shared_expert_gate.weight: a shared expert with a gate of its own "
+                       "(Qwen2-MoE) is not supported",
+                       prefix);
   MoeWeights result;
   result.router.gate = block.router("gate.weight");
   result.router.score_bias =

@@ -46,5 +46,12 @@ TEST(ConvertErrors, WrongExtentsAreNamed) {
             "rank (3) must be 0 to 2");
 }
 
+TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {
+  const auto qwen2 = packed_hugging_face(5).add("shared_expert_gate.weight", {1, kHidden});
+  EXPECT_EQ(error_of<Unsupported>([&] { hugging_face(qwen2, 2); }),
+            "mlp.shared_expert_gate.weight: a shared expert with a gate of its own (Qwen2-MoE) is "
+            "not supported");
+}
+
 }  // namespace
 }  // namespace switchyard::testing
