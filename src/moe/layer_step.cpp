@@ -79,13 +79,15 @@ void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, cons
   clock.end("dispatch");
 
   const auto spent = experts.seconds_spent();
+  OptionalView read_weights;
+  if (row_weights) read_weights = ConstTensorView(*row_weights);
   if (keep_rows) step.rows = rows;
   if (training && options.keep != Keep::nothing) {
     step.hidden = take_rows(step.plan, experts.options().hidden_width());
   }
   const TensorView results = keep_rows ? take_rows(step.plan, options.hidden) : rows;
   experts.forward(weights.experts, RowGroups::of(step.plan),
-                  {.rows = rows, .row_weights = row_weights},
+                  {.rows = rows, .row_weights = read_weights},
                   {.out = results, .hidden = step.hidden});
   clock.end_experts(spent, experts.seconds_spent());
 
