@@ -1,0 +1,89 @@
+// switchyard bench layer, as a user calls it.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cli/command.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+using testing::lines_of;
+using testing::run;
+
+const std::string kTiny = "bench layer --shape 96,40,24,8,3 --repeat 1 --json ";
+
+void expect_layer(const testing::Outcome& outcome, int ranks, int threads) {
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  const auto lines = lines_of(outcome);
+  ASSERT_EQ(lines.size(), 1);
+  const json& line = lines[0];
+  for (const char* field : {"ms_forward", "ms_forward_backward", "gflops_forward_backward",
+                            "ceiling_gflops", "fraction_of_ceiling"}) {
+    EXPECT_GT(line.at(field).get<double>(), 0.0) << field;
+  }
+  EXPECT_EQ(line.at("host_syncs_forward"), 0);
+  EXPECT_EQ(line.at("host_syncs_backward"), 0);
+  EXPECT_EQ(line.at("ranks"), ranks);
+  EXPECT_EQ(line.at("threads"), threads);
+  EXPECT_EQ(line.at("bytes_on_wire").get<std::int64_t>() > 0, ranks > 1);
+  for (const char* stage : {"route", "plan", "dispatch", "experts", "activation", "combine"}) {
+    EXPECT_GE(line.at("stages").at("forward").at(stage).get<double>(), 0.0) << stage;
+  }
+  for (const char* stage : {"experts", "activation", "dispatch_backward", "route_backward"}) {
+    EXPECT_GE(line.at("stages").at("backward").at(stage).get<double>(), 0.0) << stage;
+  }
+}
+
+TEST(BenchLayer, PrintsOneObject) {
+  expect_layer(run(kTiny + "--ranks 1 --threads 2"), 1, 2);
+  expect_layer(run(kTiny + "--ranks 3 --threads 1 --dtype bf16 --routing zipf"), 3, 1);
+  expect_layer(run(kTiny + "--ranks 2 --threads 1 --sizing bounded --keep activations "
+                           "--weight-stage input --device cpu --routing balanced"),
+               2, 1);
+}
+
+// x, the inner values, ids and weights, slots, targets and sources, and a few offsets.
+TEST(BenchLayer, CountsWhatIsKept) {
+  const auto line = lines_of(run(kTiny + "--ranks 1")).at(0);
+  const double expected = 4.0 * (40 + 2 * 3 * 24 + 5 * 3) + (9 + 9 + 8) * 4.0 / 96;
+  EXPECT_NEAR(line.at("activation_bytes_per_token").get<double>(), expected, 0.1);
+  const auto again = lines_of(run(kTiny + "--ranks 1 --keep nothing")).at(0);
+  EXPECT_NEAR(again.at("activation_bytes_per_token").get<double>(), expected - 4 * 2 * 3 * 24, 0.1);
+}
+
+TEST(BenchLayer, TheTableIsForPeople) {
+  const auto outcome = run("bench layer --shape 64,32,16,4,2 --repeat 1");
+  EXPECT_EQ(outcome.status, 0);
+  for (const char* words : {"of the ceiling", "GEMM ceiling", "route_backward", "bytes a token"}) {
+    EXPECT_NE(outcome.output.find(words), std::string::npos) << words << "\n" << outcome.output;
+  }
+}
+
+TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
+  const auto expect_error = [](const std::string& arguments, const std::string& message) {
+    const auto outcome = run("bench layer " + arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_NE(outcome.output.find(message), std::string::npos) << outcome.output;
+  };
+  expect_error("--shape tiny",
+               "\"tiny\" is not dsv3-slice, fine, mixtral, olmoe, qwen3-30b, small, or T,H,I,E,K: "
+               "5 positive numbers");
+  expect_error("--shape 8,8,8,2,3", "K (3) must not exceed E (2)");
+  expect_error("--keep all", "--keep: \"all\" is not one of activations|nothing|rows");
+  expect_error("--weight-stage late", "--weight-stage: \"late\" is not one of");
+  expect_error("--sizing loose", "--sizing: \"loose\" is not one of bounded|exact");
+  expect_error("--device tpu", "--device");
+  expect_error("--threads 0", "--threads");
+}
+
+#ifdef SWITCHYARD_MPIRUN
+TEST(BenchLayer, RunsUnderMpi) {
+  expect_layer(run(kTiny + "--comm mpi --threads 1", std::string(SWITCHYARD_MPIRUN) + " -n 3"), 3,
+               1);
+}
+#endif
+
+}  // namespace
+}  // namespace switchyard
