@@ -12,8 +12,8 @@
 namespace switchyard::testing {
 
 struct ExpertsProblem {
-  ExpertsProblem(const ExpertsOptions& options, Biases biases,
-                 std::vector<std::int32_t> group_rows, std::int64_t alignment = 1);
+  ExpertsProblem(const ExpertsOptions& options, Biases biases, std::vector<std::int32_t> group_rows,
+                 std::int64_t alignment = 1);
 
   RowGroups groups() const { return {row_offsets, group_rows, alignment}; }
   std::int64_t num_rows() const { return rows.rows(); }
