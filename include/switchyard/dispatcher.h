@@ -75,7 +75,7 @@ struct DispatchBackwardOutput {
 class SWITCHYARD_API Dispatcher {
  public:
   Dispatcher(Communicator& comm, ExpertPlacement placement, const DispatcherOptions& options,
-             Device device = {});
+             const Device& device = {});
   ~Dispatcher();
   Dispatcher(Dispatcher&&) noexcept;
 

@@ -99,7 +99,7 @@ void zero_pads(const Plan& plan, const TensorView& rows,
 }
 
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
-                       const DispatcherOptions& options, Device device)
+                       const DispatcherOptions& options, const Device& device)
     : comm_(comm),
       planner_(comm, std::move(placement), options.plan, device),
       options_(options),

@@ -67,7 +67,7 @@ struct ClampedSwiglu {
     const Floats d_gate = (u + 1.0F) * (s * (1.0F + kAlpha * g * (1.0F - s)));
     const Floats d_up = g * s;
     return {g * s * (u + 1.0F), gate > limit ? Floats{} : d_gate,
-            (up > limit) | (up < -limit) ? Floats{} : d_up};
+            ((up > limit) | (up < -limit)) ? Floats{} : d_up};
   }
 };
 

@@ -62,7 +62,7 @@ bool is_routed(const ConstTensorView& expert_ids, std::int64_t token) {
 // x with zeros for tokens without picks. They have no part in the gate's gradient, but may hold
 // NaN, and that times zero is NaN.
 TensorView without_unrouted(const RouterBackwardInput& in, MemoryCache& memory) {
-  const TensorView copy = memory.take(in.x.shape(), in.x.dtype());
+  TensorView copy = memory.take(in.x.shape(), in.x.dtype());
   const auto row_bytes = static_cast<std::size_t>(in.x.row_bytes());
   for (std::int64_t t = 0; t < in.x.rows(); ++t) {
     if (is_routed(in.expert_ids, t)) {
