@@ -125,6 +125,9 @@ class SWITCHYARD_API MoeLayer {
   const LayerStats& stats() const;
   // The status of the last forward's plan, for bounded sizing.
   const PlanStatus& status() const;
+  // Throws InvalidArgument, the same on every rank, if that reports bad ids, logits that are not
+  // finite, or an overflow that is not to be dropped: then y lacks what found no room.
+  void check() const;
   const MoeLayerOptions& options() const;
   const ExpertPlacement& placement() const;
   Communicator& communicator() const;

@@ -7,6 +7,7 @@
 #include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
 #include "moe/moe_layer_data.h"
+#include "moe/plan_data.h"
 #include "moe/plan_record.h"
 
 namespace switchyard {
@@ -212,6 +213,7 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
 
 const LayerStats& MoeLayer::stats() const { return data_->stats; }
 const PlanStatus& MoeLayer::status() const { return data_->status; }
+void MoeLayer::check() const { check_status(data_->status, data_->options.sizing); }
 const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
 const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }
 Communicator& MoeLayer::communicator() const { return data_->comm; }

@@ -278,10 +278,11 @@ std::int64_t Plan::distinct_tokens(int source, int target) const {
 
 const PlanStatus& Plan::status() const { return data_->status; }
 
-void Plan::check() const {
-  const PlanStatus& status = data_->status;
+void Plan::check() const { check_status(data_->status, data_->options.sizing); }
+
+void check_status(const PlanStatus& status, const Sizing& sizing) {
   require_sound_routing(status);
-  if (!status.overflow || data_->options.sizing.overflow() == Overflow::drop) return;
+  if (!status.overflow || sizing.overflow() == Overflow::drop) return;
   const auto most = std::ranges::max_element(status.needed_rows);
   throw InvalidArgument(fmt::format(
       "overflow: rank {} needs {} rows, but the capacity is {} on every rank; give the plan a "

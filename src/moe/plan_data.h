@@ -30,4 +30,7 @@ struct Plan::Data {
   std::shared_ptr<const PackedRoute> route;  // only where the packed mover needs it
 };
 
+// As Plan::check, for a status that outlives its plan.
+void check_status(const PlanStatus& status, const Sizing& sizing);
+
 }  // namespace switchyard

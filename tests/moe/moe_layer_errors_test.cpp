@@ -247,5 +247,22 @@ TEST(MoeLayerErrors, OptionsOfOneRankReachTheOthers) {
   });
 }
 
+// A bounded layer that has too little room says so when it is asked, on every rank alike.
+TEST(MoeLayerErrors, OverflowIsToldByCheck) {
+  run_ranks(2, [](Communicator& comm) {
+    auto options = small_options();
+    options.sizing = Sizing::bounded(3);
+    const auto placement = ExpertPlacement::contiguous(6, 2);
+    MoeLayer layer(comm, placement, options);
+    const auto weights = weights_of(options, placement, comm.rank());
+    const Tensor ids = Tensor::from<std::int32_t>({2, 2}, {0, 3, 1, 4});
+    (void)layer.forward(weights, {.x = zeros({2, 6}), .expert_ids = ids});
+    EXPECT_TRUE(layer.status().overflow);
+    EXPECT_EQ(error_of<InvalidArgument>([&] { layer.check(); }),
+              "overflow: rank 0 needs 4 rows, but the capacity is 3 on every rank; give the plan a "
+              "capacity of at least 4, or exact sizing");
+  });
+}
+
 }  // namespace
 }  // namespace switchyard
