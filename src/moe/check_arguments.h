@@ -24,4 +24,21 @@ void check_arguments(std::string_view operation, std::initializer_list<Communica
   }
 }
 
+// Collective. Throws InvalidArgument, the same on every rank, with what the first rank that has
+// something to object to says; empty: nothing. The communicator stays usable.
+void require_no_objection(Communicator& comm, std::string_view operation,
+                          const std::string& objection);
+
+// Runs checks of what a rank was made with, and tells all ranks what they found.
+template <typename Checks>
+void check_together(std::string_view operation, Communicator& comm, Checks checks) {
+  std::string objection;
+  try {
+    checks();
+  } catch (const InvalidArgument& error) {
+    objection = error.what();
+  }
+  require_no_objection(comm, operation, objection);
+}
+
 }  // namespace switchyard

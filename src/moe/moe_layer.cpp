@@ -140,7 +140,7 @@ void MoeLayer::Data::check_gradients(const MoeWeights& weights,
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
-  check_arguments("MoeLayer", {&comm}, [&] { require_valid(options, placement); });
+  check_together("MoeLayer", comm, [&] { require_valid(options, placement); });
   data_ = std::make_unique<Data>(comm, placement, options, std::move(device));
   require_same_options(comm, options);
 }
