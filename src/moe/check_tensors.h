@@ -11,6 +11,18 @@ namespace switchyard {
 
 inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
 
+// Whether a weight, or the gradient of one, is as it must be. These run every step for every
+// expert; the checks below, which make their messages' parts first, only where the answer is no.
+inline bool fits(const ConstTensorView& view, const Shape& expected) {
+  return is_given(view) && is_real(view.dtype()) && view.shape() == expected &&
+         (expected.rank() > 1 || view.is_contiguous());
+}
+inline bool gradient_fits(const ConstTensorView& gradient, const ConstTensorView& weight) {
+  if (!is_given(gradient) || !is_given(weight)) return is_given(gradient) == is_given(weight);
+  return fits(gradient, weight.shape()) &&
+         (gradient.dtype() == weight.dtype() || gradient.dtype() == Dtype::f32);
+}
+
 inline void require_matrix(const ConstTensorView& view, const Shape& expected,
                            std::string_view name) {
   require(is_given(view), "{} {} is missing", name, expected.to_string());

@@ -134,20 +134,24 @@ RowGroups RowGroups::of(const Plan& plan) {
 
 namespace {
 
-void require_expert(const ExpertsOptions& options, const ExpertWeights& expert,
-                    std::string_view name) {
+std::string name_of_part(std::size_t expert, std::string_view part) {
+  return fmt::format("local expert {}'s {}", expert, part);
+}
+
+void require_expert(const ExpertsOptions& options, const ExpertWeights& expert, std::size_t index) {
   const Shape inner{options.intermediate, options.hidden};
   const Shape outer{options.hidden, options.intermediate};
   const auto check = [&](const ConstTensorView& view, const Shape& shape, std::string_view part) {
-    const auto full_name = fmt::format("{}'s {}", name, part);
-    shape.rank() == 2 ? require_matrix(view, shape, full_name)
-                      : require_vector(view, shape[0], full_name);
-    require(view.dtype() == options.dtype, "{} is {}, but the experts are {}", full_name,
+    if (fits(view, shape) && view.dtype() == options.dtype) return;
+    const auto name = name_of_part(index, part);
+    shape.rank() == 2 ? require_matrix(view, shape, name) : require_vector(view, shape[0], name);
+    require(view.dtype() == options.dtype, "{} is {}, but the experts are {}", name,
             name_of(view.dtype()), name_of(options.dtype));
   };
   const bool gated = has_gate(options.activation);
   require(gated || (!is_given(expert.gate) && !is_given(expert.gate_bias)),
-          "{} has a gate, but its activation, {}, has none", name, name_of(options.activation));
+          "local expert {} has a gate, but its activation, {}, has none", index,
+          name_of(options.activation));
   if (gated) check(expert.gate, inner, "gate");
   check(expert.up, inner, "up");
   check(expert.down, outer, "down");
@@ -157,10 +161,11 @@ void require_expert(const ExpertsOptions& options, const ExpertWeights& expert,
 }
 
 void require_expert_gradients(const ExpertWeights& expert, const ExpertGradients& gradients,
-                              std::string_view name) {
+                              std::size_t index) {
   const auto check = [&](const TensorView& gradient, const ConstTensorView& weight,
                          std::string_view part) {
-    require_gradient(gradient, weight, fmt::format("{}'s {}", name, part));
+    if (gradient_fits(gradient, weight)) return;
+    require_gradient(gradient, weight, name_of_part(index, part));
   };
   check(gradients.gate, expert.gate, "gate");
   check(gradients.up, expert.up, "up");
@@ -182,7 +187,7 @@ Experts::Experts(const ExpertsOptions& options, Device device)
 
 void Experts::check(std::span<const ExpertWeights> weights) const {
   for (std::size_t e = 0; e < weights.size(); ++e) {
-    require_expert(options_, weights[e], fmt::format("local expert {}", e));
+    require_expert(options_, weights[e], e);
   }
 }
 
@@ -191,7 +196,7 @@ void Experts::check(std::span<const ExpertWeights> weights,
   require(weights.size() == gradients.size(), "there are {} experts, but gradients for {}",
           weights.size(), gradients.size());
   for (std::size_t e = 0; e < weights.size(); ++e) {
-    require_expert_gradients(weights[e], gradients[e], fmt::format("local expert {}", e));
+    require_expert_gradients(weights[e], gradients[e], e);
   }
 }
 
