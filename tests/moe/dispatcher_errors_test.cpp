@@ -1,0 +1,139 @@
+// What a dispatcher refuses, and that all ranks learn of it.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support/errors.h"
+#include "switchyard/dispatcher.h"
+#include "switchyard/error.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+
+constexpr std::int64_t kHidden = 24;
+
+DispatcherOptions options_for(MoverKind mover) {
+  return {.plan = {.hidden = kHidden}, .mover = mover};
+}
+
+// A wrong argument is an error that says what is expected, and the other ranks learn of it.
+TEST(DispatcherErrors, NameTheValues) {
+  const auto error_with = [](const std::function<void(Dispatcher&, const Plan&)>& call) {
+    const auto world = connect();
+    Dispatcher dispatcher(*world, ExpertPlacement::contiguous(2, 1),
+                          options_for(MoverKind::automatic));
+    const Plan plan = dispatcher.plan(Tensor::from<std::int32_t>({2, 1}, {0, 1}));
+    return error_of<InvalidArgument>([&] { call(dispatcher, plan); });
+  };
+  Tensor x({2, kHidden}, Dtype::f32);
+  Tensor rows({2, kHidden}, Dtype::f32);
+  Tensor weights({2, 1}, Dtype::f32);
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              Tensor short_x({1, kHidden}, Dtype::f32);
+              d.dispatch(plan, {.x = short_x}, {.rows = rows});
+            }),
+            "dispatch: x is f32 [1,24], but the plan has tokens f32 [2,24]");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              Tensor few_rows({1, kHidden}, Dtype::f32);
+              d.dispatch(plan, {.x = x}, {.rows = few_rows});
+            }),
+            "dispatch: rows is f32 [1,24] with row stride 24, but the plan needs contiguous f32 "
+            "[2,24] or more rows");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              d.dispatch(plan, {.x = x, .weights = weights}, {.rows = rows});
+            }),
+            "dispatch: weights was given without row_weights: they go together");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              Tensor wrong({2, 2}, Dtype::f32);
+              d.combine(plan, {.rows = rows, .weights = wrong}, x);
+            }),
+            "combine: weights is f32 [2,2], but must be contiguous f32 [2,1]");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              d.combine_backward(plan, {.d_y = x, .rows = rows}, {.d_rows = rows});
+            }),
+            "combine_backward: rows was given without d_weights: they go together");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan& plan) {
+              Tensor row_weights({1}, Dtype::f32);
+              d.dispatch_backward(plan, {.d_rows = rows, .d_row_weights = row_weights},
+                                  {.d_x = x, .d_weights = weights});
+            }),
+            "dispatch_backward: d_row_weights is f32 [1], but must be contiguous f32 [2] or more");
+  EXPECT_EQ(error_with([&](Dispatcher& d, const Plan&) {
+              const auto other_world = connect();
+              Dispatcher other(*other_world, ExpertPlacement::contiguous(2, 1),
+                               options_for(MoverKind::automatic));
+              const Plan foreign = other.plan(Tensor::from<std::int32_t>({2, 1}, {0, 1}));
+              d.dispatch(foreign, {.x = x}, {.rows = rows});
+            }),
+            "dispatch: the plan was made by another dispatcher");
+}
+
+TEST(DispatcherErrors, ReachTheOtherRanks) {
+  run_ranks(2, [](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2, 2), options_for(MoverKind::direct));
+    const Plan plan = dispatcher.plan(Tensor::from<std::int32_t>({1, 1}, {0}));
+    Tensor x({comm.rank() == 1 ? 3 : 1, kHidden}, Dtype::f32);
+    const auto call = [&] { (void)dispatcher.dispatch(plan, x); };
+    const std::string message = "dispatch: x is f32 [3,24], but the plan has tokens f32 [1,24]";
+    if (comm.rank() == 1) {
+      EXPECT_EQ(error_of<InvalidArgument>(call), message);
+    } else {
+      const auto seen = error_of<CommunicationError>(call);
+      EXPECT_NE(seen.find("rank 1 gave up: " + message), std::string::npos) << seen;
+    }
+  });
+}
+
+TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
+  run_ranks(2, [](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2, 2), options_for(MoverKind::direct));
+    const Tensor ids = Tensor::from<std::int32_t>({1, 1}, {0});
+    const Plan first = dispatcher.plan(ids);
+    const Plan second = dispatcher.plan(ids);
+    const Tensor x = Tensor::zeros({1, kHidden}, Dtype::f32);
+    EXPECT_EQ(error_of<InvalidArgument>(
+                  [&] { (void)dispatcher.dispatch(comm.rank() == 0 ? first : second, x); }),
+              "ranks use different plans: rank 0 its plan number 0, rank 1 number 1");
+    Tensor rows({2, kHidden}, Dtype::f32);
+    Tensor weights({1, 1}, Dtype::f32);
+    Tensor row_weights({2}, Dtype::f32);
+    const auto call = [&] {
+      if (comm.rank() == 0) {
+        dispatcher.dispatch(first, {.x = x, .weights = weights},
+                            {.rows = rows, .row_weights = row_weights});
+      } else {
+        dispatcher.dispatch(first, {.x = x}, {.rows = rows});
+      }
+    };
+    EXPECT_EQ(error_of<InvalidArgument>(call),
+              "ranks 0 and 1 differ in the optional arguments they give");
+    (void)dispatcher.dispatch(first, x);  // and the next call works
+  });
+}
+
+TEST(DispatcherErrors, RanksMustMoveAlike) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto options = options_for(comm.rank() == 0 ? MoverKind::direct : MoverKind::packed);
+    EXPECT_EQ(error_of<InvalidArgument>(
+                  [&] { Dispatcher(comm, ExpertPlacement::contiguous(2, 2), options); }),
+              "ranks disagree about the mover: rank 0 has 1, rank 1 has 2");
+  });
+}
+
+TEST(DispatcherErrors, PreReducedIsForThePackedMover) {
+  const auto world = connect();
+  auto options = options_for(MoverKind::direct);
+  options.combine = CombineMode::pre_reduced;
+  EXPECT_EQ(error_of<InvalidArgument>(
+                [&] { Dispatcher(*world, ExpertPlacement::contiguous(2, 1), options); }),
+            "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
+  options.mover = MoverKind::automatic;
+  Dispatcher dispatcher(*world, ExpertPlacement::contiguous(2, 1), options);
+  EXPECT_EQ(dispatcher.mover(), MoverKind::packed);
+}
+
+}  // namespace
+}  // namespace switchyard
