@@ -15,16 +15,7 @@ namespace switchyard::cpu {
 namespace {
 
 using testing::Random;
-
-// −100 … 100, close together around 0.
-std::vector<float> wide_range() {
-  std::vector<float> values{0.0F, -0.0F, 1e-30F, -1e-30F, 88.0F, -88.0F, 100.0F, -100.0F};
-  for (int i = -2000; i <= 2000; ++i) {
-    const auto v = static_cast<float>(i) / 2000.0F;
-    values.push_back(100.0F * v * v * v);
-  }
-  return values;
-}
+using testing::wide_range;
 
 class ActivationTest : public ::testing::TestWithParam<const ElementKernels*> {
  protected:

@@ -15,22 +15,13 @@ namespace switchyard::cpu {
 namespace {
 
 using testing::Random;
+using testing::wide_range;
 
 constexpr auto kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr auto kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLengths[]{1, 3, 15, 16, 17, 31, 33, 64, 100};
 
 double sigmoid(double v) { return 1.0 / (1.0 + std::exp(-v)); }
-
-// −100 … 100, close together around 0.
-std::vector<float> wide_range() {
-  std::vector<float> values{0.0F, -0.0F, 1e-30F, -1e-30F, 88.0F, -88.0F, 100.0F, -100.0F};
-  for (int i = -2000; i <= 2000; ++i) {
-    const auto v = static_cast<float>(i) / 2000.0F;
-    values.push_back(100.0F * v * v * v);
-  }
-  return values;
-}
 
 class ElementKernelTest : public ::testing::TestWithParam<const ElementKernels*> {
  protected:

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "support/errors.h"
+#include "support/layer_alone.h"
 #include "support/moe_tensors.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
@@ -14,28 +15,20 @@ namespace {
 
 using testing::error_of;
 using testing::gradients_for;
-using testing::part_of;
 using testing::Random;
+using testing::tiny_layer_options;
+using testing::tiny_layer_weights;
 
 constexpr int kRanks = 3;
 
-MoeLayerOptions small_options() {
-  return {.hidden = 6, .intermediate = 4, .router = RouterOptions::mixtral(6, 2)};
-}
-
 Tensor zeros(const Shape& shape, Dtype dtype = Dtype::f32) { return Tensor::zeros(shape, dtype); }
-
-MoeWeights weights_of(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank) {
-  Random random(4);
-  return part_of(random_layer(random, options, Biases::none), placement, rank);
-}
 
 // A rank's step, of which a test changes what it likes before it runs.
 struct Step {
   explicit Step(Communicator& comm)
       : placement(ExpertPlacement::contiguous(6, comm.size())),
-        layer(comm, placement, small_options()),
-        weights(weights_of(small_options(), placement, comm.rank())) {}
+        layer(comm, placement, tiny_layer_options()),
+        weights(tiny_layer_weights(tiny_layer_options(), placement, comm.rank())) {}
 
   ExpertPlacement placement;
   MoeLayer layer;
@@ -72,16 +65,16 @@ TEST(MoeLayerErrors, OfOptions) {
     return error_of<InvalidArgument>(
         [&] { const MoeLayer layer(*world, ExpertPlacement::contiguous(6, 1), options); });
   };
-  auto options = small_options();
+  auto options = tiny_layer_options();
   options.router.num_experts = 8;
   EXPECT_EQ(error_with(options), "MoeLayer: rank 0: the router has 8 experts, but the placement 6");
-  options = small_options();
+  options = tiny_layer_options();
   options.shared_intermediate = -1;
   EXPECT_EQ(error_with(options), "MoeLayer: rank 0: shared_intermediate (-1) must not be negative");
-  options = small_options();
+  options = tiny_layer_options();
   options.intermediate = 0;
   EXPECT_EQ(error_with(options), "MoeLayer: rank 0: intermediate (0) must be positive");
-  options = small_options();
+  options = tiny_layer_options();
   options.router.top_k = 7;
   EXPECT_EQ(error_with(options),
             "MoeLayer: rank 0: top_k (7) must not exceed the 6 experts of 1 kept groups");
@@ -91,7 +84,7 @@ TEST(MoeLayerErrors, OfOptionsThatDifferBetweenRanks) {
   const auto error_with = [](const std::function<void(MoeLayerOptions&)>& change) {
     std::array<std::string, 2> errors;
     run_ranks(2, [&](Communicator& comm) {
-      auto options = small_options();
+      auto options = tiny_layer_options();
       if (comm.rank() == 1) change(options);
       errors.at(static_cast<std::size_t>(comm.rank())) = error_of<InvalidArgument>(
           [&] { const MoeLayer layer(comm, ExpertPlacement::contiguous(6, 2), options); });
@@ -237,11 +230,11 @@ TEST(MoeLayerErrors, ReachTheOtherRanks) {
 // A bounded layer that has too little room says so when it is asked, on every rank alike.
 TEST(MoeLayerErrors, OverflowIsToldByCheck) {
   run_ranks(2, [](Communicator& comm) {
-    auto options = small_options();
+    auto options = tiny_layer_options();
     options.sizing = Sizing::bounded(3);
     const auto placement = ExpertPlacement::contiguous(6, 2);
     MoeLayer layer(comm, placement, options);
-    const auto weights = weights_of(options, placement, comm.rank());
+    const auto weights = tiny_layer_weights(options, placement, comm.rank());
     const Tensor ids = Tensor::from<std::int32_t>({2, 2}, {0, 3, 1, 4});
     (void)layer.forward(weights, {.x = zeros({2, 6}), .expert_ids = ids});
     EXPECT_TRUE(layer.status().overflow);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "support/errors.h"
+#include "support/layer_alone.h"
 #include "support/moe_tensors.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
@@ -14,22 +15,14 @@ namespace {
 
 using testing::error_of;
 using testing::gradients_for;
-using testing::part_of;
 using testing::Random;
+using testing::tiny_layer_options;
+using testing::tiny_layer_weights;
 
 constexpr auto kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int kRanks = 3;
 
-MoeLayerOptions small_options() {
-  return {.hidden = 6, .intermediate = 4, .router = RouterOptions::mixtral(6, 2)};
-}
-
 Tensor zeros(const Shape& shape, Dtype dtype = Dtype::f32) { return Tensor::zeros(shape, dtype); }
-
-MoeWeights weights_of(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank) {
-  Random random(4);
-  return part_of(random_layer(random, options, Biases::none), placement, rank);
-}
 
 constexpr auto kNotFinite =
     "rank 1: the router's logits of token 2 are not finite: x or the gate holds NaN or infinity, "
@@ -45,8 +38,8 @@ Tensor tokens_of(const Communicator& comm) {
 TEST(MoeLayerNonFinite, IsTheSameErrorOnAllRanksAndTheNextStepWorks) {
   run_ranks(kRanks, [](Communicator& comm) {
     const auto placement = ExpertPlacement::contiguous(6, kRanks);
-    MoeLayer layer(comm, placement, small_options());
-    const auto weights = weights_of(small_options(), placement, comm.rank());
+    MoeLayer layer(comm, placement, tiny_layer_options());
+    const auto weights = tiny_layer_weights(tiny_layer_options(), placement, comm.rank());
     const Tensor x = tokens_of(comm);
     EXPECT_EQ(error_of<InvalidArgument>([&] { (void)layer.forward(weights, {.x = x}); }),
               kNotFinite);
@@ -56,11 +49,11 @@ TEST(MoeLayerNonFinite, IsTheSameErrorOnAllRanksAndTheNextStepWorks) {
 
 TEST(MoeLayerNonFinite, IsAStatusOfBoundedLayersAndHurtsNoOtherToken) {
   run_ranks(kRanks, [](Communicator& comm) {
-    auto options = small_options();
+    auto options = tiny_layer_options();
     options.sizing = Sizing::bounded(24);
     const auto placement = ExpertPlacement::contiguous(6, kRanks);
     MoeLayer layer(comm, placement, options);
-    const auto weights = weights_of(options, placement, comm.rank());
+    const auto weights = tiny_layer_weights(options, placement, comm.rank());
     const Tensor x = tokens_of(comm);
     SavedForBackward saved;
     const Tensor y = layer.forward(weights, {.x = x}, saved);

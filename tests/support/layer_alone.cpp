@@ -8,6 +8,16 @@ MoeLayerOptions small_layer_options() {
   return {.hidden = 20, .intermediate = 12, .router = RouterOptions::mixtral(6, 2)};
 }
 
+MoeLayerOptions tiny_layer_options() {
+  return {.hidden = 6, .intermediate = 4, .router = RouterOptions::mixtral(6, 2)};
+}
+
+MoeWeights tiny_layer_weights(const MoeLayerOptions& options, const ExpertPlacement& placement,
+                              int rank) {
+  Random random(4);
+  return part_of(random_layer(random, options, Biases::none), placement, rank);
+}
+
 LayerAlone::LayerAlone(const MoeLayerOptions& options, Biases biases, const Device& device)
     : layer(*world, ExpertPlacement::contiguous(options.router.num_experts, 1), options, device) {
   Random random(4);

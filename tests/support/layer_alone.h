@@ -1,4 +1,4 @@
-// A layer on one rank, with weights for it.
+// Small layers: on one rank with weights for it, or the parts for several.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,10 @@ namespace switchyard::testing {
 
 // 20 hidden, 12 inside, two of six experts.
 MoeLayerOptions small_layer_options();
+// 6 hidden, 4 inside, two of six experts; and what a rank holds of its weights.
+MoeLayerOptions tiny_layer_options();
+MoeWeights tiny_layer_weights(const MoeLayerOptions& options, const ExpertPlacement& placement,
+                              int rank);
 
 struct LayerAlone {
   explicit LayerAlone(const MoeLayerOptions& options, Biases biases = Biases::none,

@@ -47,4 +47,13 @@ Tensor Random::expert_ids(const Picks& picks) {
   return ids;
 }
 
+std::vector<float> wide_range() {
+  std::vector<float> values{0.0F, -0.0F, 1e-30F, -1e-30F, 88.0F, -88.0F, 100.0F, -100.0F};
+  for (int i = -2000; i <= 2000; ++i) {
+    const auto v = static_cast<float>(i) / 2000.0F;
+    values.push_back(100.0F * v * v * v);
+  }
+  return values;
+}
+
 }  // namespace switchyard::testing

@@ -35,4 +35,7 @@ class Random {
   std::uint64_t state_;
 };
 
+// −100 … 100, close together around 0: not random, but for the same purpose.
+std::vector<float> wide_range();
+
 }  // namespace switchyard::testing
