@@ -1,5 +1,5 @@
-// Memory that is taken and given back every step, without asking the system each time: fresh pages
-// cost more than what is done with them.
+// Memory that is taken and given back every step, without asking the system each time, which would
+// have to zero it first.
 #pragma once
 
 #include <cstdint>
