@@ -1,0 +1,85 @@
+// Checkpoints: named tensors in safetensors files, saved by some ranks and loaded by any others.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/communicator.h"
+#include "switchyard/convert.h"
+#include "switchyard/export.h"
+#include "switchyard/moe_parameters.h"
+#include "switchyard/placement.h"
+#include "switchyard/safetensors.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard {
+
+// A checkpoint that was opened and found whole. Its tensors are mapped: a rank reads only what it
+// touches. Copies share the mapping.
+class SWITCHYARD_API Checkpoint {
+ public:
+  // A safetensors file; an index in Hugging Face's form (*.safetensors.index.json); or a folder
+  // that holds either. InvalidArgument says what is wrong with a file, and for an index names the
+  // tensor that is not where it says, or the file that is missing.
+  static Checkpoint open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const;
+  // Of the file; of an index, the strings under its "metadata".
+  const std::map<std::string, std::string>& metadata() const;
+  // In order of name.
+  const std::vector<SafetensorsFile>& files() const;
+  // All that can be read; views keep their file's mapping alive.
+  const NamedTensors& tensors() const;
+  // InvalidArgument if there is no such tensor.
+  const ConstTensorView& tensor(std::string_view name) const;
+
+ private:
+  struct Contents;
+  explicit Checkpoint(std::shared_ptr<const Contents> contents);
+
+  std::shared_ptr<const Contents> contents_;
+};
+
+// One rank's part of an MoE layer, or of what an optimizer keeps for one: saved under prefix + the
+// names of from_hugging_face.
+struct CheckpointBlock {
+  std::string prefix;  // "model.layers.3.mlp."
+  MoeWeights tensors;
+  ExpertPlacement placement;
+  int rank = 0;  // in the placement
+};
+
+// What one rank gives to a checkpoint.
+struct CheckpointContents {
+  NamedTensors tensors = {};  // held whole by every rank that lists them, with the same bytes
+  std::vector<CheckpointBlock> blocks = {};
+  std::map<std::string, std::string> metadata = {};  // rank 0's is saved
+};
+
+enum class CheckpointForm {
+  one_file,       // `path` is a safetensors file; experts are packed: [E, …]
+  file_per_rank,  // `path` is a folder: a file a rank, experts by id, and an index
+};
+
+// Collective. Every tensor is written once, by the lowest rank that holds it, and all experts must
+// be there. Nothing appears under `path` before everything is on the disk; what was there before is
+// replaced at once, and stays as it is when anything fails. An error is the same on every rank.
+SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::path& path,
+                                    const CheckpointContents& contents,
+                                    CheckpointForm form = CheckpointForm::one_file);
+
+// Copies the rank's part of the block under `prefix` into these tensors, whatever form and however
+// many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that is missing
+// or does not fit. Not collective; reads only that part.
+SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
+                               const ExpertPlacement& placement, int rank,
+                               const MoeGradients& into);
+SWITCHYARD_API void load_tensor(const Checkpoint& checkpoint, std::string_view name,
+                                const TensorView& into);
+
+}  // namespace switchyard

@@ -1,0 +1,63 @@
+// Divides the MoE layers of a model over the ranks of a mesh, and adds up their gradients.
+#pragma once
+
+#include <concepts>
+#include <ranges>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "switchyard/communicator.h"
+#include "switchyard/export.h"
+#include "switchyard/mesh.h"
+#include "switchyard/moe_parameters.h"
+#include "switchyard/placement.h"
+
+namespace switchyard {
+
+// The weights of one MoE layer of a model, and the ranks that they are divided over.
+struct MoeBlock {
+  std::string name;               // for messages: "layers.3.mlp"
+  MoeParameters parameters;       // this rank's part
+  ExpertPlacement placement;      // of all experts over the ranks of `group`
+  Communicator* group = nullptr;  // null: this rank holds them all
+
+  int rank() const { return group == nullptr ? 0 : group->rank(); }
+};
+
+// Anything that lists its MoE layers.
+template <typename Model>
+concept HasMoeBlocks = requires(Model& model) {
+  { model.moe_blocks() } -> std::convertible_to<std::vector<MoeBlock*>>;
+};
+
+// Collective over the mesh's world. Divides experts evenly over the group of those of these axes
+// that the mesh has: each rank keeps its own, and the memory of the others is given back; the
+// router and the shared expert stay whole. Returns how many layers it changed: none without a mesh,
+// without the axes, or where they have one rank. A layer that is divided already is an
+// InvalidArgument, the same on every rank, that names it, and then nothing is changed. The mesh
+// must outlive the blocks.
+SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
+                                         const std::vector<std::string>& axes = {"ep"});
+
+template <HasMoeBlocks Model>
+int apply_expert_parallel(Model& model, Mesh* mesh, const std::vector<std::string>& axes = {"ep"}) {
+  const std::vector<MoeBlock*> blocks = model.moe_blocks();
+  return apply_expert_parallel(std::span<MoeBlock* const>(blocks), mesh, axes);
+}
+
+// What a mesh's axes divide. Axes that the mesh does not have are left out.
+struct GradientAxes {
+  std::vector<std::string> experts = {"ep"};   // as given to apply_expert_parallel
+  std::vector<std::string> pipeline = {"pp"};  // ranks that hold other layers
+};
+
+// Collective over the mesh's world. Adds gradients up in rank order, never averaging: those of the
+// experts over the axes that divide neither experts nor layers; those of the router and the shared
+// expert, and `replicated` ones of the rest of a model, over all axes that do not divide layers.
+SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
+                                     const GradientAxes& axes = {});
+SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,
+                                      const GradientAxes& axes = {});
+
+}  // namespace switchyard
