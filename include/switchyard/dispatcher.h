@@ -98,6 +98,9 @@ class SWITCHYARD_API Dispatcher {
   void dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                          const DispatchBackwardOutput& out);
 
+  // The sizing of the plans that follow; every rank gives the same.
+  void resize(const Sizing& sizing);
+
   MoverKind mover() const;  // what automatic became
   Communicator& communicator() { return comm_; }
   // Bytes of rows, weights and slots that this rank has sent to others so far, or exchanged with

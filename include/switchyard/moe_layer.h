@@ -3,18 +3,23 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "switchyard/capacity.h"
 #include "switchyard/communicator.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/experts.h"
 #include "switchyard/export.h"
+#include "switchyard/losses.h"
 #include "switchyard/moe_parameters.h"
 #include "switchyard/placement.h"
 #include "switchyard/router.h"
+#include "switchyard/sequence.h"
 
 namespace switchyard {
 
@@ -35,6 +40,9 @@ struct MoeLayerOptions {
   float clamp_limit = 7.0F;
   std::int64_t shared_intermediate = 0;  // 0: no shared expert
   Activation shared_activation = Activation::swiglu;
+  LossOptions losses = {};
+  Capacity capacity = {};
+  GradientScale gradient_scale = GradientScale::off;
 
   Sizing sizing = {};
   std::int64_t alignment = 1;
@@ -46,9 +54,24 @@ struct MoeLayerOptions {
   SWITCHYARD_API ExpertsOptions shared_expert() const;
 };
 
+// Who takes part in a layer. Communicators must outlive it.
+struct LayerGroups {
+  Communicator& experts;  // the ranks that experts are divided over
+  // The ranks whose tokens make up the batch, for what is `global`, and for statistics; null: those
+  // of `experts`.
+  Communicator* batch = nullptr;
+  // The ranks that sequences are cut over, for BalanceLoss::sequence; null: they are whole.
+  Communicator* sequence = nullptr;
+};
+
 struct LayerInput {
   ConstTensorView x;                               // [T, H]; T may differ between ranks and be 0
   std::optional<ConstTensorView> expert_ids = {};  // [T, K] i32: replays a choice
+  // [T] i32: 0 marks padding. It is neither routed nor counted, its rows of y and d_x are 0, and
+  // what x and d_y hold there is not looked at.
+  std::optional<ConstTensorView> valid = {};
+  // How x is cut into sequences; needed in training with BalanceLoss::sequence.
+  std::optional<SequenceShard> sequence = {};
 };
 
 // What one training forward leaves for its backward. x itself is not copied: its memory must stay
@@ -64,7 +87,8 @@ class SWITCHYARD_API SavedForBackward {
   std::int64_t bytes() const;
   // Only after a forward.
   const Plan& plan() const;
-  const Routing& routing() const;
+  const Routing& routing() const;      // before capacity
+  const RouterLosses& losses() const;  // 0 where the layer's options have none
 
  private:
   friend class MoeLayer;
@@ -72,6 +96,10 @@ class SWITCHYARD_API SavedForBackward {
   std::unique_ptr<Data> data_;
 };
 
+struct LayerBackwardInput {
+  ConstTensorView d_y;         // [T, H]
+  RouterLosses d_losses = {};  // the gradients of what is trained by the layer's losses
+};
 struct LayerBackwardOutput {
   TensorView d_x;          // [T, H]
   MoeGradients gradients;  // the router's and the shared expert's over this
@@ -87,16 +115,23 @@ struct SWITCHYARD_API LayerStats {
     double seconds = 0.0;
   };
 
-  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks, before anything is dropped
+  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks, within the options' capacity
   std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each, without what was dropped
   std::vector<std::int64_t> bytes_by_expert;  // [E] of those rows
   std::vector<std::int64_t> bytes_by_rank;    // [ranks] likewise
   std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
+  std::int64_t over_capacity = 0;  // assignments of this rank that capacity dropped before that
   bool overflow = false;
   std::int64_t bytes_on_wire = 0;  // of rows, weights and slots that this rank exchanged
   std::vector<Stage> forward;      // in order
   std::vector<Stage> backward;     // in order
   std::vector<double> waited_for;  // [ranks] seconds that this rank waited for each to arrive
+};
+
+// What training counted.
+struct RouterStatistics {
+  std::vector<std::int64_t> picks;  // [E] assignments to each expert, before capacity
+  std::int64_t num_tokens = 0;      // without padding
 };
 
 // The constructor, forward and backward are collective: every rank calls them in the same order,
@@ -106,6 +141,9 @@ class SWITCHYARD_API MoeLayer {
  public:
   MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
            Device device = {});
+  // As above for one group. Every rank of all groups makes the layer, with the same options.
+  MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
+           const MoeLayerOptions& options, Device device = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
 
@@ -118,9 +156,22 @@ class SWITCHYARD_API MoeLayer {
   void forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                SavedForBackward* saved);
 
-  // With the weights of the forward. Uses `saved` up.
-  void backward(const MoeWeights& weights, SavedForBackward& saved, const ConstTensorView& d_y,
+  // With the weights of the forward. Uses `saved` up, and counts its picks in the statistics.
+  void backward(const MoeWeights& weights, SavedForBackward& saved, const LayerBackwardInput& in,
                 const LayerBackwardOutput& out);
+  void backward(const MoeWeights& weights, SavedForBackward& saved, const ConstTensorView& d_y,
+                const LayerBackwardOutput& out) {
+    backward(weights, saved, LayerBackwardInput{.d_y = d_y}, out);
+  }
+
+  // Counts what a training forward routed, for callers whose backward is not ours. A forward counts
+  // once, here or in backward; evaluation and a forward that is computed again do not count.
+  void commit_statistics(SavedForBackward& saved);
+  // What this rank has counted since it last took them.
+  const RouterStatistics& statistics() const;
+  // Collective over the batch's ranks: what all of them have counted; counting begins anew. Once a
+  // step, for LoadBalancer::update.
+  RouterStatistics take_statistics();
 
   const LayerStats& stats() const;
   // The status of the last forward's plan, for bounded sizing.
@@ -130,11 +181,23 @@ class SWITCHYARD_API MoeLayer {
   void check() const;
   const MoeLayerOptions& options() const;
   const ExpertPlacement& placement() const;
-  Communicator& communicator() const;
+  Communicator& communicator() const;  // of the experts
 
  private:
+  friend bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
   struct Data;
   std::unique_ptr<Data> data_;
 };
+
+// Collective over the ranks of the layers' batch. Runs step(), which may run these layers any
+// number of times, forward and backward. If a layer of bounded sizing overflowed in it, on any
+// rank, the step is run again with exact sizing, and the layer's capacity has grown for the next:
+// the results are then those of a step that was exact from the beginning, and statistics are what
+// they were before plus what that step counted. Returns whether it ran again.
+//
+// So step() must be repeatable: it writes its results rather than adding to what was there, and
+// leaves optimizer steps and take_statistics() to what follows. Bad ids and logits that are not
+// finite are an InvalidArgument, the same on every rank, after which statistics are as before.
+SWITCHYARD_API bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
 
 }  // namespace switchyard

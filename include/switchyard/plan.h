@@ -138,6 +138,9 @@ class SWITCHYARD_API Planner {
     return Plan(plan_data(expert_ids, first_non_finite_token));
   }
 
+  // The sizing of the plans that follow; every rank gives the same.
+  void resize(const Sizing& sizing);
+
   const ExpertPlacement& placement() const { return *placement_; }
   const PlanOptions& options() const { return options_; }
 

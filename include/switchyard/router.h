@@ -10,6 +10,9 @@
 
 namespace switchyard {
 
+struct RouterSums;
+struct RouterSlopes;
+
 // What the logits x·Wᵀ [+ gate bias] become, in f32.
 enum class ScoreFunction { softmax, sigmoid };
 
@@ -72,12 +75,22 @@ struct Routing {
   std::int64_t first_non_finite_token = -1;
 };
 
+struct RouterInput {
+  ConstTensorView x;                               // [T, H] f32 or bf16
+  std::optional<ConstTensorView> expert_ids = {};  // [T, K] i32: replays a choice
+  // [T] i32: 0 marks padding, which gets no picks and is not counted.
+  std::optional<ConstTensorView> valid = {};
+  RouterSums* sums = nullptr;  // for a layer's losses and statistics
+};
+
 enum class GradientMode { overwrite, accumulate };
 
 struct RouterBackwardInput {
-  ConstTensorView x;           // [T, H] as routed
-  ConstTensorView expert_ids;  // [T, K] as routed
-  ConstTensorView d_weights;   // [T, K] f32
+  ConstTensorView x;                          // [T, H] as routed
+  ConstTensorView expert_ids;                 // [T, K] as routed
+  ConstTensorView d_weights;                  // [T, K] f32
+  std::optional<ConstTensorView> valid = {};  // [T] as routed
+  const RouterSlopes* slopes = nullptr;       // of a layer's losses
 };
 struct RouterBackwardOutput {
   TensorView d_x;  // [T, H]: always added to, since the experts' part is there already
@@ -91,11 +104,16 @@ class SWITCHYARD_API Router {
  public:
   explicit Router(const RouterOptions& options, Device device = {});
 
+  Routing route(const RouterWeights& weights, const RouterInput& in) const;
   // x [T, H] f32 or bf16.
-  Routing route(const RouterWeights& weights, const ConstTensorView& x) const;
+  Routing route(const RouterWeights& weights, const ConstTensorView& x) const {
+    return route(weights, RouterInput{.x = x});
+  }
   // The weights that these ids [T, K] get: the choice is given, the gate still learns.
   Routing replay(const RouterWeights& weights, const ConstTensorView& x,
-                 const ConstTensorView& expert_ids) const;
+                 const ConstTensorView& expert_ids) const {
+    return route(weights, RouterInput{.x = x, .expert_ids = expert_ids});
+  }
 
   // d_gate and d_gate_bias are over this rank's tokens.
   void backward(const RouterWeights& weights, const RouterBackwardInput& in,
@@ -107,9 +125,6 @@ class SWITCHYARD_API Router {
   const RouterOptions& options() const { return options_; }
 
  private:
-  Routing pick(const RouterWeights& weights, const ConstTensorView& x,
-               const std::optional<ConstTensorView>& given_ids) const;
-
   RouterOptions options_;
   Device device_;
 };

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "switchyard/capacity.h"
 #include "switchyard/experts.h"
 #include "switchyard/router.h"
 #include "switchyard/tensor.h"
@@ -75,10 +76,9 @@ struct DotRows {
 struct RouteTokens {
   const RouterOptions& options;
   const RouterWeights& weights;
-  ConstTensorView x;                              // [T, H]
-  std::optional<ConstTensorView> given_ids = {};  // [T, K] to replay
-  TensorView expert_ids;                          // out [T, K]
-  TensorView routing_weights;                     // out [T, K]
+  const RouterInput& in;
+  TensorView expert_ids;       // out [T, K]
+  TensorView routing_weights;  // out [T, K]
 };
 
 struct RouteTokensBackward {
@@ -86,6 +86,16 @@ struct RouteTokensBackward {
   const RouterWeights& weights;
   const RouterBackwardInput& in;
   const RouterBackwardOutput& out;
+};
+
+// An expert takes at most `most_picks` of this rank's assignments: for each k by itself, or in all.
+struct LimitPicks {
+  ConstTensorView expert_ids;  // [T, K] i32
+  ConstTensorView weights;     // [T, K] f32
+  CapacityRule rule;
+  std::int64_t most_picks = 0;
+  int num_experts = 0;
+  TensorView kept_ids;  // out [T, K] i32: −1 for those beyond it
 };
 
 // Where the time of the experts went, over all threads.
@@ -150,8 +160,11 @@ class DeviceBackend {
   virtual void dot_rows(const DotRows& args) const = 0;
 
   // Scores, choice and weights of every token; returns the first token whose logits are not finite.
+  // Padding and such tokens have no picks and are in no sum.
   virtual std::int64_t route_tokens(const RouteTokens& args) const = 0;
   virtual void route_tokens_backward(const RouteTokensBackward& args) const = 0;
+  // What is left of the picks; returns how many were dropped. Equal weights: the lower token stays.
+  virtual std::int64_t limit_picks(const LimitPicks& args) const = 0;
   // Every group through its expert. Bits depend on a group's rows and the matrices' sizes alone.
   virtual void experts_forward(const ExpertsForward& args) const = 0;
   virtual void experts_backward(const ExpertsBackward& args) const = 0;

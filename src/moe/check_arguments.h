@@ -1,9 +1,9 @@
 // Checks of one rank's arguments to a collective operation.
 #pragma once
 
-#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
@@ -13,7 +13,7 @@ namespace switchyard {
 // Runs checks. The other ranks are on their way into a collective of one of these communicators,
 // and learn of a failure at once.
 template <typename Checks>
-void check_arguments(std::string_view operation, std::initializer_list<Communicator*> comms,
+void check_arguments(std::string_view operation, const std::vector<Communicator*>& comms,
                      Checks checks) {
   try {
     checks();

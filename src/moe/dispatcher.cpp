@@ -114,6 +114,11 @@ Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_
   return Plan(data);
 }
 
+void Dispatcher::resize(const Sizing& sizing) {
+  planner_.resize(sizing);
+  options_.plan.sizing = sizing;
+}
+
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
   check_arguments("dispatch", {&comm_}, [&] {
     require_own_plan(plan, planner_.placement());

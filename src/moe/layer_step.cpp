@@ -1,17 +1,30 @@
 // One step of a layer, forward and backward: which tensors go where, and what is kept.
+#include <cstring>
+
 #include "device/device_backend.h"
 #include "moe/moe_layer_data.h"
+#include "moe/output_scales.h"
 
 namespace switchyard {
 namespace {
 
 // Picks that the plan refused are none.
-void forget_refused_picks(const Plan& plan, Tensor& expert_ids) {
+void forget_refused_picks(const Plan& plan, const ConstTensorView& planned_ids,
+                          Tensor& expert_ids) {
   const auto targets = plan.target_ranks().span<std::int32_t>();
+  const auto planned = planned_ids.span<std::int32_t>();
   const auto ids = expert_ids.span<std::int32_t>();
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (targets[i] < 0) ids[i] = -1;
+    if (targets[i] < 0 && planned[i] != -1) ids[i] = -1;
   }
+}
+
+Tensor flat_copy(const ConstTensorView& mask) {
+  Tensor copy(mask.shape(), mask.dtype());
+  for (std::int64_t t = 0; t < mask.rows(); ++t) {
+    std::memcpy(copy.view().row(t), mask.row(t), static_cast<std::size_t>(mask.row_bytes()));
+  }
+  return copy;
 }
 
 using OptionalView = std::optional<ConstTensorView>;
@@ -28,48 +41,94 @@ TensorView MoeLayer::Data::take_shared_hidden(std::int64_t num_tokens) const {
   return device.backend().take({num_tokens, shared->options().hidden_width()}, options.dtype);
 }
 
+TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
+                                           const ConstTensorView& valid) const {
+  TensorView copy = device.backend().take(rows.shape(), rows.dtype());
+  const auto row_bytes = static_cast<std::size_t>(rows.row_bytes());
+  for (std::int64_t t = 0; t < rows.rows(); ++t) {
+    if (*reinterpret_cast<const std::int32_t*>(valid.row(t)) != 0) {
+      std::memcpy(copy.row(t), rows.row(t), row_bytes);
+    } else {
+      std::memset(copy.row(t), 0, row_bytes);
+    }
+  }
+  return copy;
+}
+
 MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const LayerInput& in,
                                              const TensorView& y, Purpose purpose) {
   const auto bytes_before = dispatcher.bytes_on_wire();
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
   StageClock clock(stats.forward);
-  Step step = route_and_plan(weights, in, clock);
-  announced("MoeLayer::forward", [&] {
-    forward_experts(weights, step, y, purpose, clock);
-    if (shared) forward_shared(weights, step, y, purpose, clock);
+  std::optional<Step> step;
+  known_to_all("MoeLayer::forward", [&] {
+    step = route_and_plan(weights, in, purpose, clock);
+    announced("MoeLayer::forward", [&] {
+      forward_experts(weights, *step, y, purpose, clock);
+      if (shared) forward_shared(weights, *step, y, purpose, clock);
+    });
   });
   stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
   note_waits();
-  return step;
+  return std::move(*step);
 }
 
 MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
-                                                    StageClock& clock) {
+                                                    Purpose purpose, StageClock& clock) {
+  std::optional<Tensor> valid;
+  LayerInput masked = in;
   std::optional<Routing> routing;
+  std::optional<RouterSums> sums;
+  std::optional<Tensor> kept_ids;
   announced("route", [&] {
-    routing = in.expert_ids ? router.replay(weights.router, in.x, *in.expert_ids)
-                            : router.route(weights.router, in.x);
+    if (in.valid) {
+      masked.x = without_padding(in.x, *in.valid);
+      valid = flat_copy(*in.valid);
+      masked.valid = *valid;
+    }
+    if (purpose == Purpose::training || options.capacity.factor > 0.0) {
+      sums.emplace(make_sums(in, purpose));
+    }
+    routing = router.route(weights.router, {.x = masked.x,
+                                            .expert_ids = in.expert_ids,
+                                            .valid = masked.valid,
+                                            .sums = sums ? &*sums : nullptr});
+    if (options.capacity.factor > 0.0) kept_ids = within_capacity(*routing, *sums);
   });
   clock.end("route");
-  const Plan plan = dispatcher.plan(routing->expert_ids, routing->first_non_finite_token);
+  const ConstTensorView planned_ids = kept_ids ? *kept_ids : routing->expert_ids;
+  const Plan plan = dispatcher.plan(planned_ids, routing->first_non_finite_token);
   status = plan.status();
+  note_status();
   if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
     announced("route", [&] {
-      forget_refused_picks(plan, routing->expert_ids);
-      routing = router.replay(weights.router, in.x, routing->expert_ids);
+      forget_refused_picks(plan, planned_ids, routing->expert_ids);
+      routing =
+          router.route(weights.router,
+                       {.x = masked.x, .expert_ids = routing->expert_ids, .valid = masked.valid});
     });
   }
   describe_plan(plan, stats);
   clock.end("plan");
-  return {.layer = identity, .x = in.x, .routing = std::move(*routing), .plan = plan};
+  Step step{.layer = identity,
+            .x = masked.x,
+            .valid = std::move(valid),
+            .routing = std::move(*routing),
+            .plan = plan};
+  if (purpose == Purpose::training) {
+    weigh_losses(step, std::move(*sums));
+    scale_outputs(step);
+    if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
+  }
+  return step;
 }
 
 void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, const TensorView& y,
                                      Purpose purpose, StageClock& clock) {
   const bool training = purpose == Purpose::training;
   const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
-  const OptionalView routing_weights = step.routing.weights;
+  const OptionalView routing_weights = step.weights();
   const TensorView rows = take_rows(step.plan, options.hidden);
   std::optional<TensorView> row_weights;
   if (weights_travel()) row_weights = take_row_weights(step.plan);
@@ -110,26 +169,33 @@ void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const
   clock.end("shared");
 }
 
-void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
+void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                               const LayerBackwardOutput& out) {
   const auto bytes_before = dispatcher.bytes_on_wire();
   StageClock clock(stats.backward);
-  announced("MoeLayer::backward", [&] {
-    backward_experts(weights, step, d_y, out, clock);
-    if (shared) backward_shared(weights, step, d_y, out, clock);
+  known_to_all("MoeLayer::backward", [&] {
+    announced("MoeLayer::backward", [&] {
+      backward_experts(weights, step, in, out, clock);
+      if (shared) {
+        const bool is_padded = step.valid.has_value();
+        const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *step.valid) : in.d_y;
+        backward_shared(weights, step, d_y, out, clock);
+      }
+    });
   });
+  commit(step);
   stats.bytes_on_wire += dispatcher.bytes_on_wire() - bytes_before;
   note_waits();
 }
 
 void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
-                                      const ConstTensorView& d_y, const LayerBackwardOutput& out,
+                                      const LayerBackwardInput& in, const LayerBackwardOutput& out,
                                       StageClock& clock) {
   // The gradient travels unweighted and its weights beside it: then the experts find the weights'
   // gradients without their outputs.
   const TensorView d_out = take_rows(step.plan, options.hidden);
   const TensorView row_weights = take_row_weights(step.plan);
-  dispatcher.dispatch(step.plan, {.x = d_y, .weights = step.routing.weights},
+  dispatcher.dispatch(step.plan, {.x = in.d_y, .weights = step.weights()},
                       {.rows = d_out, .row_weights = row_weights});
   clock.end("combine_backward");
   if (!step.rows) {
@@ -160,9 +226,17 @@ void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
                     : device.backend().take(step.routing.weights.shape(), Dtype::f32);
   dispatcher.dispatch_backward(step.plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
                                {.d_x = out.d_x, .d_weights = d_weights});
+  scale_weight_gradients(step.routing.expert_ids, step.output_scales, d_weights);
   clock.end("dispatch_backward");
+  OptionalView valid;
+  if (step.valid) valid = *step.valid;
+  const RouterSlopes slopes = step.loss_terms->slopes(in.d_losses);
   router.backward(weights.router,
-                  {.x = step.x, .expert_ids = step.routing.expert_ids, .d_weights = d_weights},
+                  {.x = step.x,
+                   .expert_ids = step.routing.expert_ids,
+                   .d_weights = d_weights,
+                   .valid = valid,
+                   .slopes = &slopes},
                   {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
   clock.end("route_backward");
 }

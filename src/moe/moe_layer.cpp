@@ -1,7 +1,9 @@
 // The layer's interface: options, checks, and what is handed on between forward and backward.
 #include "switchyard/moe_layer.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "core/require.h"
 #include "moe/check_arguments.h"
@@ -26,16 +28,43 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
           placement.num_experts());
   require(o.shared_intermediate >= 0, "shared_intermediate ({}) must not be negative",
           o.shared_intermediate);
+  require(std::isfinite(o.capacity.factor) && o.capacity.factor >= 0.0,
+          "capacity.factor ({}) must be 0 or positive, and finite", o.capacity.factor);
+  require(o.gradient_scale == GradientScale::off || o.weight_stage != WeightStage::input,
+          "gradient_scale multiplies outputs, but with weight_stage {} weights are not multiplied "
+          "there: use output or activation",
+          name_of(o.weight_stage));
   const Router router(o.router);
   const Experts experts(o.experts());
+}
+
+// Sequences are cut over the ranks of a group as the layer's input says.
+void require_sequence(const LayerInput& in, const Communicator* group) {
+  require(in.sequence.has_value(), "losses.balance is sequence, but no sequence was given");
+  const SequenceShard& shard = *in.sequence;
+  require(shard.num_tokens() == in.x.rows(), "x has {} tokens, but the sequence's shard {} · {}",
+          in.x.rows(), shard.batch(), shard.count());
+  const int size = group == nullptr ? 1 : group->size();
+  const int rank = group == nullptr ? 0 : group->rank();
+  require(shard.sp_size() == size && shard.sp_rank() == rank,
+          "the sequence is piece {} of {}, but this is rank {} of {} in the layer's sequence group",
+          shard.sp_rank(), shard.sp_size(), rank, size);
+}
+
+std::vector<Communicator*> distinct_groups(const LayerGroups& groups) {
+  std::vector<Communicator*> result{&groups.experts};
+  for (Communicator* group : {groups.batch, groups.sequence}) {
+    if (group != nullptr && std::ranges::find(result, group) == result.end()) {
+      result.push_back(group);
+    }
+  }
+  return result;
 }
 
 // Collective. What the dispatcher compares is not repeated here.
 void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
   const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
-  const auto bits = [](float value) {
-    return static_cast<std::int64_t>(std::bit_cast<std::int32_t>(value));
-  };
+  const auto bits = [](double value) { return std::bit_cast<std::int64_t>(value); };
   const RouterOptions& r = o.router;
   const std::vector<Field> fields{{"intermediate", o.intermediate},
                                   {"activation", number(o.activation)},
@@ -44,6 +73,14 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
                                   {"shared_intermediate", o.shared_intermediate},
                                   {"shared_activation", number(o.shared_activation)},
                                   {"keep", number(o.keep)},
+                                  {"losses.balance", number(o.losses.balance)},
+                                  {"losses.scores", number(o.losses.scores)},
+                                  {"losses.z", number(o.losses.z)},
+                                  {"losses.scope", number(o.losses.scope)},
+                                  {"capacity.factor (its bits)", bits(o.capacity.factor)},
+                                  {"capacity.rule", number(o.capacity.rule)},
+                                  {"gradient_scale", number(o.gradient_scale)},
+                                  {"num_experts", r.num_experts},
                                   {"top_k", r.top_k},
                                   {"the router's score", number(r.score)},
                                   {"score_bias", number(r.score_bias)},
@@ -55,13 +92,23 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
   require_equal_fields(fields, gather_fields(comm, fields));
 }
 
+void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {
+  require(std::isfinite(given.balance) && std::isfinite(given.z),
+          "d_losses.balance ({}) and d_losses.z ({}) must be finite", given.balance, given.z);
+  require(given.balance == 0.0F || options.balance != BalanceLoss::none,
+          "d_losses.balance is {}, but the layer's options have losses.balance = none",
+          given.balance);
+  require(given.z == 0.0F || options.z,
+          "d_losses.z is {}, but the layer's options have no losses.z", given.z);
+}
+
 void require_tokens(const ConstTensorView& view, const Shape& shape, Dtype dtype,
                     std::string_view name) {
   require(view.dtype() == dtype && view.shape() == shape, "{} is {} {}, but must be {} {}", name,
           name_of(view.dtype()), view.shape().to_string(), name_of(dtype), shape.to_string());
 }
 
-std::int64_t bytes_of(const std::optional<TensorView>& view) { return view ? view->bytes() : 0; }
+std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
 
 }  // namespace
 
@@ -93,7 +140,8 @@ std::int64_t SavedForBackward::bytes() const {
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
          plan.slots().bytes() + plan.target_ranks().bytes() + plan.sources().bytes() +
          plan.source_offsets().bytes() + plan.row_offsets().bytes() + plan.group_rows().bytes() +
-         bytes_of(data_->rows) + bytes_of(data_->hidden) + bytes_of(data_->shared_hidden);
+         bytes_of(data_->rows) + bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) +
+         bytes_of(data_->valid) + bytes_of(data_->scaled_weights);
 }
 
 const Plan& SavedForBackward::plan() const {
@@ -106,9 +154,17 @@ const Routing& SavedForBackward::routing() const {
   return data_->routing;
 }
 
-MoeLayer::Data::Data(Communicator& the_comm, const ExpertPlacement& the_placement,
+const RouterLosses& SavedForBackward::losses() const {
+  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
+  return data_->losses;
+}
+
+MoeLayer::Data::Data(const LayerGroups& the_groups, const ExpertPlacement& the_placement,
                      const MoeLayerOptions& the_options, Device the_device)
-    : comm(the_comm),
+    : comm(the_groups.experts),
+      batch(the_groups.batch == nullptr ? comm : *the_groups.batch),
+      sequence(the_groups.sequence),
+      groups(distinct_groups(the_groups)),
       options(the_options),
       placement(the_placement),
       device(std::move(the_device)),
@@ -116,6 +172,7 @@ MoeLayer::Data::Data(Communicator& the_comm, const ExpertPlacement& the_placemen
       experts(options.experts(), device),
       dispatcher(comm, placement, dispatcher_options(options), device) {
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
+  statistics.picks.resize(static_cast<std::size_t>(options.router.num_experts));
 }
 
 void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
@@ -139,10 +196,16 @@ void MoeLayer::Data::check_gradients(const MoeWeights& weights,
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
+                   const MoeLayerOptions& options, Device device)
+    : MoeLayer(LayerGroups{.experts = comm}, placement, options, std::move(device)) {}
+
+MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
-  check_together("MoeLayer", comm, [&] { require_valid(options, placement); });
-  data_ = std::make_unique<Data>(comm, placement, options, std::move(device));
-  require_same_options(comm, options);
+  for (Communicator* group : distinct_groups(groups)) {
+    check_together("MoeLayer", *group, [&] { require_valid(options, placement); });
+    require_same_options(*group, options);
+  }
+  data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
 }
 
 MoeLayer::~MoeLayer() = default;
@@ -168,7 +231,7 @@ Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedF
 
 void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                        SavedForBackward* saved) {
-  check_arguments("MoeLayer::forward", {&data_->comm}, [&] {
+  check_arguments("MoeLayer::forward", data_->groups, [&] {
     const Shape tokens{in.x.rows(), data_->options.hidden};
     require_tokens(in.x, tokens, data_->options.dtype, "x");
     require_tokens(y, tokens, data_->options.dtype, "y");
@@ -176,6 +239,10 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     if (in.expert_ids) {
       require_tokens(*in.expert_ids, {in.x.rows(), data_->options.router.top_k}, Dtype::i32,
                      "expert_ids");
+    }
+    if (in.valid) require_tokens(*in.valid, {in.x.rows()}, Dtype::i32, "valid");
+    if (saved != nullptr && data_->options.losses.balance == BalanceLoss::sequence) {
+      require_sequence(in, data_->sequence);
     }
     data_->check_weights(weights);
   });
@@ -188,17 +255,18 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
 }
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
-                        const ConstTensorView& d_y, const LayerBackwardOutput& out) {
-  check_arguments("MoeLayer::backward", {&data_->comm}, [&] {
+                        const LayerBackwardInput& in, const LayerBackwardOutput& out) {
+  check_arguments("MoeLayer::backward", data_->groups, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");
     require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
     const auto& x = saved.data_->x;
-    require_tokens(d_y, x.shape(), data_->options.dtype, "d_y");
+    require_tokens(in.d_y, x.shape(), data_->options.dtype, "d_y");
     require_tokens(out.d_x, x.shape(), data_->options.dtype, "d_x");
-    require_apart(d_y, out.d_x, "d_y and d_x");
+    require_apart(in.d_y, out.d_x, "d_y and d_x");
     require_apart(x, out.d_x, "x and d_x");
+    require_loss_gradients(in.d_losses, data_->options.losses);
     if (out.d_weights) {
       require_tokens(*out.d_weights, saved.data_->routing.weights.shape(), Dtype::f32, "d_weights");
       require(out.d_weights->is_contiguous(), "d_weights has row stride {}, but must be contiguous",
@@ -208,8 +276,18 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
     data_->check_gradients(weights, out.gradients);
   });
   const auto used_up = std::move(saved.data_);
-  data_->backward(weights, *used_up, d_y, out);
+  data_->backward(weights, *used_up, in, out);
 }
+
+void MoeLayer::commit_statistics(SavedForBackward& saved) {
+  require(saved.data_ != nullptr,
+          "nothing is saved: statistics are those of a training forward, before its backward");
+  require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
+  data_->commit(*saved.data_);
+}
+
+const RouterStatistics& MoeLayer::statistics() const { return data_->statistics; }
+RouterStatistics MoeLayer::take_statistics() { return data_->take_statistics(); }
 
 const LayerStats& MoeLayer::stats() const { return data_->stats; }
 const PlanStatus& MoeLayer::status() const { return data_->status; }

@@ -9,25 +9,49 @@
 
 #include "core/require.h"
 #include "moe/layer_stats.h"
+#include "moe/losses.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard {
 
 struct SavedForBackward::Data {
   std::shared_ptr<const int> layer;  // whose it is: held, so that no other gets the same
-  ConstTensorView x;
+  ConstTensorView x;                 // zeros for padding
+  std::optional<Tensor> valid = {};  // [T] i32
   Routing routing;
   Plan plan;
+  std::optional<LossTerms> loss_terms = {};
+  RouterLosses losses = {};
+  std::optional<RouterStatistics> statistics = {};  // not yet committed
+  // Of the experts' outputs: [E], and the routing weights multiplied by them [T, K].
+  std::vector<float> output_scales = {};
+  std::optional<Tensor> scaled_weights = {};
   std::optional<TensorView> rows = {};
   std::optional<TensorView> hidden = {};
   std::optional<TensorView> shared_hidden = {};
+
+  // What combine weighs with.
+  const Tensor& weights() const { return scaled_weights ? *scaled_weights : routing.weights; }
+};
+
+// What run_step needs to know of a layer, and to change in it.
+struct BoundedLayer {
+  Communicator& batch;
+  Dispatcher& dispatcher;
+  Sizing& sizing;
+  std::int64_t alignment;
+  RouterStatistics& statistics;
+  std::int64_t& most_needed_rows;
+  std::string& first_problem;
+
+  void resize(const Sizing& new_sizing) const;
 };
 
 struct MoeLayer::Data {
   using Step = SavedForBackward::Data;
   enum class Purpose { inference, training };
 
-  Data(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
+  Data(const LayerGroups& groups, const ExpertPlacement& placement, const MoeLayerOptions& options,
        Device device);
 
   void check_weights(const MoeWeights& weights) const;
@@ -36,8 +60,14 @@ struct MoeLayer::Data {
   // Collective; arguments are checked before.
   Step forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                Purpose purpose);
-  void backward(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
+  void backward(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                 const LayerBackwardOutput& out);
+  void commit(Step& step);
+  RouterStatistics take_statistics();
+  BoundedLayer bounded() {
+    return {batch,      dispatcher,       options.sizing, options.alignment,
+            statistics, most_needed_rows, first_problem};
+  }
 
   // Runs a part that may fail on this rank alone: then the others must not wait for it.
   template <typename Body>
@@ -52,7 +82,24 @@ struct MoeLayer::Data {
     }
   }
 
-  Communicator& comm;
+  // Runs a part whose errors all ranks of the experts' group share: those of other groups must not
+  // wait for them.
+  template <typename Body>
+  void known_to_all(std::string_view what, Body body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      for (Communicator* group : groups) {
+        if (group != &comm) group->abort(fmt::format("{}: {}", what, error.what()));
+      }
+      throw;
+    }
+  }
+
+  Communicator& comm;   // of the experts
+  Communicator& batch;  // may be the same
+  Communicator* sequence;
+  std::vector<Communicator*> groups;  // each of them once
   MoeLayerOptions options;
   ExpertPlacement placement;
   Device device;
@@ -63,19 +110,34 @@ struct MoeLayer::Data {
   std::shared_ptr<const int> identity = std::make_shared<const int>(0);
   LayerStats stats;
   PlanStatus status;
+  RouterStatistics statistics;
+  // Over the forwards since run_step began one.
+  std::int64_t most_needed_rows = 0;
+  std::string first_problem;
 
  private:
+  bool has_losses() const {
+    return options.losses.balance != BalanceLoss::none || options.losses.z;
+  }
   bool weights_travel() const { return options.weight_stage != WeightStage::output; }
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
   TensorView take_row_weights(const Plan& plan) const;
   TensorView take_shared_hidden(std::int64_t num_tokens) const;
 
-  Step route_and_plan(const MoeWeights& weights, const LayerInput& in, StageClock& clock);
+  TensorView without_padding(const ConstTensorView& rows, const ConstTensorView& valid) const;
+
+  Step route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
+                      StageClock& clock);
+  RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
+  Tensor within_capacity(const Routing& routing, const RouterSums& sums);
+  void note_status();
+  void weigh_losses(Step& step, RouterSums sums);
+  void scale_outputs(Step& step);
   void forward_experts(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                        StageClock& clock);
   void forward_shared(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                       StageClock& clock);
-  void backward_experts(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
+  void backward_experts(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                         const LayerBackwardOutput& out, StageClock& clock);
   void backward_shared(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
                        const LayerBackwardOutput& out, StageClock& clock);

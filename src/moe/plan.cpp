@@ -190,6 +190,11 @@ Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOption
   require_same_options(comm, *placement_, options, id_);
 }
 
+void Planner::resize(const Sizing& sizing) {
+  if (sizing.is_bounded()) require_valid_capacity(sizing.capacity(), options_.alignment);
+  options_.sizing = sizing;
+}
+
 std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids,
                                                std::int64_t first_non_finite_token) {
   auto data = std::make_shared<Plan::Data>();
@@ -202,7 +207,8 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
                       .ids_dims = expert_ids.shape().rank(),
                       .num_tokens = expert_ids.rows(),
                       .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0,
-                      .non_finite_token = first_non_finite_token};
+                      .non_finite_token = first_non_finite_token,
+                      .capacity = options_.sizing.is_bounded() ? options_.sizing.capacity() : -1};
   std::vector<std::int32_t> counts(static_cast<std::size_t>(placement_->num_experts()));
   std::vector<std::int32_t> distinct(static_cast<std::size_t>(comm_.size()));
   if (has_valid_form(header)) {

@@ -52,11 +52,7 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
           rank, name_of(dtype));
   require(0 < alignment && alignment <= std::numeric_limits<std::int32_t>::max(),
           "rank {}: alignment ({}) must be positive and below 2^31", rank, alignment);
-  require(!bounded || (capacity >= 0 && capacity % alignment == 0),
-          "rank {}: capacity ({}) must be a multiple of the alignment ({})", rank, capacity,
-          alignment);
-  require(!bounded || capacity <= std::numeric_limits<std::int32_t>::max(),
-          "rank {}: capacity ({}) must be below 2^31 rows", rank, capacity);
+  if (bounded) require_valid_capacity(capacity, alignment, fmt::format("rank {}: ", rank));
 }
 
 void require_equal(std::string_view name, std::int64_t first, int rank, std::int64_t value) {
@@ -99,6 +95,14 @@ void require_same_options(Communicator& comm, const ExpertPlacement& placement,
     require_valid_options(r, values_of_rank[static_cast<std::size_t>(r)], comm.size());
   }
   require_equal_fields(fields, values_of_rank);
+}
+
+void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
+                            const std::string& whose) {
+  require(capacity >= 0 && capacity % alignment == 0,
+          "{}capacity ({}) must be a multiple of the alignment ({})", whose, capacity, alignment);
+  require(capacity <= std::numeric_limits<std::int32_t>::max(),
+          "{}capacity ({}) must be below 2^31 rows", whose, capacity);
 }
 
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
@@ -148,6 +152,7 @@ void require_same_call(const PlanRecords& records) {
             "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
             name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
     require_equal("K", first.top_k, rank, header.top_k);
+    require_equal("the capacity, -1 for exact sizing", first.capacity, rank, header.capacity);
     require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
             header.top_k, std::int64_t{kMaxTopK});
     require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,

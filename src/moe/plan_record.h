@@ -35,6 +35,10 @@ void require_equal_fields(std::span<const Field> fields,
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,
                           const PlanOptions& options, std::int64_t planner_id);
 
+// Throws InvalidArgument, its message beginning with `whose`, if a bounded plan cannot have it.
+void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
+                            const std::string& whose = {});
+
 // One rank's part of a plan. All numbers are plain, so that it travels as bytes.
 struct RecordHeader {
   std::int64_t planner_id = 0;
@@ -48,6 +52,7 @@ struct RecordHeader {
   std::int64_t bad_id = 0;
   std::int64_t bad_is_duplicate = 0;
   std::int64_t non_finite_token = -1;
+  std::int64_t capacity = -1;  // of a bounded plan
 };
 
 // The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.

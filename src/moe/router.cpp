@@ -41,6 +41,13 @@ void require_ids(const ConstTensorView& ids, const Shape& expected) {
           expected.to_string());
 }
 
+void require_mask(const std::optional<ConstTensorView>& valid, std::int64_t num_tokens) {
+  if (!valid) return;
+  require(valid->dtype() == Dtype::i32 && valid->shape() == Shape{num_tokens},
+          "valid is {} {}, but must be i32 [{}]", name_of(valid->dtype()),
+          valid->shape().to_string(), num_tokens);
+}
+
 }  // namespace
 
 RouterOptions RouterOptions::mixtral(int num_experts, std::int64_t top_k) {
@@ -99,27 +106,17 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
   }
 }
 
-Routing Router::route(const RouterWeights& weights, const ConstTensorView& x) const {
-  return pick(weights, x, std::nullopt);
-}
-
-Routing Router::replay(const RouterWeights& weights, const ConstTensorView& x,
-                       const ConstTensorView& expert_ids) const {
-  return pick(weights, x, expert_ids);
-}
-
-Routing Router::pick(const RouterWeights& weights, const ConstTensorView& x,
-                     const std::optional<ConstTensorView>& given_ids) const {
-  require_tokens(x);
-  check(weights, x.shape()[1]);
-  const Shape picks{x.rows(), options_.top_k};
-  if (given_ids) require_ids(*given_ids, picks);
+Routing Router::route(const RouterWeights& weights, const RouterInput& in) const {
+  require_tokens(in.x);
+  check(weights, in.x.shape()[1]);
+  const Shape picks{in.x.rows(), options_.top_k};
+  if (in.expert_ids) require_ids(*in.expert_ids, picks);
+  require_mask(in.valid, in.x.rows());
   Routing routing{.expert_ids = Tensor(picks, Dtype::i32), .weights = Tensor(picks, Dtype::f32)};
   routing.first_non_finite_token =
       device_.backend().route_tokens({.options = options_,
                                       .weights = weights,
-                                      .x = x,
-                                      .given_ids = given_ids,
+                                      .in = in,
                                       .expert_ids = routing.expert_ids,
                                       .routing_weights = routing.weights});
   return routing;
@@ -132,6 +129,7 @@ void Router::backward(const RouterWeights& weights, const RouterBackwardInput& i
   check(weights, hidden);
   const Shape picks{in.x.rows(), options_.top_k};
   require_ids(in.expert_ids, picks);
+  require_mask(in.valid, in.x.rows());
   for (std::int64_t t = 0; t < in.x.rows(); ++t) {
     const auto* ids = reinterpret_cast<const std::int32_t*>(in.expert_ids.row(t));
     for (std::int64_t k = 0; k < options_.top_k; ++k) {

@@ -1,6 +1,7 @@
 // The CPU as a device.
 #include "core/memory_cache.h"
 #include "core/require.h"
+#include "device/cpu/capacity.h"
 #include "device/cpu/experts.h"
 #include "device/cpu/plan.h"
 #include "device/cpu/route.h"
@@ -29,6 +30,7 @@ class CpuDevice final : public DeviceBackend {
   void route_tokens_backward(const RouteTokensBackward& args) const override {
     cpu::route_tokens_backward(args, workers_, memory_);
   }
+  std::int64_t limit_picks(const LimitPicks& args) const override { return cpu::limit_picks(args); }
   void experts_forward(const ExpertsForward& args) const override {
     cpu::experts_forward(args, workers_);
   }

@@ -10,6 +10,7 @@
 #include "device/cpu/elements.h"
 #include "device/cpu/gate.h"
 #include "device/cpu/panels.h"
+#include "device/cpu/route_sums.h"
 #include "device/cpu/token_router.h"
 
 namespace switchyard::cpu {
@@ -32,11 +33,15 @@ const T* row_of(const ConstTensorView& table, std::int64_t row) {
   return reinterpret_cast<const T*>(table.row(row));
 }
 
+bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
+  return !valid || *row_of<std::int32_t>(*valid, token) != 0;
+}
+
 void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token) {
   const auto top_k = args.options.top_k;
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
-  if (args.given_ids) {
-    std::copy_n(row_of<std::int32_t>(*args.given_ids, token), top_k, ids);
+  if (args.in.expert_ids) {
+    std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), top_k, ids);
     const auto is_none = [&](std::int32_t id) { return id < 0 || id >= args.options.num_experts; };
     if (std::any_of(ids, ids + top_k, is_none)) {  // out of range: the plan will say so
       std::vector<std::int32_t> known(ids, ids + top_k);
@@ -54,19 +59,28 @@ void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std
   router.weigh(scores, ids, row_of<float>(args.routing_weights, token));
 }
 
-bool is_routed(const ConstTensorView& expert_ids, std::int64_t token) {
-  const auto* ids = row_of<std::int32_t>(expert_ids, token);
-  return std::any_of(ids, ids + expert_ids.shape()[1], [](auto id) { return id >= 0; });
+void pick_none(const RouteTokens& args, std::int64_t token) {
+  std::fill_n(row_of<std::int32_t>(args.expert_ids, token), args.options.top_k, -1);
+  std::fill_n(row_of<float>(args.routing_weights, token), args.options.top_k, 0.0F);
 }
 
-// x with zeros for tokens without picks. They have no part in the gate's gradient, but may hold
-// NaN, and that times zero is NaN.
-TensorView without_unrouted(const RouterBackwardInput& in, MemoryCache& memory) {
-  TensorView copy = memory.take(in.x.shape(), in.x.dtype());
-  const auto row_bytes = static_cast<std::size_t>(in.x.row_bytes());
-  for (std::int64_t t = 0; t < in.x.rows(); ++t) {
-    if (is_routed(in.expert_ids, t)) {
-      std::memcpy(copy.row(t), in.x.row(t), row_bytes);
+// Whether any gradient can reach a token's logits.
+bool is_routed(const RouterBackwardInput& in, std::int64_t token) {
+  if (!is_valid(in.valid, token)) return false;
+  if (in.slopes != nullptr && !in.slopes->is_zero()) return true;
+  const auto* ids = row_of<std::int32_t>(in.expert_ids, token);
+  return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
+}
+
+// x with zeros for tokens that have no part in the gate's gradient: they may hold NaN, and that
+// times zero is NaN.
+TensorView without_unrouted(const ConstTensorView& x, const std::vector<std::uint8_t>& has_part,
+                            MemoryCache& memory) {
+  TensorView copy = memory.take(x.shape(), x.dtype());
+  const auto row_bytes = static_cast<std::size_t>(x.row_bytes());
+  for (std::int64_t t = 0; t < x.rows(); ++t) {
+    if (has_part[static_cast<std::size_t>(t)] != 0) {
+      std::memcpy(copy.row(t), x.row(t), row_bytes);
     } else {
       std::memset(copy.row(t), 0, row_bytes);
     }
@@ -74,10 +88,28 @@ TensorView without_unrouted(const RouterBackwardInput& in, MemoryCache& memory) 
   return copy;
 }
 
+// Logits of a token that has a part become their gradient; false if they are not finite.
+bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* logits,
+                    std::int64_t token) {
+  TokenRouter::Gradients gradients{.d_weights = row_of<float>(in.d_weights, token)};
+  const RouterSlopes* slopes = in.slopes;
+  if (slopes != nullptr && slopes->by_score.rows() > 0) {
+    gradients.d_scores = row_of<float>(slopes->by_score.view(), token / slopes->sequence_tokens);
+    gradients.scores = slopes->scores;
+  }
+  if (slopes != nullptr && slopes->by_square != 0.0F) {
+    gradients.d_probabilities = 2.0F * slopes->by_square * router.log_sum_exp(logits);
+  }
+  if (!router.score(logits)) return false;
+  router.backward(logits, row_of<std::int32_t>(in.expert_ids, token), gradients);
+  return true;
+}
+
 }  // namespace
 
 std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory) {
-  const auto num_tokens = args.x.rows();
+  const ConstTensorView& x = args.in.x;
+  const auto num_tokens = x.rows();
   const auto num_experts = std::int64_t{args.options.num_experts};
   const Gate gate(args.weights, memory);
   constexpr auto kNoToken = std::numeric_limits<std::int64_t>::max();
@@ -86,15 +118,21 @@ std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache
     TokenRouter router(args.options, args.weights);
     const auto first = panel * kTokenPanelRows;
     const auto last = std::min(first + kTokenPanelRows, num_tokens);
-    float* scores = gate.logits(args.x, first, last, scratch);
+    float* scores = gate.logits(x, first, last, scratch);
+    PanelSums sums(args.in.sums, args.options.top_k);
     for (std::int64_t t = first; t < last; ++t, scores += num_experts) {
-      if (router.score(scores)) {
-        pick(args, router, scores, t);
+      if (!is_valid(args.in.valid, t)) {
+        pick_none(args, t);
         continue;
       }
-      note_first(first_bad, t);
-      std::fill_n(row_of<std::int32_t>(args.expert_ids, t), args.options.top_k, -1);
-      std::fill_n(row_of<float>(args.routing_weights, t), args.options.top_k, 0.0F);
+      const float log_sum_exp = sums.wants_squares() ? router.log_sum_exp(scores) : 0.0F;
+      if (!router.score(scores)) {
+        note_first(first_bad, t);
+        pick_none(args, t);
+        continue;
+      }
+      pick(args, router, scores, t);
+      sums.add(t, row_of<std::int32_t>(args.expert_ids, t), scores, log_sum_exp);
     }
   });
   return first_bad == kNoToken ? -1 : first_bad.load();
@@ -107,7 +145,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
   const auto num_experts = std::int64_t{args.options.num_experts};
   const Gate gate(args.weights, memory);
   const TensorView d_logits = memory.take({num_tokens, num_experts}, Dtype::f32);
-  std::atomic<bool> has_unrouted{false};
+  std::vector<std::uint8_t> has_part(static_cast<std::size_t>(num_tokens));
   workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t panel, Scratch& scratch) {
     TokenRouter router(args.options, args.weights);
     const auto first = panel * kTokenPanelRows;
@@ -115,21 +153,17 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
     float* const scores = gate.logits(in.x, first, last, scratch);
     for (std::int64_t t = first; t < last; ++t) {
       float* token_scores = scores + (t - first) * num_experts;
-      const auto* ids = row_of<std::int32_t>(in.expert_ids, t);
-      const bool has_picks = is_routed(in.expert_ids, t);
-      if (!has_picks) has_unrouted = true;
-      if (has_picks && router.score(token_scores)) {
-        router.backward(token_scores, ids, row_of<float>(in.d_weights, t));
-      } else {
-        std::fill_n(token_scores, num_experts, 0.0F);
-      }
+      const bool counts = is_routed(in, t) && token_backward(in, router, token_scores, t);
+      if (!counts) std::fill_n(token_scores, num_experts, 0.0F);
+      has_part[static_cast<std::size_t>(t)] = counts ? 1 : 0;
       std::copy_n(token_scores, num_experts, row_of<float>(d_logits, t));
     }
     std::fill_n(scores + (last - first) * num_experts,
                 (padded_tokens(last - first) - (last - first)) * num_experts, 0.0F);
     gate.add_d_x(scores, first, last, out.d_x, scratch);
   });
-  const ConstTensorView x = has_unrouted ? without_unrouted(in, memory) : in.x;
+  const bool all_count = std::ranges::find(has_part, 0) == has_part.end();
+  const ConstTensorView x = all_count ? in.x : without_unrouted(in.x, has_part, memory);
   const auto hidden = in.x.shape()[1];
   const auto blocks = ceil_div(hidden, kGradientColumns);
   const bool has_bias = is_given(out.gradients.gate_bias);

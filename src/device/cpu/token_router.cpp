@@ -1,7 +1,9 @@
 #include "device/cpu/token_router.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/given.h"
 #include "device/cpu/elements.h"
@@ -64,7 +66,16 @@ void TokenRouter::weigh(const float* scores, const std::int32_t* ids, float* wei
   }
 }
 
-void TokenRouter::backward(float* scores, const std::int32_t* ids, const float* d_weights) {
+float TokenRouter::log_sum_exp(const float* logits) {
+  const auto n = std::int64_t{options_.num_experts};
+  probabilities_.assign(logits, logits + n);
+  const auto best = element_kernels().argmax(logits, n);
+  element_kernels().softmax(probabilities_.data(), n);
+  return logits[best] - std::log(probabilities_[static_cast<std::size_t>(best)]);
+}
+
+void TokenRouter::backward(float* scores, const std::int32_t* ids, const Gradients& gradients) {
+  const float* d_weights = gradients.d_weights;
   const auto n = std::int64_t{options_.num_experts};
   const float total = divisor(scores, ids);
   float weighted = 0.0F;
@@ -77,17 +88,42 @@ void TokenRouter::backward(float* scores, const std::int32_t* ids, const float* 
     if (ids[k] < 0) continue;
     compared_[static_cast<std::size_t>(ids[k])] += options_.scale * (d_weights[k] - shift) / total;
   }
-  float mean = 0.0F;
-  if (options_.score == ScoreFunction::softmax) {
-    for (std::int64_t k = 0; k < options_.top_k; ++k) {
-      if (ids[k] < 0 || is_repeat(ids, k)) continue;
-      mean += compared_[static_cast<std::size_t>(ids[k])] * scores[ids[k]];
-    }
-  }
+  const bool is_dense = gradients.d_scores != nullptr;
+  if (is_dense) add_loss_slopes(scores, gradients);
+  const bool is_softmax = options_.score == ScoreFunction::softmax;
+  const float mean = is_softmax ? mean_slope(scores, ids, is_dense) : 0.0F;
   for (std::int64_t e = 0; e < n; ++e) {
-    const float slope = options_.score == ScoreFunction::softmax ? 1.0F : 1.0F - scores[e];
+    const float slope = is_softmax ? 1.0F : 1.0F - scores[e];
     scores[e] = scores[e] * slope * (compared_[static_cast<std::size_t>(e)] - mean);
   }
+  if (gradients.d_probabilities == 0.0F) return;
+  for (std::int64_t e = 0; e < n; ++e) {
+    scores[e] += gradients.d_probabilities * probabilities_[static_cast<std::size_t>(e)];
+  }
+}
+
+void TokenRouter::add_loss_slopes(const float* scores, const Gradients& gradients) {
+  float total = 1.0F;
+  float mean = 0.0F;
+  if (gradients.scores == LossScores::shares) {
+    total = std::accumulate(scores, scores + options_.num_experts, kEpsilon);
+    mean =
+        std::inner_product(scores, scores + options_.num_experts, gradients.d_scores, 0.0F) / total;
+  }
+  for (std::size_t e = 0; e < compared_.size(); ++e) {
+    compared_[e] += (gradients.d_scores[e] - mean) / total;
+  }
+}
+
+// Σ_e d_score · score, for softmax. Where only the picks have a gradient, the others are left out.
+float TokenRouter::mean_slope(const float* scores, const std::int32_t* ids, bool is_dense) const {
+  if (is_dense) return std::inner_product(compared_.begin(), compared_.end(), scores, 0.0F);
+  float mean = 0.0F;
+  for (std::int64_t k = 0; k < options_.top_k; ++k) {
+    if (ids[k] < 0 || is_repeat(ids, k)) continue;
+    mean += compared_[static_cast<std::size_t>(ids[k])] * scores[ids[k]];
+  }
+  return mean;
 }
 
 float TokenRouter::divisor(const float* scores, const std::int32_t* ids) const {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "switchyard/losses.h"
 #include "switchyard/router.h"
 
 namespace switchyard::cpu {
@@ -19,19 +21,33 @@ class TokenRouter {
   void choose(const float* scores, std::int32_t* ids);
   // weights[k] of ids[k]; 0 for no pick.
   void weigh(const float* scores, const std::int32_t* ids, float* weights) const;
+  // logsumexp of logits [E], without the score bias; leaves its gradient, their softmax, behind.
+  float log_sum_exp(const float* logits);
+  std::span<const float> probabilities() const { return probabilities_; }
+
+  struct Gradients {
+    const float* d_weights = nullptr;  // [K]
+    const float* d_scores = nullptr;   // [E] of a loss, or none
+    LossScores scores = LossScores::as_routed;
+    // Of a loss: of the logits, as a multiple of the probabilities that log_sum_exp left.
+    float d_probabilities = 0.0F;
+  };
   // Scores [E] become the gradient of the logits.
-  void backward(float* scores, const std::int32_t* ids, const float* d_weights);
+  void backward(float* scores, const std::int32_t* ids, const Gradients& gradients);
 
  private:
   float divisor(const float* scores, const std::int32_t* ids) const;
   void drop_groups();
+  void add_loss_slopes(const float* scores, const Gradients& gradients);
+  float mean_slope(const float* scores, const std::int32_t* ids, bool is_dense) const;
 
   const RouterOptions& options_;
   std::int64_t group_size_;
   std::vector<float> bias_;
-  std::vector<float> compared_;      // [E]
-  std::vector<float> group_scores_;  // [groups]
-  std::vector<bool> is_kept_;        // [groups]
+  std::vector<float> compared_;       // [E]
+  std::vector<float> probabilities_;  // [E], or none yet
+  std::vector<float> group_scores_;   // [groups]
+  std::vector<bool> is_kept_;         // [groups]
 };
 
 }  // namespace switchyard::cpu

@@ -1,0 +1,58 @@
+#include "device/cpu/capacity.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace switchyard::cpu {
+namespace {
+
+// What is out of range stays: the plan will say so.
+bool is_pick(const LimitPicks& args, std::int32_t id) { return 0 <= id && id < args.num_experts; }
+
+std::int64_t keep_first_come(const LimitPicks& args) {
+  const auto top_k = static_cast<std::size_t>(args.expert_ids.shape()[1]);
+  const auto kept = args.kept_ids.span<std::int32_t>();
+  std::int64_t dropped = 0;
+  std::vector<std::int64_t> taken(static_cast<std::size_t>(args.num_experts));
+  for (std::size_t k = 0; k < top_k; ++k) {
+    std::ranges::fill(taken, 0);
+    for (std::size_t i = k; i < kept.size(); i += top_k) {
+      if (!is_pick(args, kept[i])) continue;
+      if (taken[static_cast<std::size_t>(kept[i])]++ < args.most_picks) continue;
+      kept[i] = -1;
+      ++dropped;
+    }
+  }
+  return dropped;
+}
+
+std::int64_t keep_highest_weight(const LimitPicks& args) {
+  const auto kept = args.kept_ids.span<std::int32_t>();
+  const auto weights = args.weights.span<float>();
+  std::vector<std::vector<std::size_t>> picks(static_cast<std::size_t>(args.num_experts));
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (is_pick(args, kept[i])) picks[static_cast<std::size_t>(kept[i])].push_back(i);
+  }
+  std::int64_t dropped = 0;
+  const auto is_better = [&](std::size_t a, std::size_t b) {
+    return weights[a] != weights[b] ? weights[a] > weights[b] : a < b;
+  };
+  for (auto& of_expert : picks) {
+    if (static_cast<std::int64_t>(of_expert.size()) <= args.most_picks) continue;
+    const auto first_dropped = of_expert.begin() + args.most_picks;
+    std::nth_element(of_expert.begin(), first_dropped, of_expert.end(), is_better);
+    for (auto i = first_dropped; i != of_expert.end(); ++i) kept[*i] = -1;
+    dropped += of_expert.end() - first_dropped;
+  }
+  return dropped;
+}
+
+}  // namespace
+
+std::int64_t limit_picks(const LimitPicks& args) {
+  std::ranges::copy(args.expert_ids.span<std::int32_t>(),
+                    args.kept_ids.span<std::int32_t>().begin());
+  return args.rule == CapacityRule::first_come ? keep_first_come(args) : keep_highest_weight(args);
+}
+
+}  // namespace switchyard::cpu
