@@ -12,6 +12,7 @@ namespace switchyard::cli {
 namespace {
 
 constexpr double kTolerance = 1e-5;
+constexpr double kLooseTolerance = 1e-4;
 constexpr double kFloor = 1e-6;  // of ‖dx‖₂
 
 void require_same(const std::string& tensor, const ConstTensorView& ours,
@@ -63,7 +64,8 @@ Comparison judge(const Difference& difference, double dx_squared) {
                     .recorded = std::sqrt(difference.recorded_squared)};
   if (difference.rule == Rule::equal) return result;
   const double floor = kFloor * std::sqrt(dx_squared);
-  result.allowed = kTolerance * result.recorded;
+  result.allowed =
+      (difference.rule == Rule::near_small ? kLooseTolerance : kTolerance) * result.recorded;
   if (difference.rule == Rule::near_or_noise || result.recorded == 0.0) {
     result.by_floor = result.allowed < floor && !(result.error <= result.allowed);
     result.allowed = std::max(result.allowed, floor);

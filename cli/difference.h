@@ -13,6 +13,7 @@ namespace switchyard::cli {
 enum class Rule {
   equal,
   near,  // ‖ours − recorded‖₂ ≤ 1e-5·‖recorded‖₂; if that is zero, ≤ 1e-6·‖dx‖₂
+  near_small,     // 1e-4: what is left of differences between nearly equal numbers
   near_or_noise,  // or ≤ 1e-6·‖dx‖₂ in any case: a router's gradient may be zero in truth
 };
 

@@ -95,8 +95,10 @@ void GoldenCase::read_kempner_forge(const std::string& text) {
   if (num_ranks_ < 1 || num_ranks_ > kMostRanks) {
     refuse(fmt::format("ep ({}) must be 1 to {}", num_ranks_, kMostRanks));
   }
-  if (c.at("capacity").get<double>() > 0.0) left_out_ = "capacity";
-  if (c.at("gradient_scale").get<bool>()) left_out_ = "gradient_scale";
+  options_.capacity.factor = c.at("capacity");
+  if (c.at("gradient_scale").get<bool>()) options_.gradient_scale = GradientScale::rank;
+  options_.losses = {.balance = BalanceLoss::batch, .z = true, .scope = LossScope::rank};
+  if (options_.router.score == ScoreFunction::sigmoid) aux_weight_ = c.at("seq_aux");
 }
 
 void GoldenCase::read_hugging_face(const std::string& class_name, const std::string& text) {
@@ -179,12 +181,19 @@ RankCase GoldenCase::rank_case(const Division& division, int rank) const {
   if (peer_ == Peer::kempner_forge) {
     const auto prefix = fmt::format("rank{}.", rank);
     const auto get = [&](const char* name) { return file_.tensor(prefix + name); };
+    const auto get_if_there = [&](const char* name) {
+      return file_.contains(prefix + name) ? std::optional(get(name)) : std::nullopt;
+    };
     return {.x = get("x"),
             .dy = get("dy"),
             .weights = from_kempner_forge(tensors_, "weight.", division.placement, rank),
             .expert_ids = get("expert_ids"),
             .routing_weights = get("routing_weights"),
             .expert_counts = get("expert_counts"),
+            .aux_loss = get("aux_loss"),
+            .z_loss = get("z_loss"),
+            .expert_bias_after = get_if_there("expert_bias_after"),
+            .expert_ema_after = get_if_there("expert_ema_after"),
             .y = get("y"),
             .dx = get("dx"),
             .gradients = from_kempner_forge(tensors_, prefix + "d.", division.placement, rank)};

@@ -39,11 +39,15 @@ struct RankCase {
   ConstTensorView x;   // [T, H]
   ConstTensorView dy;  // [T, H]
   MoeWeights weights;
-  std::optional<ConstTensorView> expert_ids = {};       // [T, K] i64
-  std::optional<ConstTensorView> routing_weights = {};  // [T, K]
-  std::optional<ConstTensorView> expert_counts = {};    // [E]
-  ConstTensorView y;                                    // [T, H]
-  ConstTensorView dx;                                   // [T, H]
+  std::optional<ConstTensorView> expert_ids = {};         // [T, K] i64
+  std::optional<ConstTensorView> routing_weights = {};    // [T, K]
+  std::optional<ConstTensorView> expert_counts = {};      // [E]
+  std::optional<ConstTensorView> aux_loss = {};           // [1]
+  std::optional<ConstTensorView> z_loss = {};             // [1]
+  std::optional<ConstTensorView> expert_bias_after = {};  // [E]
+  std::optional<ConstTensorView> expert_ema_after = {};   // [E]
+  ConstTensorView y;                                      // [T, H]
+  ConstTensorView dx;                                     // [T, H]
   MoeWeights gradients;
 };
 
@@ -58,8 +62,8 @@ class GoldenCase {
   const WeightNames& weight_names() const;
   // The ranks it was recorded with; 0: the result is the same for any number.
   int num_ranks() const { return num_ranks_; }
-  // What it needs that the layer does not have yet; empty: nothing.
-  const std::string& left_out() const { return left_out_; }
+  // What the recorded aux_loss weighs the balance loss with.
+  float aux_weight() const { return aux_weight_; }
 
   std::vector<Division> divisions(int num_ranks) const;
   RankCase rank_case(const Division& division, int rank) const;
@@ -77,7 +81,7 @@ class GoldenCase {
   MoeLayerOptions options_;
   int num_ranks_ = 0;
   std::int64_t num_tokens_ = 0;  // of all ranks, for a case that was not recorded by rank
-  std::string left_out_;
+  float aux_weight_ = 1.0F;
 };
 
 }  // namespace switchyard::cli

@@ -6,27 +6,45 @@
 #include <cstring>
 
 #include "switchyard/error.h"
+#include "switchyard/load_balancer.h"
 
 namespace switchyard::cli {
 namespace {
 
-Tensor as_floats(std::span<const std::int32_t> values) {
+Tensor as_floats(std::span<const std::int64_t> values) {
   Tensor result({static_cast<std::int64_t>(values.size())}, Dtype::f32);
   std::transform(values.begin(), values.end(), result.span<float>().begin(),
-                 [](std::int32_t v) { return static_cast<float>(v); });
+                 [](std::int64_t v) { return static_cast<float>(v); });
   return result;
 }
 
-void compare_routing(const SavedForBackward& saved, int rank, const RankCase& recorded,
-                     Differences& out) {
+Tensor as_tensor(float value) { return Tensor::from<float>({1}, {value}); }
+
+void compare_routing(const SavedForBackward& saved, const GoldenCase& golden,
+                     const RankCase& recorded, Differences& out) {
   const Routing& routing = saved.routing();
   if (recorded.expert_ids) out.add_ids("expert_ids", routing.expert_ids, *recorded.expert_ids);
   if (recorded.routing_weights) {
     out.add("routing_weights", routing.weights, *recorded.routing_weights);
   }
-  if (recorded.expert_counts) {
-    out.add("expert_counts", as_floats(saved.plan().counts(rank)), *recorded.expert_counts);
-  }
+  if (!recorded.aux_loss) return;
+  out.add("aux_loss", {}, {});
+  out.add("z_loss", {}, {});
+  if (recorded.x.rows() == 0) return;  // they divided by zero
+  out.add("aux_loss", as_tensor(golden.aux_weight() * saved.losses().balance), *recorded.aux_loss);
+  out.add("z_loss", as_tensor(saved.losses().z), *recorded.z_loss);
+}
+
+// What training leaves behind: of each rank by itself, as they do it.
+void compare_statistics(const MoeLayer& layer, const RankCase& recorded, Differences& out) {
+  const auto& picks = layer.statistics().picks;
+  if (recorded.expert_counts) out.add("expert_counts", as_floats(picks), *recorded.expert_counts);
+  if (!recorded.expert_bias_after) return;
+  LoadBalancer balancer(static_cast<int>(picks.size()), {.rule = BiasRule::moving_average});
+  Tensor bias = Tensor::zeros({static_cast<std::int64_t>(picks.size())}, Dtype::f32);
+  balancer.update(picks, 0, bias);
+  out.add("expert_bias_after", bias, *recorded.expert_bias_after, Rule::near_small);
+  out.add("expert_ema_after", balancer.moving_average(), *recorded.expert_ema_after);
 }
 
 void compare_experts(const GoldenCase& golden, const MoeGradients& ours, const MoeWeights& recorded,
@@ -73,7 +91,7 @@ std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
   SavedForBackward saved;
   Differences differences;
   const Tensor y = layer.forward(recorded.weights, {.x = recorded.x}, saved);
-  compare_routing(saved, comm.rank(), recorded, differences);
+  compare_routing(saved, golden, recorded, differences);
   differences.add("y", y, recorded.y);
 
   Tensor d_x(recorded.x.shape(), Dtype::f32);
@@ -81,6 +99,7 @@ std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
   layer.backward(recorded.weights, saved, recorded.dy,
                  {.d_x = d_x, .gradients = parameters.views()});
   differences.add("dx", d_x, recorded.dx);
+  compare_statistics(layer, recorded, differences);
   compare_experts(golden, parameters.views(), recorded.gradients, differences);
   compare_replicated(comm, golden, parameters.views(), recorded.gradients, differences);
   return differences.all();

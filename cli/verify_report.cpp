@@ -1,10 +1,8 @@
 #include "verify_report.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 namespace switchyard::cli {
@@ -12,15 +10,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<const char*, 4> kNotCompared{"aux_loss", "z_loss", "expert_bias_after",
-                                                  "expert_ema_after"};
-
 struct Totals {
   explicit Totals(const std::vector<CaseReport>& cases) {
     for (const CaseReport& c : cases) {
       passed += c.passed() ? 1 : 0;
       failed += c.failed() ? 1 : 0;
-      left_out += c.left_out.empty() ? 0 : 1;
       skipped += c.skipped.empty() ? 0 : 1;
       runs += c.runs.size();
     }
@@ -28,7 +22,6 @@ struct Totals {
 
   int passed = 0;
   int failed = 0;
-  int left_out = 0;
   int skipped = 0;
   std::size_t runs = 0;
 };
@@ -87,13 +80,11 @@ void print_verify_table(const std::vector<CaseReport>& cases) {
              "relative error");
   for (const CaseReport& c : cases) {
     for (const auto& run : c.runs) print_run(c.name, run);
-    if (!c.left_out.empty()) fmt::print("{:<21} left out: {}\n", c.name, c.left_out);
     if (!c.skipped.empty()) fmt::print("{:<21} skipped: {}\n", c.name, c.skipped);
   }
   const Totals totals(cases);
-  fmt::print("\nNot compared yet: {}.\n", fmt::join(kNotCompared, ", "));
-  fmt::print("Cases passed: {}, failed: {}, left out: {}, skipped: {}. Runs: {}.\n", totals.passed,
-             totals.failed, totals.left_out, totals.skipped, totals.runs);
+  fmt::print("\nCases passed: {}, failed: {}, skipped: {}. Runs: {}.\n", totals.passed,
+             totals.failed, totals.skipped, totals.runs);
 }
 
 void print_verify_json(const std::vector<CaseReport>& cases) {
@@ -109,16 +100,13 @@ void print_verify_json(const std::vector<CaseReport>& cases) {
       line.update({{"message", run.result.error}, {"ok", false}});
       print(line);
     }
-    if (!c.left_out.empty()) print({{"case", c.name}, {"left_out", c.left_out}});
     if (!c.skipped.empty()) print({{"case", c.name}, {"skipped", c.skipped}});
   }
   const Totals totals(cases);
   print({{"passed", totals.passed},
          {"failed", totals.failed},
-         {"left_out", totals.left_out},
          {"skipped", totals.skipped},
-         {"runs", totals.runs},
-         {"not_compared", kNotCompared}});
+         {"runs", totals.runs}});
 }
 
 }  // namespace switchyard::cli

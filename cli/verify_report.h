@@ -18,7 +18,6 @@ struct CaseReport {
 
   std::string name;
   std::vector<Run> runs = {};
-  std::string left_out = {};
   std::string skipped = {};
 
   bool passed() const;

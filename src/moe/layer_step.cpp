@@ -19,6 +19,10 @@ void forget_refused_picks(const Plan& plan, const ConstTensorView& planned_ids,
   }
 }
 
+bool is_valid(const ConstTensorView& mask, std::int64_t token) {
+  return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
+}
+
 Tensor flat_copy(const ConstTensorView& mask) {
   Tensor copy(mask.shape(), mask.dtype());
   for (std::int64_t t = 0; t < mask.rows(); ++t) {
@@ -46,7 +50,7 @@ TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
   TensorView copy = device.backend().take(rows.shape(), rows.dtype());
   const auto row_bytes = static_cast<std::size_t>(rows.row_bytes());
   for (std::int64_t t = 0; t < rows.rows(); ++t) {
-    if (*reinterpret_cast<const std::int32_t*>(valid.row(t)) != 0) {
+    if (is_valid(valid, t)) {
       std::memcpy(copy.row(t), rows.row(t), row_bytes);
     } else {
       std::memset(copy.row(t), 0, row_bytes);
@@ -166,6 +170,10 @@ void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const
                                    .x = step.x,
                                    .hidden = step.shared_hidden,
                                    .y = y});
+  for (std::int64_t t = 0; step.valid && t < y.rows(); ++t) {  // a bias is no zero
+    if (!is_valid(*step.valid, t))
+      std::memset(y.row(t), 0, static_cast<std::size_t>(y.row_bytes()));
+  }
   clock.end("shared");
 }
 
