@@ -1,0 +1,209 @@
+// What a layer refuses of losses, capacity, scales, padding and statistics; and who learns of it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <limits>
+
+#include "support/errors.h"
+#include "support/layer_alone.h"
+#include "support/moe_tensors.h"
+#include "switchyard/error.h"
+#include "switchyard/mesh.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+using testing::gradients_for;
+using testing::LayerAlone;
+using testing::Random;
+using testing::tiny_layer_options;
+using testing::tiny_layer_weights;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::string options_error(const std::function<void(MoeLayerOptions&)>& change) {
+  auto options = tiny_layer_options();
+  change(options);
+  const auto world = connect();
+  return error_of<InvalidArgument>(
+      [&] { const MoeLayer layer(*world, ExpertPlacement::contiguous(6, 1), options); });
+}
+
+TEST(LayerTrainingErrors, OfOptions) {
+  EXPECT_EQ(options_error([](auto& o) { o.capacity.factor = -0.5; }),
+            "MoeLayer: rank 0: capacity.factor (-0.5) must be 0 or positive, and finite");
+  EXPECT_EQ(options_error([](auto& o) { o.capacity.factor = kNan; }),
+            "MoeLayer: rank 0: capacity.factor (nan) must be 0 or positive, and finite");
+  EXPECT_EQ(options_error([](auto& o) {
+              o.gradient_scale = GradientScale::global;
+              o.weight_stage = WeightStage::input;
+            }),
+            "MoeLayer: rank 0: gradient_scale multiplies outputs, but with weight_stage input "
+            "weights are not multiplied there: use output or activation");
+}
+
+// Ranks of a batch must agree, also those that share no experts.
+TEST(LayerTrainingErrors, OfOptionsThatDifferInABatch) {
+  std::array<std::string, 4> errors;
+  run_ranks(4, [&](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    auto options = tiny_layer_options();
+    options.losses.z = mesh.coordinate("dp") == 1;
+    const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
+    errors.at(static_cast<std::size_t>(world.rank())) = error_of<InvalidArgument>(
+        [&] { const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), options); });
+    world.barrier();  // still works
+  });
+  for (const auto& error : errors) {
+    EXPECT_EQ(error, "ranks disagree about losses.z: rank 0 has 0, rank 2 has 1");
+  }
+}
+
+struct Step {
+  explicit Step(const LossOptions& losses) : alone(with(losses)) {}
+  static MoeLayerOptions with(const LossOptions& losses) {
+    auto options = tiny_layer_options();
+    options.losses = losses;
+    return options;
+  }
+
+  LayerAlone alone;
+  LayerInput in{.x = Random(1).tensor({6, 6}, Dtype::f32), .sequence = SequenceShard(2, 3, 1, 0)};
+  SavedForBackward saved = {};
+
+  std::string forward() {
+    return error_of<InvalidArgument>([&] { (void)alone.layer.forward(alone.weights, in, saved); });
+  }
+  std::string backward(const RouterLosses& d_losses) {
+    Tensor d_x = Tensor::zeros({6, 6}, Dtype::f32);
+    const Tensor d_y = Tensor::zeros({6, 6}, Dtype::f32);
+    return error_of<InvalidArgument>([&] {
+      alone.layer.backward(alone.weights, saved, {.d_y = d_y, .d_losses = d_losses},
+                           {.d_x = d_x, .gradients = gradients_for(alone.weights)});
+    });
+  }
+};
+
+constexpr LossOptions kBySequence{.balance = BalanceLoss::sequence};
+
+TEST(LayerTrainingErrors, OfSequences) {
+  EXPECT_EQ(Step(kBySequence).forward(), "no error");
+  Step none(kBySequence);
+  none.in.sequence = {};
+  EXPECT_EQ(none.forward(),
+            "MoeLayer::forward: losses.balance is sequence, but no sequence was given");
+  Step few(kBySequence);
+  few.in.sequence = SequenceShard(2, 2, 1, 0);
+  EXPECT_EQ(few.forward(), "MoeLayer::forward: x has 6 tokens, but the sequence's shard 2 · 2");
+  Step cut(kBySequence);
+  cut.in.sequence = SequenceShard(2, 6, 2, 1);
+  EXPECT_EQ(cut.forward(),
+            "MoeLayer::forward: the sequence is piece 1 of 2, but this is rank 0 of 1 in the "
+            "layer's sequence group");
+}
+
+TEST(LayerTrainingErrors, EvaluationNeedsNoSequence) {
+  Step step(kBySequence);
+  EXPECT_NO_THROW((void)step.alone.layer.forward(step.alone.weights, {.x = step.in.x}));
+}
+
+TEST(LayerTrainingErrors, OfPadding) {
+  Step step({});
+  step.in.valid = Tensor::zeros({5}, Dtype::i32);
+  EXPECT_EQ(step.forward(), "MoeLayer::forward: valid is i32 [5], but must be i32 [6]");
+  Step real({});
+  real.in.valid = Tensor::zeros({6}, Dtype::f32);
+  EXPECT_EQ(real.forward(), "MoeLayer::forward: valid is f32 [6], but must be i32 [6]");
+  const auto weights =
+      tiny_layer_weights(tiny_layer_options(), ExpertPlacement::contiguous(6, 1), 0);
+  const Router router(tiny_layer_options().router);
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
+              (void)router.route(weights.router,
+                                 {.x = step.in.x, .valid = Tensor::zeros({7}, Dtype::i32)});
+            }),
+            "valid is i32 [7], but must be i32 [6]");
+}
+
+TEST(LayerTrainingErrors, OfLossGradients) {
+  const auto error_with = [](const LossOptions& losses, const RouterLosses& d_losses) {
+    Step step(losses);
+    EXPECT_EQ(step.forward(), "no error");
+    return step.backward(d_losses);
+  };
+  EXPECT_EQ(error_with({.balance = BalanceLoss::batch, .z = true}, {.balance = 1, .z = 1}),
+            "no error");
+  EXPECT_EQ(error_with({.z = true}, {.balance = 0.5F}),
+            "MoeLayer::backward: d_losses.balance is 0.5, but the layer's options have "
+            "losses.balance = none");
+  EXPECT_EQ(error_with({}, {.z = 0.5F}),
+            "MoeLayer::backward: d_losses.z is 0.5, but the layer's options have no losses.z");
+  EXPECT_EQ(error_with({.z = true}, {.z = kNan}),
+            "MoeLayer::backward: d_losses.balance (0) and d_losses.z (nan) must be finite");
+}
+
+TEST(LayerTrainingErrors, OfStatistics) {
+  Step step({});
+  EXPECT_EQ(error_of<InvalidArgument>([&] { step.alone.layer.commit_statistics(step.saved); }),
+            "nothing is saved: statistics are those of a training forward, before its backward");
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)step.saved.losses(); }),
+            "nothing is saved: no training forward has filled this");
+  EXPECT_EQ(step.forward(), "no error");
+  Step other({});
+  EXPECT_EQ(error_of<InvalidArgument>([&] { other.alone.layer.commit_statistics(step.saved); }),
+            "what is saved was left by another layer");
+}
+
+TEST(LayerTrainingErrors, OfCapacitiesThatDifferBetweenRanks) {
+  std::array<std::string, 2> errors;
+  run_ranks(2, [&](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(4, 2), {.plan = {.hidden = 4}});
+    dispatcher.resize(comm.rank() == 0 ? Sizing::exact() : Sizing::bounded(8));
+    errors.at(static_cast<std::size_t>(comm.rank())) = error_of<InvalidArgument>([&] {
+      (void)dispatcher.plan(Tensor::zeros({1, 1}, Dtype::i32));
+    });
+  });
+  for (const auto& error : errors) {
+    EXPECT_EQ(
+        error,
+        "ranks disagree about the capacity, -1 for exact sizing: rank 0 has -1, rank 1 has 8");
+  }
+  const auto world = connect();
+  Dispatcher aligned(*world, ExpertPlacement::contiguous(4, 1),
+                     {.plan = {.hidden = 4, .alignment = 4}});
+  EXPECT_EQ(error_of<InvalidArgument>([&] { aligned.resize(Sizing::bounded(6)); }),
+            "capacity (6) must be a multiple of the alignment (4)");
+}
+
+// Only one group of experts meets the NaN; the other must not wait for it in the batch.
+TEST(LayerTrainingErrors, OfOneGroupOfExpertsReachTheOthers) {
+  run_ranks(4,
+            [](Communicator& world) {
+              Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+              auto options = tiny_layer_options();
+              options.losses.z = true;
+              Communicator& experts = mesh.group({"ep"});
+              const auto placement = ExpertPlacement::contiguous(6, 2);
+              MoeLayer layer({.experts = experts, .batch = &world}, placement, options);
+              const auto weights = tiny_layer_weights(options, placement, experts.rank());
+              Tensor x = Tensor::zeros({3, 6}, Dtype::f32);
+              if (world.rank() == 3) x.span<float>()[6] = kNan;
+              SavedForBackward saved;
+              const auto run = [&] {
+                for (int i = 0; i < 3; ++i) (void)layer.forward(weights, {.x = x}, saved);
+              };
+              const std::string what = "the router's logits of token 1 are not finite";
+              if (mesh.coordinate("dp") == 1) {
+                EXPECT_NE(error_of<InvalidArgument>(run).find(what), std::string::npos);
+              } else {
+                const auto seen = error_of<CommunicationError>(run);
+                EXPECT_NE(seen.find(what), std::string::npos) << seen;
+              }
+            },
+            {.timeout = std::chrono::seconds(20)});
+}
+
+}  // namespace
+}  // namespace switchyard
