@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <vector>
+
+#include "switchyard/tensor.h"
 
 namespace switchyard {
 
@@ -16,6 +19,17 @@ std::int64_t hash_of(std::span<const T> values) {
     hash = (hash ^ static_cast<std::make_unsigned_t<T>>(value)) * 1099511628211U;
   }
   return static_cast<std::int64_t>(hash);
+}
+
+// Of dtypes and extents, without those before `first_dim`.
+inline std::int64_t hash_of_shapes(std::span<const ConstTensorView> tensors, int first_dim = 0) {
+  std::vector<std::int64_t> numbers;
+  for (const auto& tensor : tensors) {
+    numbers.push_back(static_cast<std::int64_t>(tensor.dtype()));
+    numbers.push_back(tensor.shape().rank());
+    for (int i = first_dim; i < tensor.shape().rank(); ++i) numbers.push_back(tensor.shape()[i]);
+  }
+  return hash_of(std::span<const std::int64_t>(numbers));
 }
 
 }  // namespace switchyard

@@ -120,17 +120,20 @@ std::vector<ExpertGradients> unpack(const ExpertForm& form, std::span<Tensor> pa
   return unpack(tensors, form.gated ? Activation::swiglu : Activation::relu);
 }
 
+std::byte* copy_rows(std::byte* to, const ConstTensorView& from) {
+  const bool whole = from.is_contiguous();
+  const auto bytes = whole ? from.bytes() : from.row_bytes();
+  for (std::int64_t r = 0; bytes > 0 && r < (whole ? 1 : from.rows()); ++r, to += bytes) {
+    std::memcpy(to, from.row(r), static_cast<std::size_t>(bytes));
+  }
+  return to;
+}
+
 Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order) {
   Tensor result(rows.shape.with_rows(static_cast<std::int64_t>(order.size())), rows.dtype);
   std::byte* to = result.data();
   for (const auto row : order) {
-    for (const auto& piece : rows.pieces[row]) {
-      const bool whole = piece.is_contiguous();
-      const auto bytes = static_cast<std::size_t>(whole ? piece.bytes() : piece.row_bytes());
-      for (std::int64_t r = 0; r < (whole ? 1 : piece.rows()); ++r, to += bytes) {
-        if (bytes > 0) std::memcpy(to, piece.row(r), bytes);
-      }
-    }
+    for (const auto& piece : rows.pieces[row]) to = copy_rows(to, piece);
   }
   return result;
 }

@@ -47,6 +47,8 @@ std::vector<ExpertRows> packed_rows(const ExpertForm& form, std::span<const Expe
 // The experts of such tensors.
 std::vector<ExpertGradients> unpack(const ExpertForm& form, std::span<Tensor> packed);
 
+// Copies a tensor's rows to where they follow each other, and says where they end.
+std::byte* copy_rows(std::byte* to, const ConstTensorView& from);
 // A contiguous copy of these rows, in this order.
 Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order);
 
