@@ -3,20 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
-#include <optional>
 
 #include "support/compare.h"
-#include "support/cut.h"
+#include "support/mesh_model.h"
 #include "support/moe_tensors.h"
 #include "support/ranks.h"
-#include "switchyard/moe_layer.h"
-#include "switchyard/parallelize.h"
 #include "switchyard/sequence.h"
 
 namespace switchyard {
 namespace {
 
+using testing::MeshModel;
 using testing::near;
 using testing::on_ranks;
 using testing::Random;
@@ -24,7 +21,6 @@ using testing::RankCase;
 using testing::same_bits;
 
 constexpr int kRanks = 8;
-constexpr int kLayers = 2;
 constexpr int kExperts = 6;  // fewer than ranks: some own none
 constexpr std::int64_t kBatch = 4;
 constexpr std::int64_t kLength = 6;
@@ -91,107 +87,6 @@ Tensor rows_of(const Tensor& whole, const std::vector<std::int64_t>& tokens) {
   return rows;
 }
 
-Tensor sum_of(const Tensor& a, const Tensor& b) {
-  Tensor result = a.clone();
-  for (std::size_t i = 0; i < result.span<float>().size(); ++i) {
-    result.span<float>()[i] += b.span<float>()[i];
-  }
-  return result;
-}
-
-struct ModelLayer {
-  explicit ModelLayer(int layer_id)
-      : id(layer_id),
-        block{"layers." + std::to_string(id),
-              MoeParameters::random(layer_options(), whole(), 0, static_cast<std::uint64_t>(id),
-                                    Biases::all),
-              whole()} {}
-  static ExpertPlacement whole() { return ExpertPlacement::contiguous(kExperts, 1); }
-
-  int id;
-  MoeBlock block;
-  std::optional<MoeLayer> layer = {};
-  std::optional<MoeParameters> gradients = {};
-  Tensor x = {};
-  SavedForBackward saved = {};
-};
-
-// The layers of this rank's stage. Each is x + moe(x); behind the last is a scale [H].
-class Model {
- public:
-  explicit Model(Mesh& mesh, const GradientAxes& axes) : mesh_(mesh), axes_(axes) {
-    const int each = kLayers / mesh.size("pp");
-    for (int i = 0; i < each; ++i) layers.emplace_back(mesh.coordinate("pp") * each + i);
-    const int divided = apply_expert_parallel(*this, &mesh, axes.experts);
-    for (auto& layer : layers) {
-      EXPECT_EQ(divided > 0, layer.block.group->size() > 1);
-      layer.layer.emplace(*layer.block.group, layer.block.placement, layer_options());
-      layer.gradients.emplace(layer_options(), layer.block.placement, layer.block.rank(),
-                              Biases::all);
-    }
-    scale = Random(40).tensor({kHidden}, Dtype::f32);
-    d_scale = Tensor::zeros({kHidden}, Dtype::f32);
-  }
-
-  std::vector<MoeBlock*> moe_blocks() {
-    std::vector<MoeBlock*> blocks;
-    for (auto& layer : layers) blocks.push_back(&layer.block);
-    return blocks;
-  }
-
-  // One step of the loss ⟨scale · model(x), d_out⟩.
-  void step(const Tensor& x, const Tensor& d_out) {
-    Tensor value = x.clone();
-    for (int stage = 0; stage < mesh_.size("pp"); ++stage) {
-      if (stage == mesh_.coordinate("pp")) value = forward(std::move(value));
-      mesh_.group({"pp"}).broadcast(value, stage);
-    }
-    Tensor d_value = scale_backward(value, d_out);
-    for (int stage = mesh_.size("pp"); stage-- > 0;) {
-      if (stage == mesh_.coordinate("pp")) d_value = backward(std::move(d_value));
-      mesh_.group({"pp"}).broadcast(d_value, stage);
-    }
-    d_x = std::move(d_value);
-    for (auto& layer : layers) reduce_gradients(layer.gradients->views(), mesh_, axes_);
-    const std::vector<TensorView> rest{d_scale};
-    reduce_replicated(rest, mesh_, axes_);
-  }
-
-  std::deque<ModelLayer> layers;  // stay where they are
-  Tensor scale, d_scale, d_x;
-
- private:
-  Tensor forward(Tensor value) {
-    for (auto& l : layers) {
-      l.x = std::move(value);
-      value = sum_of(l.x, l.layer->forward(l.block.parameters.weights(), {.x = l.x}, l.saved));
-    }
-    return value;
-  }
-
-  Tensor backward(Tensor d_value) {
-    for (auto l = layers.rbegin(); l != layers.rend(); ++l) {
-      Tensor through(d_value.shape(), Dtype::f32);
-      l->layer->backward(l->block.parameters.weights(), l->saved, d_value,
-                         {.d_x = through, .gradients = l->gradients->views()});
-      d_value = sum_of(d_value, through);
-    }
-    return d_value;
-  }
-
-  Tensor scale_backward(const Tensor& value, const Tensor& d_out) {
-    Tensor d_value = d_out.clone();
-    for (std::size_t i = 0; i < value.span<float>().size(); ++i) {
-      d_scale.span<float>()[i % kHidden] += d_out.span<float>()[i] * value.span<float>()[i];
-      d_value.span<float>()[i] *= scale.span<float>()[i % kHidden];
-    }
-    return d_value;
-  }
-
-  Mesh& mesh_;
-  GradientAxes axes_;
-};
-
 void expect_near(const ExpertGradients& actual, const ExpertGradients& expected) {
   const auto wanted = testing::named_tensors(expected);
   const auto tensors = testing::named_tensors(actual);
@@ -200,11 +95,12 @@ void expect_near(const ExpertGradients& actual, const ExpertGradients& expected)
   }
 }
 
-void expect_gradients_of_one_rank(const Division& division, Model& model, Model& one) {
-  EXPECT_TRUE(near(model.d_scale, one.d_scale, kTolerance));
-  for (const ModelLayer& layer : model.layers) {
+void expect_gradients_of_one_rank(const Division& division, const MeshModel& model,
+                                  const MeshModel& one) {
+  EXPECT_TRUE(near(model.d_scale(), one.d_scale(), kTolerance));
+  for (const auto& layer : model.layers()) {
     const auto actual = layer.gradients->views();
-    const auto expected = one.layers[static_cast<std::size_t>(layer.id)].gradients->views();
+    const auto expected = one.layers()[static_cast<std::size_t>(layer.id)].gradients->views();
     EXPECT_TRUE(near(actual.router.gate, expected.router.gate, kTolerance));
     EXPECT_TRUE(near(actual.router.gate_bias, expected.router.gate_bias, kTolerance));
     expect_near(actual.shared, expected.shared);
@@ -234,17 +130,17 @@ void expect_as_one_rank(Communicator& world, const Division& division) {
   ASSERT_EQ(all.size(), static_cast<std::size_t>(kBatch * kLength));
   const auto alone = connect();
   Mesh one_mesh(*alone, Division{}.mesh());
-  Model one(one_mesh, {});
+  MeshModel one(one_mesh, {}, {layer_options(), layer_options()});
   one.step(rows_of(x, all), rows_of(d_out, all));
 
   Mesh mesh(world, division.mesh());
-  Model model(mesh, {.experts = division.experts});
+  MeshModel model(mesh, {.experts = division.experts}, {layer_options(), layer_options()});
   const auto mine = tokens_of(division, world.rank() % division.tokens());
   model.step(rows_of(x, mine), rows_of(d_out, mine));
   expect_gradients_of_one_rank(division, model, one);
   std::vector<std::int64_t> places;
   for (const auto token : mine) places.push_back(std::ranges::find(all, token) - all.begin());
-  EXPECT_TRUE(near(model.d_x, rows_of(one.d_x, places), kTolerance));
+  EXPECT_TRUE(near(model.d_x(), rows_of(one.d_x(), places), kTolerance));
 }
 
 class MeshGradientsTest : public ::testing::TestWithParam<RankCase> {};

@@ -6,40 +6,21 @@
 
 #include "support/compare.h"
 #include "support/cut.h"
-#include "support/errors.h"
-#include "support/layer_alone.h"
+#include "support/moe_blocks.h"
+#include "support/moe_tensors.h"
 #include "support/ranks.h"
-#include "switchyard/error.h"
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {
 namespace {
 
-using testing::error_of;
+using testing::apply;
+using testing::block_of;
 using testing::on_ranks;
+using testing::options_with;
 using testing::RankCase;
 using testing::same_bits;
-
-constexpr std::uint64_t kSeed = 5;
-
-MoeLayerOptions options_with(int num_experts) {
-  return {.hidden = 8,
-          .intermediate = 6,
-          .router = RouterOptions::torchtitan(num_experts, 2),
-          .shared_intermediate = 4};
-}
-
-MoeBlock block_of(int num_experts, const std::string& name = "layers.3.mlp") {
-  const auto whole = ExpertPlacement::contiguous(num_experts, 1);
-  return {name, MoeParameters::random(options_with(num_experts), whole, 0, kSeed, Biases::all),
-          whole};
-}
-
-int apply(MoeBlock& block, Mesh* mesh, const std::vector<std::string>& axes = {"ep"}) {
-  const std::vector<MoeBlock*> blocks{&block};
-  return apply_expert_parallel(blocks, mesh, axes);
-}
 
 // Each of them in memory of its own.
 MoeGradients apart(const MoeGradients& tensors) {
@@ -57,7 +38,7 @@ void expect_divided(const MoeBlock& block, int num_experts, Communicator& group)
   EXPECT_EQ(block.rank(), group.rank());
   EXPECT_EQ(block.placement, ExpertPlacement::contiguous(num_experts, group.size()));
   const auto expected = MoeParameters::random(options_with(num_experts), block.placement,
-                                              group.rank(), kSeed, Biases::all);
+                                              group.rank(), testing::kBlockSeed, Biases::all);
   const auto [views, wanted] = std::pair(block.parameters.views(), expected.views());
   EXPECT_TRUE(same_bits(views.router.gate, wanted.router.gate));
   EXPECT_TRUE(same_bits(views.router.gate_bias, wanted.router.gate_bias));
@@ -204,81 +185,6 @@ TEST(Parallelize, SeveralAxesAreOneGroup) {
     MoeBlock block = block_of(10);
     EXPECT_EQ(apply(block, &mesh, {"sp", "ep", "tp"}), 1);  // in any order; tp is not there
     expect_divided(block, 10, mesh.group({"ep", "sp"}));
-  });
-}
-
-// Four ranks, dp by ep; every rank gets the same error, and its blocks are as before.
-void expect_error(const std::function<void(std::vector<MoeBlock*>&, Mesh&)>& change,
-                  const std::string& expected) {
-  run_ranks(4,
-            [&](Communicator& world) {
-              Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-              MoeBlock first = block_of(8);
-              MoeBlock second = block_of(6, "layers.4.mlp");
-              std::vector<MoeBlock*> blocks{&first, &second};
-              change(blocks, mesh);
-              Communicator* group = second.group;
-              EXPECT_EQ(error_of<InvalidArgument>([&] { apply_expert_parallel(blocks, &mesh); }),
-                        expected);
-              EXPECT_EQ(first.parameters.views().experts.size(), 8U);
-              EXPECT_EQ(first.group, nullptr);
-              EXPECT_EQ(second.group, group);
-              world.barrier();
-            },
-            {.timeout = testing::kTestTimeout});
-}
-
-TEST(ParallelizeErrors, AreTheSameOnEveryRank) {
-  const std::string at_2 = "apply_expert_parallel: rank 2: ";
-  const auto on_rank_2 = [](const std::function<void(std::vector<MoeBlock*>&)>& change) {
-    return [change](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
-      if (mesh.world().rank() == 2) change(blocks);
-    };
-  };
-  expect_error([](auto& blocks, Mesh& mesh) { apply(*blocks[1], &mesh); },
-               "apply_expert_parallel: rank 0: layers.4.mlp is divided over 2 ranks already");
-  expect_error(on_rank_2([](auto& blocks) { blocks[1] = nullptr; }), at_2 + "block 1 of 2 is null");
-  expect_error(on_rank_2([](auto& blocks) { blocks.push_back(blocks[1]); }),
-               at_2 + "layers.4.mlp is listed twice");
-  expect_error(on_rank_2([](auto& blocks) { blocks[1]->placement = {}; }),
-               at_2 + "the placement of layers.4.mlp has no experts");
-  expect_error(on_rank_2([](auto& blocks) {
-                 auto tensors = blocks[1]->parameters.views();
-                 tensors.experts.resize(2);
-                 blocks[1]->parameters = MoeParameters::of(tensors);
-               }),
-               at_2 +
-                   "layers.4.mlp holds 2 of 6 experts: only a rank that holds all of them can "
-                   "divide them");
-  expect_error(on_rank_2([](auto& blocks) {
-                 auto tensors = blocks[1]->parameters.views();
-                 tensors.experts[1].down = {};
-                 blocks[1]->parameters = MoeParameters::of(tensors);
-               }),
-               at_2 + "layers.4.mlp: local expert 1's down [8,6] is missing");
-}
-
-// Of ranks 2 and 3, which divide the layers between them.
-TEST(ParallelizeErrors, NameWhatRanksDisagreeAbout) {
-  expect_error(
-      [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
-        if (mesh.world().rank() == 3) blocks.pop_back();
-      },
-      "apply_expert_parallel: rank 2: ranks disagree about the number of layers: rank 0 has 2, "
-      "rank 1 has 1");
-  expect_error(
-      [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
-        if (mesh.world().rank() == 3) *blocks[1] = block_of(5);
-      },
-      "apply_expert_parallel: rank 2: ranks disagree about num_experts of layers.4.mlp: rank 0 "
-      "has 6, rank 1 has 5");
-  run_ranks(2, [](Communicator& world) {
-    Mesh mesh(world, {{"ep", 2}, {"sp", 1}});
-    MoeBlock block = block_of(4);
-    const std::string axis = world.rank() == 0 ? "ep" : "sp";
-    const auto error = error_of<InvalidArgument>([&] { apply(block, &mesh, {axis}); });
-    EXPECT_EQ(error.substr(0, error.find(": rank")),
-              "ranks disagree about the axes to divide over (their hash)");
   });
 }
 
