@@ -2,6 +2,7 @@
 #include "switchyard/parallelize.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <numeric>
 #include <set>

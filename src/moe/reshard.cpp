@@ -3,7 +3,6 @@
 #include "switchyard/reshard.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/hash.h"
 #include "core/require.h"
