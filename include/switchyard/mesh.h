@@ -24,6 +24,7 @@ class SWITCHYARD_API Mesh {
   // The sizes multiply to the size of the world.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
+  Communicator& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
   bool has_axis(std::string_view axis) const;
   int size(std::string_view axis) const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "switchyard/experts.h"
@@ -26,8 +27,8 @@ using MoeGradients = BasicMoeTensors<TensorView>;
 
 enum class Biases { none, all };  // all: of the gate and of the routed experts
 
-// Owns one rank's part of a layer, packed: its weights, or their gradients. Views share the
-// ownership.
+// One rank's part of a layer: its weights, or their gradients. Owns packed memory, or has a share
+// in that of others. Views share the ownership.
 class SWITCHYARD_API MoeParameters {
  public:
   // Zeros.
@@ -37,11 +38,16 @@ class SWITCHYARD_API MoeParameters {
   static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
                               int rank, std::uint64_t seed, Biases biases = Biases::none);
 
+  // Views of anybody's memory; whoever owns it stays the owner.
+  static MoeParameters of(MoeGradients tensors) { return MoeParameters(std::move(tensors)); }
+
   MoeWeights weights() const;                      // to be read
   MoeGradients views() const { return tensors_; }  // to be written
   void set_zero();
 
  private:
+  explicit MoeParameters(MoeGradients tensors) : tensors_(std::move(tensors)) {}
+
   MoeGradients tensors_;
 };
 

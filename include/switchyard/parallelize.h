@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <ranges>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +19,7 @@ struct MoeBlock {
   std::string name;               // for messages: "layers.3.mlp"
   MoeParameters parameters;       // this rank's part
   ExpertPlacement placement;      // of all experts over the ranks of `group`
-  Communicator* group = nullptr;  // null: this rank holds them all
+  Communicator* group = nullptr;  // null, or of one rank: this rank holds them all
 
   int rank() const { return group == nullptr ? 0 : group->rank(); }
 };
@@ -32,11 +31,12 @@ concept HasMoeBlocks = requires(Model& model) {
 };
 
 // Collective over the mesh's world. Divides experts evenly over the group of those of these axes
-// that the mesh has: each rank keeps its own, and the memory of the others is given back; the
-// router and the shared expert stay whole. Returns how many layers it changed: none without a mesh,
-// without the axes, or where they have one rank. A layer that is divided already is an
-// InvalidArgument, the same on every rank, that names it, and then nothing is changed. The mesh
-// must outlive the blocks.
+// that the mesh has: each rank keeps its own, and the memory of the others is given back; what
+// shared memory with them is copied. The router and the shared expert stay whole. Returns how many
+// layers it divided: none without a mesh, without the axes, or where they have one rank; with a
+// mesh, such layers get the group of this rank alone. Ranks of one group list the same layers. A
+// layer that is divided already is an InvalidArgument, the same on every rank, that names it, and
+// then nothing is changed. The mesh must outlive the blocks.
 SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                                          const std::vector<std::string>& axes = {"ep"});
 
@@ -52,9 +52,12 @@ struct GradientAxes {
   std::vector<std::string> pipeline = {"pp"};  // ranks that hold other layers
 };
 
-// Collective over the mesh's world. Adds gradients up in rank order, never averaging: those of the
-// experts over the axes that divide neither experts nor layers; those of the router and the shared
-// expert, and `replicated` ones of the rest of a model, over all axes that do not divide layers.
+// Adds gradients up in rank order, never averaging: those of the experts over the axes that divide
+// neither experts nor layers; those of the router and the shared expert, and replicated ones of the
+// rest of a model, over all axes that do not divide layers. Collective over the latter; the first
+// call, which makes the groups, over the mesh's world. Gradients that are not alike on the ranks
+// they are added over are the same InvalidArgument on all. Where there is one rank it costs
+// nothing.
 SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
                                      const GradientAxes& axes = {});
 SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,

@@ -5,20 +5,14 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string_view>
 
+#include "core/hash.h"
 #include "core/require.h"
 
 namespace switchyard {
 namespace {
-
-std::int64_t hash_of(std::span<const std::int32_t> owners) {
-  std::uint64_t hash = 1469598103934665603U;  // FNV-1a
-  for (const auto owner : owners) {
-    hash = (hash ^ static_cast<std::uint32_t>(owner)) * 1099511628211U;
-  }
-  return static_cast<std::int64_t>(hash);
-}
 
 constexpr std::size_t kNumOptions = 11;
 
@@ -55,9 +49,14 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
   if (bounded) require_valid_capacity(capacity, alignment, fmt::format("rank {}: ", rank));
 }
 
-void require_equal(std::string_view name, std::int64_t first, int rank, std::int64_t value) {
-  require(value == first, "ranks disagree about {}: rank 0 has {}, rank {} has {}", name, first,
-          rank, value);
+struct RankValue {
+  int rank = 0;
+  std::int64_t value = 0;
+};
+
+void require_equal(std::string_view name, const RankValue& first, const RankValue& other) {
+  require(other.value == first.value, "ranks disagree about {}: rank {} has {}, rank {} has {}",
+          name, first.rank, first.value, other.rank, other.value);
 }
 
 }  // namespace
@@ -79,10 +78,20 @@ std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
 
 void require_equal_fields(std::span<const Field> fields,
                           const std::vector<std::vector<std::int64_t>>& values_of_rank) {
-  for (std::size_t r = 1; r < values_of_rank.size(); ++r) {
+  std::vector<int> ranks(values_of_rank.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  require_equal_fields(fields, values_of_rank, ranks);
+}
+
+void require_equal_fields(std::span<const Field> fields,
+                          const std::vector<std::vector<std::int64_t>>& values_of_rank,
+                          std::span<const int> ranks) {
+  for (const int r : ranks) {
     for (std::size_t i = 0; i < fields.size(); ++i) {
-      require_equal(fields[i].name, values_of_rank[0][i], static_cast<int>(r),
-                    values_of_rank[r][i]);
+      const auto value_of = [&](int rank) {
+        return RankValue{rank, values_of_rank[static_cast<std::size_t>(rank)][i]};
+      };
+      require_equal(fields[i].name, value_of(ranks.front()), value_of(r));
     }
   }
 }
@@ -146,13 +155,15 @@ void require_same_call(const PlanRecords& records) {
   for (std::size_t i = 0; i < records.headers.size(); ++i) {
     const RecordHeader& header = records.headers[i];
     const int rank = static_cast<int>(i);
-    require_equal("the layer they plan for", first.planner_id, rank, header.planner_id);
-    require_equal("the number of plans made before", first.plan_number, rank, header.plan_number);
+    require_equal("the layer they plan for", {0, first.planner_id}, {rank, header.planner_id});
+    require_equal("the number of plans made before", {0, first.plan_number},
+                  {rank, header.plan_number});
     require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
             "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
             name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
-    require_equal("K", first.top_k, rank, header.top_k);
-    require_equal("the capacity, -1 for exact sizing", first.capacity, rank, header.capacity);
+    require_equal("K", {0, first.top_k}, {rank, header.top_k});
+    require_equal("the capacity, -1 for exact sizing", {0, first.capacity},
+                  {rank, header.capacity});
     require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
             header.top_k, std::int64_t{kMaxTopK});
     require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,

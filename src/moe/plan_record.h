@@ -29,6 +29,10 @@ std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
 // Throws the same InvalidArgument on every rank if a rank's value differs from rank 0's.
 void require_equal_fields(std::span<const Field> fields,
                           const std::vector<std::vector<std::int64_t>>& values_of_rank);
+// The same among these ranks only, compared with the first of them.
+void require_equal_fields(std::span<const Field> fields,
+                          const std::vector<std::vector<std::int64_t>>& values_of_rank,
+                          std::span<const int> ranks);
 
 // Collective. Throws the same InvalidArgument on every rank if any rank's options are wrong or
 // differ from another's.

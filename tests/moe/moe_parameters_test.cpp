@@ -92,6 +92,16 @@ TEST(MoeParameters, FitTheirLayerAndBecomeZero) {
   }
 }
 
+TEST(MoeParameters, AreMadeOfAnybodysTensors) {
+  const auto placement = ExpertPlacement::contiguous(5, 1);
+  const auto original = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
+  auto parameters = MoeParameters::of(original.views());
+  EXPECT_EQ(parameters.views().experts[4].down.data(), original.views().experts[4].down.data());
+  EXPECT_EQ(parameters.weights().router.gate.data(), original.weights().router.gate.data());
+  parameters.set_zero();
+  EXPECT_EQ(original.weights().shared.up.span<float>()[3], 0.0F);
+}
+
 TEST(MoeParametersErrors, NameTheValues) {
   const auto placement = ExpertPlacement::contiguous(5, 2);
   auto options = small_options();

@@ -1,0 +1,32 @@
+// Which axes of a mesh, by lists of names that it may not have.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "switchyard/mesh.h"
+
+namespace switchyard {
+
+// Those of the mesh, in its order, whose names satisfy the predicate.
+template <typename Predicate>
+std::vector<std::string> axes_where(const Mesh& mesh, Predicate predicate) {
+  std::vector<std::string> result;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (predicate(axis.name)) result.push_back(axis.name);
+  }
+  return result;
+}
+
+inline bool is_among(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+inline int num_ranks_along(const Mesh& mesh, const std::vector<std::string>& axes) {
+  int ranks = 1;
+  for (const auto& axis : axes) ranks *= mesh.size(axis);
+  return ranks;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,180 @@
+// One exchange a tensor: every rank sends its experts in the order of their new owners, and puts
+// what it receives in the order of their ids.
+#include "switchyard/reshard.h"
+
+#include <algorithm>
+
+#include "core/hash.h"
+#include "core/require.h"
+#include "moe/check_arguments.h"
+#include "moe/expert_form.h"
+#include "moe/plan_record.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::string_view kOperation = "reshard";
+
+// A placement's ranks may be fewer than the communicator's.
+std::span<const std::int32_t> experts_of(const ExpertPlacement& placement, int rank) {
+  return rank < placement.num_ranks() ? placement.experts_of(rank)
+                                      : std::span<const std::int32_t>{};
+}
+
+void require_placements(const ExpertPlacement& from, const ExpertPlacement& to, int num_ranks) {
+  require(from.num_experts() == to.num_experts(),
+          "experts are moved from a placement of {} to one of {}", from.num_experts(),
+          to.num_experts());
+  for (const auto* placement : {&from, &to}) {
+    require(placement->num_ranks() <= num_ranks,
+            "a placement is for {} ranks, but the communicator has {}", placement->num_ranks(),
+            num_ranks);
+  }
+}
+
+std::vector<Field> fields_of(const ExpertPlacement& from, const ExpertPlacement& to) {
+  return {{"num_experts", from.num_experts()},
+          {"the placement to move from (its hash)", hash_of(from.owners())},
+          {"the placement to move to (its hash)", hash_of(to.owners())}};
+}
+
+// What one rank has to do.
+struct Moves {
+  Moves(const ExpertPlacement& from, const ExpertPlacement& to, const Communicator& comm);
+
+  bool none = false;                    // no expert moves anywhere
+  std::vector<std::int64_t> send_rows;  // [ranks]
+  std::vector<std::int64_t> recv_rows;  // [ranks]
+  std::vector<std::size_t> send_order;  // local experts, by new owner
+  std::vector<std::size_t> places;      // where the received rows belong
+};
+
+Moves::Moves(const ExpertPlacement& from, const ExpertPlacement& to, const Communicator& comm)
+    : none(std::ranges::equal(from.owners(), to.owners())) {
+  const auto had = experts_of(from, comm.rank());
+  const auto gets = experts_of(to, comm.rank());
+  for (int r = 0; r < comm.size(); ++r) {
+    const auto sent_before = send_order.size();
+    for (std::size_t i = 0; i < had.size(); ++i) {
+      if (to.owner(had[i]) == r) send_order.push_back(i);
+    }
+    send_rows.push_back(static_cast<std::int64_t>(send_order.size() - sent_before));
+    const auto received_before = places.size();
+    for (std::size_t i = 0; i < gets.size(); ++i) {
+      if (from.owner(gets[i]) == r) places.push_back(i);
+    }
+    recv_rows.push_back(static_cast<std::int64_t>(places.size() - received_before));
+  }
+}
+
+// The rows where they lie, if that is in this order without gaps: then nothing need be packed.
+ConstTensorView lying_in(const ExpertRows& rows, std::span<const std::size_t> order) {
+  ConstTensorView first;
+  const std::byte* end = nullptr;
+  for (const auto row : order) {
+    for (const auto& piece : rows.pieces[row]) {
+      if (end == nullptr) {
+        first = piece;
+        end = piece.data();
+      }
+      const bool goes_on = piece.data() == end && piece.owner() == first.owner();
+      if (!goes_on || !piece.is_contiguous()) return {};
+      end += piece.bytes();
+    }
+  }
+  return {first.data(), rows.dtype, rows.shape, rows.shape.row_elements(), first.owner()};
+}
+
+// Swaps row by row, so that no second tensor is needed.
+void put_in_place(const TensorView& rows, std::vector<std::size_t> places) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    while (places[i] != i) {
+      const auto to = places[i];
+      std::byte* row = rows.row(static_cast<std::int64_t>(i));
+      std::swap_ranges(row, row + rows.row_bytes(), rows.row(static_cast<std::int64_t>(to)));
+      std::swap(places[i], places[to]);
+    }
+  }
+}
+
+Tensor moved(const ExpertRows& rows, const Moves& moves, Communicator& comm) {
+  if (moves.none) return pack(rows, moves.send_order);
+  ConstTensorView send = lying_in(rows, moves.send_order);
+  if (send.data() == nullptr) send = pack(rows, moves.send_order).view();
+  const auto num_received = static_cast<std::int64_t>(moves.places.size());
+  Tensor result(rows.shape.with_rows(num_received), rows.dtype);
+  comm.all_to_all(send, moves.send_rows, result, moves.recv_rows);
+  put_in_place(result, moves.places);
+  return result;
+}
+
+void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
+           const ExpertPlacement& to, Communicator& comm) {
+  check_together(kOperation, comm, [&] {
+    require_placements(from, to, comm.size());
+    const auto num_experts = static_cast<std::int64_t>(experts_of(from, comm.rank()).size());
+    for (std::size_t i = 0; i < shard.size(); ++i) {
+      require(shard[i].rows() == num_experts, "tensor {} is {}, but this rank has {} experts", i,
+              shard[i].shape().to_string(), num_experts);
+    }
+  });
+  auto fields = fields_of(from, to);
+  fields.push_back({"the number of tensors", static_cast<std::int64_t>(shard.size())});
+  fields.push_back({"dtypes and extents of the tensors (their hash)",
+                    hash_of_shapes(shard, 1)});  // first extents differ
+  require_equal_fields(fields, gather_fields(comm, fields));
+}
+
+// Ranks without experts learn the form from the others.
+ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlacement& from,
+                        const ExpertPlacement& to, Communicator& comm) {
+  ExpertForm form;
+  check_together(kOperation, comm, [&] {
+    require_placements(from, to, comm.size());
+    const auto num_experts = experts_of(from, comm.rank()).size();
+    require(experts.size() == num_experts, "there are {} experts, but this rank has {}",
+            experts.size(), num_experts);
+    form = form_of(experts);
+  });
+  const auto placements = fields_of(from, to);
+  auto fields = placements;
+  for (const Field& field : form.fields()) fields.push_back(field);
+  const auto values_of_rank = gather_fields(comm, fields);
+  require_equal_fields(placements, values_of_rank);
+  std::vector<int> owners(from.owners().begin(), from.owners().end());
+  std::ranges::sort(owners);
+  require_equal_fields(fields, values_of_rank, owners);
+  const auto& values = values_of_rank[static_cast<std::size_t>(owners.front())];
+  return ExpertForm::from_fields(std::span(values).subspan(placements.size()));
+}
+
+}  // namespace
+
+std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
+                            const ExpertPlacement& to, Communicator& comm) {
+  check(shard, from, to, comm);
+  const Moves moves(from, to, comm);
+  std::vector<Tensor> result;
+  for (const auto& tensor : shard) {
+    ExpertRows rows{.shape = tensor.shape(), .dtype = tensor.dtype()};
+    for (std::int64_t i = 0; i < tensor.rows(); ++i) {
+      rows.pieces.push_back({tensor.slice(i, i + 1)});
+    }
+    result.push_back(moved(rows, moves, comm));
+  }
+  return result;
+}
+
+MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
+                      const ExpertPlacement& to, Communicator& comm) {
+  const auto experts = shard.weights().experts;
+  const ExpertForm form = checked_form(experts, from, to, comm);
+  const Moves moves(from, to, comm);
+  std::vector<Tensor> packed;
+  for (const auto& rows : packed_rows(form, experts)) packed.push_back(moved(rows, moves, comm));
+  auto tensors = shard.views();
+  tensors.experts = unpack(form, packed);
+  return MoeParameters::of(std::move(tensors));
+}
+
+}  // namespace switchyard

@@ -1,0 +1,240 @@
+// What reduce_gradients adds up, by numbers that tell the ranks apart.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "support/compare.h"
+#include "support/cut.h"
+#include "support/errors.h"
+#include "support/layer_alone.h"
+#include "support/ranks.h"
+#include "switchyard/error.h"
+#include "switchyard/parallelize.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using testing::error_of;
+using testing::on_ranks;
+using testing::RankCase;
+using testing::same_bits;
+
+Tensor filled(const Shape& shape, float value) {
+  Tensor result(shape, Dtype::f32);
+  std::ranges::fill(result.span<float>(), value);
+  return result;
+}
+
+bool is_filled(const TensorView& view, float value) {
+  return same_bits(testing::copy_of(view), filled(view.shape(), value));
+}
+
+void fill(const TensorView& view, float value) {
+  for (std::int64_t r = 0; r < view.rows(); ++r) {
+    std::ranges::fill(view.slice(r, r + 1).span<float>(), value);
+  }
+}
+
+void for_each_tensor(const ExpertGradients& expert, const std::function<void(TensorView)>& fn) {
+  for (const auto& [name, view] : testing::named_tensors(expert)) {
+    if (view.data() != nullptr) fn(view);
+  }
+}
+
+// 2^rank everywhere: a sum tells which ranks are in it.
+float mark_of(int rank) { return static_cast<float>(1 << rank); }
+
+float marks_of(Communicator& world, Communicator& group) {
+  Tensor sum = filled({1}, mark_of(world.rank()));
+  group.all_reduce(sum);
+  return sum.span<float>()[0];
+}
+
+// Seven experts over the EP ranks: uneven, and none for some where there are eight.
+MoeParameters gradients_of(Mesh& mesh, const std::vector<std::string>& experts) {
+  auto options = testing::tiny_layer_options();
+  options.router.num_experts = 7;
+  options.shared_intermediate = 3;
+  Communicator& group = mesh.group(experts);
+  MoeParameters gradients(options, ExpertPlacement::contiguous(7, group.size()), group.rank(),
+                          Biases::all);
+  const auto views = gradients.views();
+  const auto fill_it = [&](const TensorView& view) { fill(view, mark_of(mesh.world().rank())); };
+  fill_it(views.router.gate);
+  fill_it(views.router.gate_bias);
+  for_each_tensor(views.shared, fill_it);
+  for (const auto& expert : views.experts) for_each_tensor(expert, fill_it);
+  return gradients;
+}
+
+void expect_sums(const MoeGradients& gradients, float experts, float replicated) {
+  for (const auto& expert : gradients.experts) {
+    for_each_tensor(expert, [&](const TensorView& v) { EXPECT_TRUE(is_filled(v, experts)); });
+  }
+  EXPECT_TRUE(is_filled(gradients.router.gate, replicated));
+  EXPECT_TRUE(is_filled(gradients.router.gate_bias, replicated));
+  for_each_tensor(gradients.shared,
+                  [&](const TensorView& v) { EXPECT_TRUE(is_filled(v, replicated)); });
+}
+
+class ReduceGradientsTest : public ::testing::TestWithParam<RankCase> {};
+
+TEST_P(ReduceGradientsTest, EveryAxisHasItsPart) {
+  on_ranks(GetParam(), [](Communicator& world) {
+    const int half = world.size() % 2 == 0 ? 2 : 1;
+    const int rest = world.size() / half;
+    struct Case {
+      std::vector<MeshAxis> mesh;
+      GradientAxes axes;
+      std::vector<std::string> experts;     // that the experts are divided over
+      std::vector<std::string> copies;      // that their gradients are added over
+      std::vector<std::string> replicated;  // that the others' are added over
+    };
+    const std::vector<Case> cases{
+        {{{"dp", half}, {"ep", rest}}, {}, {"ep"}, {"dp"}, {"dp", "ep"}},
+        {{{"ep", half}, {"sp", rest}}, {}, {"ep"}, {"sp"}, {"ep", "sp"}},
+        {{{"ep", half}, {"sp", rest}}, {.experts = {"ep", "sp"}}, {"ep", "sp"}, {}, {"ep", "sp"}},
+        {{{"pp", half}, {"ep", rest}}, {}, {"ep"}, {}, {"ep"}},
+        {{{"pp", half}, {"dp", rest}}, {}, {}, {"dp"}, {"dp"}},
+        {{{"stage", half}, {"x", rest}},
+         {.experts = {"x"}, .pipeline = {"stage"}},
+         {"x"},
+         {},
+         {"x"}}};
+    for (const Case& c : cases) {
+      Mesh mesh(world, c.mesh);
+      const auto gradients = gradients_of(mesh, c.experts);
+      reduce_gradients(gradients.views(), mesh, c.axes);
+      const float replicated = marks_of(world, mesh.group(c.replicated));
+      expect_sums(gradients.views(), marks_of(world, mesh.group(c.copies)), replicated);
+      Tensor rest_of_model = filled({3}, mark_of(world.rank()));
+      const std::vector<TensorView> views{rest_of_model, {}};
+      reduce_replicated(views, mesh, c.axes);
+      EXPECT_TRUE(is_filled(rest_of_model, replicated));
+    }
+  });
+}
+
+// Numbers whose sum depends on the order, in tensors that lie in every possible way.
+TEST_P(ReduceGradientsTest, AddsInRankOrderWhereverTensorsLie) {
+  on_ranks(GetParam(), [](Communicator& world) {
+    Mesh mesh(world, {{"dp", world.size()}});
+    const auto values_of = [](int rank, Dtype dtype) {
+      return testing::Random(static_cast<std::uint64_t>(rank)).tensor({6, 5}, dtype);
+    };
+    Tensor wide = values_of(world.rank(), Dtype::f32);
+    const TensorView columns(wide.data(), Dtype::f32, {6, 3}, 5, wide.view().owner());
+    Tensor whole = values_of(world.rank(), Dtype::f32);
+    Tensor half = values_of(world.rank(), Dtype::bf16);
+    const std::vector<TensorView> views{columns, half, whole, Tensor({0, 4}, Dtype::f32)};
+    reduce_replicated(views, mesh);
+    Tensor sum = values_of(0, Dtype::f32);
+    Tensor half_sum({6, 5}, Dtype::f32);
+    for (std::size_t i = 0; i < 30; ++i) {
+      float narrow = to_float(values_of(0, Dtype::bf16).span<Bfloat16>()[i]);
+      for (int r = 1; r < world.size(); ++r) {
+        sum.span<float>()[i] += values_of(r, Dtype::f32).span<float>()[i];
+        narrow += to_float(values_of(r, Dtype::bf16).span<Bfloat16>()[i]);
+      }
+      half_sum.span<float>()[i] = to_float(to_bfloat16(narrow));
+      EXPECT_EQ(to_float(half.span<Bfloat16>()[i]), half_sum.span<float>()[i]);
+      const auto own = values_of(world.rank(), Dtype::f32).span<float>()[i];
+      EXPECT_EQ(wide.span<float>()[i], i % 5 < 3 ? sum.span<float>()[i] : own);
+    }
+    EXPECT_TRUE(same_bits(whole, sum));
+  });
+}
+
+// However many tensors there are: one sum of those of a dtype, and one exchange of checks.
+TEST_P(ReduceGradientsTest, LaysSmallTensorsSideBySide) {
+  on_ranks(GetParam(), [](Communicator& world) {
+    Mesh mesh(world, {{"dp", world.size()}});
+    Communicator& group = mesh.group({"dp"});
+    std::vector<TensorView> views;
+    for (int i = 0; i < 50; ++i) {
+      views.push_back(Tensor::zeros({i}, i % 2 == 0 ? Dtype::f32 : Dtype::bf16));
+    }
+    const auto before = group.sequence();
+    reduce_replicated(views, mesh);
+    EXPECT_EQ(group.sequence() - before, world.size() == 1 ? 0U : 3U);
+  });
+}
+
+TEST_P(ReduceGradientsTest, CostsNothingWhereNobodyElseHasACopy) {
+  on_ranks(GetParam(), [](Communicator& world) {
+    Mesh stages(world, {{"pp", world.size()}});
+    const auto gradients = gradients_of(stages, {});
+    const auto before = world.sequence();
+    reduce_gradients(gradients.views(), stages);
+    EXPECT_EQ(world.sequence(), before);
+    expect_sums(gradients.views(), mark_of(world.rank()), mark_of(world.rank()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ReduceGradientsTest, ::testing::ValuesIn(testing::rank_cases()),
+                         testing::rank_case_name);
+
+// More than a sum takes at once: tensors are cut, the last piece holds the end of one and another.
+TEST(ReduceGradients, CutsLargeTensors) {
+  run_ranks(2, [](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}});
+    Tensor small = filled({3}, 1.0F);
+    Tensor large({9, std::int64_t{1} << 20}, Dtype::f32);  // 36 MiB
+    const auto values = large.span<float>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(i % 8191 + static_cast<std::size_t>(world.rank()));
+    }
+    Communicator& group = mesh.group({"dp"});
+    const auto before = group.sequence();
+    const std::vector<TensorView> views{small, large, small.view().slice(0, 0)};
+    reduce_replicated(views, mesh);
+    EXPECT_EQ(group.sequence() - before, 3U);
+    EXPECT_TRUE(is_filled(small, 2.0F));
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      wrong += values[i] == static_cast<float>(2 * (i % 8191) + 1) ? 0 : 1;
+    }
+    EXPECT_EQ(wrong, 0U);
+  });
+}
+
+// Four ranks, dp by ep: rank 3 changes its gradients, every rank gets the same error.
+void expect_error(const std::function<void(MoeGradients&)>& change, const std::string& expected) {
+  run_ranks(4,
+            [&](Communicator& world) {
+              Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+              auto gradients = gradients_of(mesh, {"ep"}).views();
+              if (world.rank() == 3) change(gradients);
+              const auto error =
+                  error_of<InvalidArgument>([&] { reduce_gradients(gradients, mesh); });
+              EXPECT_EQ(error.substr(0, expected.size()), expected);
+              world.barrier();
+            },
+            {.timeout = testing::kTestTimeout});
+}
+
+TEST(ReduceGradientsErrors, AreTheSameOnEveryRank) {
+  expect_error([](MoeGradients& g) { g.router.gate_bias = {}; },
+               "ranks disagree about the number of replicated gradients: rank 0 has 5, rank 3 has "
+               "4");
+  expect_error(
+      [](MoeGradients& g) {
+        g.router.gate = Tensor({6, 7}, Dtype::f32);
+      },
+      "ranks disagree about dtypes and extents of the replicated gradients (their hash): "
+      "rank 0 has ");
+  expect_error([](MoeGradients& g) { g.experts.pop_back(); },
+               "ranks disagree about the number of gradients of the same experts: rank 1 has 18, "
+               "rank 3 has 12");
+  expect_error(
+      [](MoeGradients& g) {
+        g.experts[0].down = Tensor({6, 4}, Dtype::bf16);
+      },
+      "ranks disagree about dtypes and extents of the gradients of the same experts "
+      "(their hash): rank 1 has ");
+}
+
+}  // namespace
+}  // namespace switchyard
