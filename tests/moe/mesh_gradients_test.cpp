@@ -27,11 +27,16 @@ constexpr std::int64_t kLength = 6;
 constexpr std::int64_t kHidden = 12;
 constexpr double kTolerance = 2e-6;
 
-MoeLayerOptions layer_options() {
-  return {.hidden = kHidden,
-          .intermediate = 10,
-          .router = RouterOptions::mixtral(kExperts, 2),
-          .shared_intermediate = 5};
+// Everything global that could bring in a factor.
+std::vector<MoeLayerOptions> layer_options() {
+  MoeLayerOptions options{.hidden = kHidden,
+                          .intermediate = 10,
+                          .router = RouterOptions::mixtral(kExperts, 2),
+                          .shared_intermediate = 5,
+                          .losses = {.balance = BalanceLoss::batch, .z = true}};
+  std::vector<MoeLayerOptions> layers{options, options};
+  layers[1].gradient_scale = GradientScale::global;
+  return layers;
 }
 
 struct Division {
@@ -101,6 +106,9 @@ void expect_gradients_of_one_rank(const Division& division, const MeshModel& mod
   for (const auto& layer : model.layers()) {
     const auto actual = layer.gradients->views();
     const auto expected = one.layers()[static_cast<std::size_t>(layer.id)].gradients->views();
+    const auto& losses = one.layers()[static_cast<std::size_t>(layer.id)].losses;
+    EXPECT_FLOAT_EQ(layer.losses.balance, losses.balance);
+    EXPECT_FLOAT_EQ(layer.losses.z, losses.z);
     EXPECT_TRUE(near(actual.router.gate, expected.router.gate, kTolerance));
     EXPECT_TRUE(near(actual.router.gate_bias, expected.router.gate_bias, kTolerance));
     expect_near(actual.shared, expected.shared);
@@ -130,11 +138,11 @@ void expect_as_one_rank(Communicator& world, const Division& division) {
   ASSERT_EQ(all.size(), static_cast<std::size_t>(kBatch * kLength));
   const auto alone = connect();
   Mesh one_mesh(*alone, Division{}.mesh());
-  MeshModel one(one_mesh, {}, {layer_options(), layer_options()});
+  MeshModel one(one_mesh, {}, layer_options());
   one.step(rows_of(x, all), rows_of(d_out, all));
 
   Mesh mesh(world, division.mesh());
-  MeshModel model(mesh, {.experts = division.experts}, {layer_options(), layer_options()});
+  MeshModel model(mesh, {.experts = division.experts}, layer_options());
   const auto mine = tokens_of(division, world.rank() % division.tokens());
   model.step(rows_of(x, mine), rows_of(d_out, mine));
   expect_gradients_of_one_rank(division, model, one);

@@ -36,8 +36,10 @@ MeshModel::MeshModel(Mesh& mesh, const GradientAxes& axes,
     layers_.emplace_back(id, options[static_cast<std::size_t>(id)]);
   }
   apply_expert_parallel(*this, &mesh, axes.experts);
+  Communicator& batch = mesh.group({"dp", "ep", "sp"});
   for (auto& l : layers_) {
-    l.layer.emplace(*l.block.group, l.block.placement, l.options);
+    l.layer.emplace(LayerGroups{.experts = *l.block.group, .batch = &batch}, l.block.placement,
+                    l.options);
     l.gradients.emplace(l.options, l.block.placement, l.block.rank(), Biases::all);
   }
   scale_ = Random(40).tensor({options[0].hidden}, Dtype::f32);
@@ -78,7 +80,12 @@ Tensor MeshModel::forward(Tensor value) {
 Tensor MeshModel::backward(Tensor d_value) {
   for (auto l = layers_.rbegin(); l != layers_.rend(); ++l) {
     Tensor through(d_value.shape(), Dtype::f32);
-    l->layer->backward(l->block.parameters.weights(), l->saved, d_value,
+    const LossOptions& losses = l->options.losses;
+    l->losses = l->saved.losses();
+    l->layer->backward(l->block.parameters.weights(), l->saved,
+                       {.d_y = d_value,
+                        .d_losses = {.balance = losses.balance == BalanceLoss::none ? 0.0F : 0.5F,
+                                     .z = losses.z ? 0.25F : 0.0F}},
                        {.d_x = through, .gradients = l->gradients->views()});
     d_value = sum_of(d_value, through);
   }

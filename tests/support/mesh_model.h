@@ -11,7 +11,8 @@
 namespace switchyard::testing {
 
 // This rank's part of a model: the layers of its stage of "pp", their experts divided. Each layer
-// is x + moe(x); behind the last is a scale [H]. The same seeds everywhere.
+// is x + moe(x); behind the last is a scale [H]. The same seeds everywhere. The mesh has axes pp,
+// dp, ep and sp.
 class MeshModel {
  public:
   struct Layer {
@@ -24,13 +25,15 @@ class MeshModel {
     std::optional<MoeParameters> gradients = {};
     Tensor x = {};
     SavedForBackward saved = {};
+    RouterLosses losses = {};
   };
 
   // Options of all layers; the stages have the same number of them.
   MeshModel(Mesh& mesh, const GradientAxes& axes, const std::vector<MoeLayerOptions>& options);
 
   std::vector<MoeBlock*> moe_blocks();
-  // One step of the loss ⟨scale · model(x), d_out⟩, with all gradients reduced.
+  // One step of the loss ⟨scale · model(x), d_out⟩ + 0.5 · balance + 0.25 · z of the layers that
+  // have these losses, with all gradients reduced.
   void step(const Tensor& x, const Tensor& d_out);
 
   const std::deque<Layer>& layers() const { return layers_; }
