@@ -8,29 +8,6 @@
 namespace switchyard {
 namespace {
 
-// Picks that the plan refused are none.
-void forget_refused_picks(const Plan& plan, const ConstTensorView& planned_ids,
-                          Tensor& expert_ids) {
-  const auto targets = plan.target_ranks().span<std::int32_t>();
-  const auto planned = planned_ids.span<std::int32_t>();
-  const auto ids = expert_ids.span<std::int32_t>();
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (targets[i] < 0 && planned[i] != -1) ids[i] = -1;
-  }
-}
-
-bool is_valid(const ConstTensorView& mask, std::int64_t token) {
-  return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
-}
-
-Tensor flat_copy(const ConstTensorView& mask) {
-  Tensor copy(mask.shape(), mask.dtype());
-  for (std::int64_t t = 0; t < mask.rows(); ++t) {
-    std::memcpy(copy.view().row(t), mask.row(t), static_cast<std::size_t>(mask.row_bytes()));
-  }
-  return copy;
-}
-
 using OptionalView = std::optional<ConstTensorView>;
 
 }  // namespace
@@ -43,20 +20,6 @@ TensorView MoeLayer::Data::take_row_weights(const Plan& plan) const {
 }
 TensorView MoeLayer::Data::take_shared_hidden(std::int64_t num_tokens) const {
   return device.backend().take({num_tokens, shared->options().hidden_width()}, options.dtype);
-}
-
-TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
-                                           const ConstTensorView& valid) const {
-  TensorView copy = device.backend().take(rows.shape(), rows.dtype());
-  const auto row_bytes = static_cast<std::size_t>(rows.row_bytes());
-  for (std::int64_t t = 0; t < rows.rows(); ++t) {
-    if (is_valid(valid, t)) {
-      std::memcpy(copy.row(t), rows.row(t), row_bytes);
-    } else {
-      std::memset(copy.row(t), 0, row_bytes);
-    }
-  }
-  return copy;
 }
 
 MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const LayerInput& in,
@@ -76,56 +39,6 @@ MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const La
   stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
   note_waits();
   return std::move(*step);
-}
-
-MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
-                                                    Purpose purpose, StageClock& clock) {
-  std::optional<Tensor> valid;
-  LayerInput masked = in;
-  std::optional<Routing> routing;
-  std::optional<RouterSums> sums;
-  std::optional<Tensor> kept_ids;
-  announced("route", [&] {
-    if (in.valid) {
-      masked.x = without_padding(in.x, *in.valid);
-      valid = flat_copy(*in.valid);
-      masked.valid = *valid;
-    }
-    if (purpose == Purpose::training || options.capacity.factor > 0.0) {
-      sums.emplace(make_sums(in, purpose));
-    }
-    routing = router.route(weights.router, {.x = masked.x,
-                                            .expert_ids = in.expert_ids,
-                                            .valid = masked.valid,
-                                            .sums = sums ? &*sums : nullptr});
-    if (options.capacity.factor > 0.0) kept_ids = within_capacity(*routing, *sums);
-  });
-  clock.end("route");
-  const ConstTensorView planned_ids = kept_ids ? *kept_ids : routing->expert_ids;
-  const Plan plan = dispatcher.plan(planned_ids, routing->first_non_finite_token);
-  status = plan.status();
-  note_status();
-  if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
-    announced("route", [&] {
-      forget_refused_picks(plan, planned_ids, routing->expert_ids);
-      routing =
-          router.route(weights.router,
-                       {.x = masked.x, .expert_ids = routing->expert_ids, .valid = masked.valid});
-    });
-  }
-  describe_plan(plan, stats);
-  clock.end("plan");
-  Step step{.layer = identity,
-            .x = masked.x,
-            .valid = std::move(valid),
-            .routing = std::move(*routing),
-            .plan = plan};
-  if (purpose == Purpose::training) {
-    weigh_losses(step, std::move(*sums));
-    scale_outputs(step);
-    if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
-  }
-  return step;
 }
 
 void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, const TensorView& y,

@@ -1,16 +1,12 @@
 // The layer's interface: options, checks, and what is handed on between forward and backward.
 #include "switchyard/moe_layer.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-
 #include "core/require.h"
 #include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
+#include "moe/layer_checks.h"
 #include "moe/moe_layer_data.h"
 #include "moe/plan_data.h"
-#include "moe/plan_record.h"
 
 namespace switchyard {
 namespace {
@@ -20,86 +16,6 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
       .plan = {.hidden = o.hidden, .dtype = o.dtype, .alignment = o.alignment, .sizing = o.sizing},
       .mover = o.mover,
       .combine = o.combine};
-}
-
-void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
-  require(placement.num_experts() == o.router.num_experts,
-          "the router has {} experts, but the placement {}", o.router.num_experts,
-          placement.num_experts());
-  require(o.shared_intermediate >= 0, "shared_intermediate ({}) must not be negative",
-          o.shared_intermediate);
-  require(std::isfinite(o.capacity.factor) && o.capacity.factor >= 0.0,
-          "capacity.factor ({}) must be 0 or positive, and finite", o.capacity.factor);
-  require(o.gradient_scale == GradientScale::off || o.weight_stage != WeightStage::input,
-          "gradient_scale multiplies outputs, but with weight_stage {} weights are not multiplied "
-          "there: use output or activation",
-          name_of(o.weight_stage));
-  const Router router(o.router);
-  const Experts experts(o.experts());
-}
-
-// Sequences are cut over the ranks of a group as the layer's input says.
-void require_sequence(const LayerInput& in, const Communicator* group) {
-  require(in.sequence.has_value(), "losses.balance is sequence, but no sequence was given");
-  const SequenceShard& shard = *in.sequence;
-  require(shard.num_tokens() == in.x.rows(), "x has {} tokens, but the sequence's shard {} · {}",
-          in.x.rows(), shard.batch(), shard.count());
-  const int size = group == nullptr ? 1 : group->size();
-  const int rank = group == nullptr ? 0 : group->rank();
-  require(shard.sp_size() == size && shard.sp_rank() == rank,
-          "the sequence is piece {} of {}, but this is rank {} of {} in the layer's sequence group",
-          shard.sp_rank(), shard.sp_size(), rank, size);
-}
-
-std::vector<Communicator*> distinct_groups(const LayerGroups& groups) {
-  std::vector<Communicator*> result{&groups.experts};
-  for (Communicator* group : {groups.batch, groups.sequence}) {
-    if (group != nullptr && std::ranges::find(result, group) == result.end()) {
-      result.push_back(group);
-    }
-  }
-  return result;
-}
-
-// Collective. What the dispatcher compares is not repeated here.
-void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
-  const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
-  const auto bits = [](double value) { return std::bit_cast<std::int64_t>(value); };
-  const RouterOptions& r = o.router;
-  const std::vector<Field> fields{{"intermediate", o.intermediate},
-                                  {"activation", number(o.activation)},
-                                  {"weight_stage", number(o.weight_stage)},
-                                  {"clamp_limit (its bits)", bits(o.clamp_limit)},
-                                  {"shared_intermediate", o.shared_intermediate},
-                                  {"shared_activation", number(o.shared_activation)},
-                                  {"keep", number(o.keep)},
-                                  {"losses.balance", number(o.losses.balance)},
-                                  {"losses.scores", number(o.losses.scores)},
-                                  {"losses.z", number(o.losses.z)},
-                                  {"losses.scope", number(o.losses.scope)},
-                                  {"capacity.factor (its bits)", bits(o.capacity.factor)},
-                                  {"capacity.rule", number(o.capacity.rule)},
-                                  {"gradient_scale", number(o.gradient_scale)},
-                                  {"num_experts", r.num_experts},
-                                  {"top_k", r.top_k},
-                                  {"the router's score", number(r.score)},
-                                  {"score_bias", number(r.score_bias)},
-                                  {"normalise", number(r.normalise)},
-                                  {"the router's scale (its bits)", bits(r.scale)},
-                                  {"num_groups", r.num_groups},
-                                  {"kept_groups", r.kept_groups},
-                                  {"choice", number(r.choice)}};
-  require_equal_fields(fields, gather_fields(comm, fields));
-}
-
-void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {
-  require(std::isfinite(given.balance) && std::isfinite(given.z),
-          "d_losses.balance ({}) and d_losses.z ({}) must be finite", given.balance, given.z);
-  require(given.balance == 0.0F || options.balance != BalanceLoss::none,
-          "d_losses.balance is {}, but the layer's options have losses.balance = none",
-          given.balance);
-  require(given.z == 0.0F || options.z,
-          "d_losses.z is {}, but the layer's options have no losses.z", given.z);
 }
 
 void require_tokens(const ConstTensorView& view, const Shape& shape, Dtype dtype,
@@ -201,11 +117,15 @@ MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
 
 MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
-  for (Communicator* group : distinct_groups(groups)) {
-    check_together("MoeLayer", *group, [&] { require_valid(options, placement); });
-    require_same_options(*group, options);
+  Communicator& all = groups.batch == nullptr ? groups.experts : *groups.batch;
+  check_together("MoeLayer", all, [&] { require_valid(options, placement); });
+  require_same_options(all, options);
+  try {
+    data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+  } catch (const std::exception& error) {  // of the experts' group: the others do not know
+    if (&all != &groups.experts) all.abort(fmt::format("MoeLayer: {}", error.what()));
+    throw;
   }
-  data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
 }
 
 MoeLayer::~MoeLayer() = default;

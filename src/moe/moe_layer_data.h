@@ -14,6 +14,10 @@
 
 namespace switchyard {
 
+inline bool is_valid(const ConstTensorView& mask, std::int64_t token) {
+  return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
+}
+
 struct SavedForBackward::Data {
   std::shared_ptr<const int> layer;  // whose it is: held, so that no other gets the same
   ConstTensorView x;                 // zeros for padding
@@ -124,10 +128,25 @@ struct MoeLayer::Data {
   TensorView take_row_weights(const Plan& plan) const;
   TensorView take_shared_hidden(std::int64_t num_tokens) const;
 
+  // What comes before a plan.
+  struct Routed {
+    ConstTensorView x;                 // zeros for padding
+    std::optional<Tensor> valid = {};  // [T] i32
+    Routing routing = {};
+    std::optional<RouterSums> sums = {};  // where training or capacity needs them
+    std::optional<Tensor> kept_ids = {};  // what capacity left
+
+    std::optional<ConstTensorView> mask() const {
+      return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
+    }
+  };
+
   TensorView without_padding(const ConstTensorView& rows, const ConstTensorView& valid) const;
 
   Step route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
                       StageClock& clock);
+  Routed route(const MoeWeights& weights, const LayerInput& in, Purpose purpose);
+  Plan make_plan(const MoeWeights& weights, Routed& routed);
   RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
   Tensor within_capacity(const Routing& routing, const RouterSums& sums);
   void note_status();

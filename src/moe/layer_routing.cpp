@@ -1,0 +1,101 @@
+// How a layer comes to its plan: padding, routing, capacity.
+#include <cstring>
+
+#include "device/device_backend.h"
+#include "moe/moe_layer_data.h"
+
+namespace switchyard {
+namespace {
+
+// Picks that the plan refused are none.
+void forget_refused_picks(const Plan& plan, const ConstTensorView& planned_ids,
+                          Tensor& expert_ids) {
+  const auto targets = plan.target_ranks().span<std::int32_t>();
+  const auto planned = planned_ids.span<std::int32_t>();
+  const auto ids = expert_ids.span<std::int32_t>();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (targets[i] < 0 && planned[i] != -1) ids[i] = -1;
+  }
+}
+
+Tensor flat_copy(const ConstTensorView& mask) {
+  Tensor copy(mask.shape(), mask.dtype());
+  for (std::int64_t t = 0; t < mask.rows(); ++t) {
+    std::memcpy(copy.view().row(t), mask.row(t), static_cast<std::size_t>(mask.row_bytes()));
+  }
+  return copy;
+}
+
+}  // namespace
+
+TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
+                                           const ConstTensorView& valid) const {
+  TensorView copy = device.backend().take(rows.shape(), rows.dtype());
+  const auto row_bytes = static_cast<std::size_t>(rows.row_bytes());
+  for (std::int64_t t = 0; t < rows.rows(); ++t) {
+    if (is_valid(valid, t)) {
+      std::memcpy(copy.row(t), rows.row(t), row_bytes);
+    } else {
+      std::memset(copy.row(t), 0, row_bytes);
+    }
+  }
+  return copy;
+}
+
+MoeLayer::Data::Routed MoeLayer::Data::route(const MoeWeights& weights, const LayerInput& in,
+                                             Purpose purpose) {
+  Routed routed{.x = in.x};
+  if (in.valid) {
+    routed.valid = flat_copy(*in.valid);
+    routed.x = without_padding(in.x, *routed.valid);
+  }
+  const bool has_capacity = options.capacity.factor > 0.0;
+  if (purpose == Purpose::training || has_capacity) routed.sums.emplace(make_sums(in, purpose));
+  routed.routing = router.route(weights.router, {.x = routed.x,
+                                                 .expert_ids = in.expert_ids,
+                                                 .valid = routed.mask(),
+                                                 .sums = routed.sums ? &*routed.sums : nullptr});
+  if (has_capacity) routed.kept_ids = within_capacity(routed.routing, *routed.sums);
+  return routed;
+}
+
+// Collective.
+Plan MoeLayer::Data::make_plan(const MoeWeights& weights, Routed& routed) {
+  Routing& routing = routed.routing;
+  const ConstTensorView planned_ids = routed.kept_ids ? *routed.kept_ids : routing.expert_ids;
+  const Plan plan = dispatcher.plan(planned_ids, routing.first_non_finite_token);
+  status = plan.status();
+  note_status();
+  if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
+    announced("route", [&] {
+      forget_refused_picks(plan, planned_ids, routing.expert_ids);
+      routing =
+          router.route(weights.router,
+                       {.x = routed.x, .expert_ids = routing.expert_ids, .valid = routed.mask()});
+    });
+  }
+  describe_plan(plan, stats);
+  return plan;
+}
+
+MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
+                                                    Purpose purpose, StageClock& clock) {
+  std::optional<Routed> routed;
+  announced("route", [&] { routed = route(weights, in, purpose); });
+  clock.end("route");
+  const Plan plan = make_plan(weights, *routed);
+  clock.end("plan");
+  Step step{.layer = identity,
+            .x = routed->x,
+            .valid = std::move(routed->valid),
+            .routing = std::move(routed->routing),
+            .plan = plan};
+  if (purpose == Purpose::training) {
+    weigh_losses(step, std::move(*routed->sums));
+    scale_outputs(step);
+    if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
+  }
+  return step;
+}
+
+}  // namespace switchyard
