@@ -43,14 +43,27 @@ class Saver {
     add_experts(contents);
   }
 
+  void save() {
+    try {
+      form() == CheckpointForm::one_file ? save_one_file() : save_file_per_rank();
+    } catch (const StorageError&) {  // on every rank, and none shall see what is left of it
+      replacement_.reset();
+      comm_.barrier();
+      throw;
+    }
+  }
+
+ private:
+  CheckpointForm form() const { return records_.front().form; }
+  const std::string& token() const { return records_.front().token; }
+
   void save_one_file() {
     auto metadata = records_.front().metadata;
     metadata.emplace("format", "pt");
     const auto layout = lay_out(forms_of(std::nullopt), metadata);
-    std::optional<Replacement> replacement;
     on_rank_0([&] {
-      replacement.emplace(path_, token());
-      const auto file = FileWriter::create(replacement->temporary(), path_.string());
+      replacement_.emplace(path_, token());
+      const auto file = FileWriter::create(replacement_->temporary(), path_.string());
       file.reserve(layout.bytes);
       file.write(std::as_bytes(std::span(layout.head)), 0);
       if (pieces_.empty()) file.sync();
@@ -59,14 +72,13 @@ class Saver {
       if (pieces_.empty()) return;
       write_pieces(FileWriter::open(temporary_beside(path_, token()), path_.string()), layout);
     });
-    on_rank_0([&] { replacement->commit(); });
+    on_rank_0([&] { replace(); });
   }
 
   void save_file_per_rank() {
-    std::optional<Replacement> replacement;
     on_rank_0([&] {
-      replacement.emplace(path_, token());
-      const bool made = ::mkdir(replacement->temporary().c_str(), 0777) == 0;
+      replacement_.emplace(path_, token());
+      const bool made = ::mkdir(replacement_->temporary().c_str(), 0777) == 0;
       if (!made) throw_storage_error("create", path_.string());
     });
     const auto files = file_names();
@@ -84,13 +96,16 @@ class Saver {
       const auto file = create_in_folder(kIndexName);
       file.write(std::as_bytes(std::span(index)), 0);
       file.sync();
-      sync_folder(replacement->temporary());
-      replacement->commit();
+      sync_folder(replacement_->temporary());
+      replace();
     });
   }
 
- private:
-  const std::string& token() const { return records_.front().token; }
+  // And removes what was there before.
+  void replace() {
+    replacement_->commit();
+    replacement_.reset();
+  }
 
   // Any error: the other ranks wait for this one.
   template <typename Work>
@@ -126,7 +141,7 @@ class Saver {
         const auto tensors = tensors_of(block.tensors.experts[i]);
         for (std::size_t t = 0; t < kNumExpertTensors; ++t) {
           if (!own.forms[t]) continue;
-          const auto place = place_of(block.prefix, own, own.ids[i], t, record.form);
+          const auto place = place_of(block.prefix, own, own.ids[i], t, form());
           pieces_.push_back({place.name, place.first, tensors[t]});
         }
       }
@@ -181,6 +196,7 @@ class Saver {
   CheckpointPlan plan_;
   fs::path path_;
   std::vector<Piece> pieces_;
+  std::optional<Replacement> replacement_;  // rank 0's
 };
 
 bool is_of_checkpoints(const fs::directory_entry& entry) {
@@ -219,8 +235,7 @@ void save_checkpoint(Communicator& comm, const fs::path& path, const CheckpointC
     if (comm.rank() == 0) require_replaceable(own.path, form);
   });
   const auto records = gather_records(comm, own);
-  Saver saver(comm, contents, records);
-  form == CheckpointForm::one_file ? saver.save_one_file() : saver.save_file_per_rank();
+  Saver(comm, contents, records).save();
 }
 
 }  // namespace switchyard
