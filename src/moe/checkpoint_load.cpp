@@ -2,7 +2,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
+#include <span>
 
 #include "core/require.h"
 #include "moe/block_names.h"
@@ -12,38 +15,55 @@
 namespace switchyard {
 namespace {
 
+// Bytes that lie together on both sides.
+struct Run {
+  const std::byte* from = nullptr;
+  std::byte* into = nullptr;
+  std::int64_t bytes = 0;
+};
+
 // Starts to read from the disk what is not in memory yet. Filling page tables ahead as well was
 // measured to be slower than the faults, which map their neighbours too.
-void read_ahead(const ConstTensorView& view) {
+void read_ahead(const Run& run) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto* begin = view.data() - reinterpret_cast<std::uintptr_t>(view.data()) % page;
-  const auto* end = view.row(view.rows() - 1) + view.row_bytes();
-  ::madvise(const_cast<std::byte*>(begin), static_cast<std::size_t>(end - begin), MADV_WILLNEED);
+  const auto before = reinterpret_cast<std::uintptr_t>(run.from) % page;
+  ::madvise(const_cast<std::byte*>(run.from - before), static_cast<std::size_t>(run.bytes) + before,
+            MADV_WILLNEED);
 }
 
-void copy_rows(const ConstTensorView& from, const TensorView& into) {
+void add_runs(std::vector<Run>& runs, const ConstTensorView& from, const TensorView& into) {
   if (from.is_contiguous() && into.is_contiguous()) {
-    std::memcpy(into.data(), from.data(), static_cast<std::size_t>(from.bytes()));
+    runs.push_back({from.data(), into.data(), from.bytes()});
     return;
   }
   for (std::int64_t r = 0; r < from.rows(); ++r) {
-    std::memcpy(into.row(r), from.row(r), static_cast<std::size_t>(from.row_bytes()));
+    runs.push_back({from.row(r), into.row(r), from.row_bytes()});
   }
 }
 
-void widen_rows(const ConstTensorView& from, const TensorView& into) {
+// In the order of the file, and what adjoins as one: packed experts are few and large copies, which
+// pass the caches by.
+std::vector<Run> joined(std::vector<Run> runs) {
+  std::ranges::sort(runs, std::less<>(), &Run::from);
+  std::vector<Run> result;
+  for (const auto& run : runs) {
+    if (!result.empty() && result.back().from + result.back().bytes == run.from &&
+        result.back().into + result.back().bytes == run.into) {
+      result.back().bytes += run.bytes;
+    } else {
+      result.push_back(run);
+    }
+  }
+  return result;
+}
+
+void widen(const ConstTensorView& from, const TensorView& into) {
   const auto row_elements = from.shape().row_elements();
   for (std::int64_t r = 0; r < from.rows(); ++r) {
     const auto* source = reinterpret_cast<const Bfloat16*>(from.row(r));
     auto* target = reinterpret_cast<float*>(into.row(r));
     for (std::int64_t i = 0; i < row_elements; ++i) target[i] = to_float(source[i]);
   }
-}
-
-void copy(const ConstTensorView& from, const TensorView& into) {
-  if (from.bytes() == 0) return;
-  read_ahead(from);
-  from.dtype() == into.dtype() ? copy_rows(from, into) : widen_rows(from, into);
 }
 
 bool can_become(Dtype from, Dtype into) {
@@ -73,6 +93,18 @@ void require_both(const Copy& copy, const Checkpoint& checkpoint) {
           checkpoint.path().string(), name, from.shape().to_string());
 }
 
+void copy_all(std::span<const Copy> copies) {
+  std::vector<Run> runs;
+  for (const auto& [name, from, into] : copies) {
+    if (from.bytes() == 0) continue;
+    from.dtype() == into.dtype() ? add_runs(runs, from, into) : widen(from, into);
+  }
+  for (const auto& run : joined(std::move(runs))) {
+    read_ahead(run);
+    std::memcpy(run.into, run.from, static_cast<std::size_t>(run.bytes));
+  }
+}
+
 template <typename View>
 NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<View>& block,
                                std::span<const std::int32_t> ids) {
@@ -100,13 +132,13 @@ void load_block(const Checkpoint& checkpoint, std::string_view prefix,
     require_both(copies.back(), checkpoint);
     require_fit(copies.back(), checkpoint);
   }
-  for (const auto& each : copies) copy(each.from, each.into);
+  copy_all(copies);
 }
 
 void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorView& into) {
   const Copy only{std::string(name), checkpoint.tensor(name), into};
   require_fit(only, checkpoint);
-  copy(only.from, into);
+  copy_all({&only, 1});
 }
 
 }  // namespace switchyard
