@@ -15,7 +15,12 @@ template <typename View>
 using NamedViews = std::vector<std::pair<std::string, View>>;
 
 // An expert's tensors, in one order everywhere.
-enum ExpertTensor : std::size_t { kGate, kUp, kDown, kGateBias, kUpBias, kDownBias };
+constexpr std::size_t kGate = 0;
+constexpr std::size_t kUp = 1;
+constexpr std::size_t kDown = 2;
+constexpr std::size_t kGateBias = 3;
+constexpr std::size_t kUpBias = 4;
+constexpr std::size_t kDownBias = 5;
 constexpr std::size_t kNumExpertTensors = 6;
 constexpr std::array<std::string_view, kNumExpertTensors> kExpertTensorNames{
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",

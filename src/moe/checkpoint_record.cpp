@@ -179,8 +179,9 @@ CheckpointRecord record_of(const std::filesystem::path& path, const CheckpointCo
 
 std::vector<CheckpointRecord> gather_records(Communicator& comm, const CheckpointRecord& own) {
   std::vector<CheckpointRecord> records;
-  for (const auto& bytes : gather_strings(comm, to_bytes(own)))
+  for (const auto& bytes : gather_strings(comm, to_bytes(own))) {
     records.push_back(from_bytes(bytes));
+  }
   return records;
 }
 

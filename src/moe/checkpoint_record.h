@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-// In the order of ExpertTensor; none: experts do not have it.
+// In the order of kExpertTensorNames; none: experts do not have it.
 using ExpertForms = std::array<std::optional<TensorForm>, kNumExpertTensors>;
 // "f32 [2,3]" or "missing".
 std::string words_for(const std::optional<TensorForm>& form);

@@ -57,7 +57,7 @@ TEST(CheckpointPlan, PlacesOfPackedExperts) {
   auto block = block_of(3, {0});
   block.forms[kGateBias] = block.forms[kUpBias] = {Dtype::bf16, {kInner}};
   block.forms[kDownBias] = {Dtype::f32, {kHidden}};
-  const auto expect = [&](ExpertTensor tensor, const std::string& name, const Shape& shape,
+  const auto expect = [&](std::size_t tensor, const std::string& name, const Shape& shape,
                           std::int64_t first) {
     const auto place = place_of("mlp.", block, 2, tensor, CheckpointForm::one_file);
     EXPECT_EQ(place.name, "mlp.experts." + name);
