@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_checkpoint.h"
 #include "bench_dispatch.h"
 #include "bench_layer.h"
 #include "commands.h"
@@ -173,6 +174,22 @@ void add_layer(CLI::App& bench) {
   });
 }
 
+void add_checkpoint(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "checkpoint", "Saving experts and loading them again, beside plain reads of the same bytes");
+  const auto o = std::make_shared<BenchCheckpointOptions>();
+  add_launch(command, o->launch);
+  command->add_option("--size", o->size, "Bytes of all experts, such as 64MiB [1GiB]")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 50));
+  command->add_option("--dir", o->folder, "Folder of the file [the system's for temporary files]")
+      ->check(CLI::ExistingDirectory);
+  command->add_option("--repeat", o->repeat, "Rounds; the best counts [5]")
+      ->check(CLI::Range(1, 100000));
+  command->add_flag("--json", o->json, "Print one JSON object");
+  command->callback([o] { bench_checkpoint(*o); });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
@@ -180,6 +197,7 @@ void add_bench_command(CLI::App& app) {
   bench->require_subcommand(1);
   add_dispatch(*bench);
   add_layer(*bench);
+  add_checkpoint(*bench);
 }
 
 }  // namespace switchyard::cli

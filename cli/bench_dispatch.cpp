@@ -116,10 +116,6 @@ class DispatchBench {
   Tensor x_, y_, weights_, rows_, streams_, slots_;
 };
 
-double gigabytes_per_second(std::int64_t bytes, double seconds) {
-  return static_cast<double>(bytes) / seconds * 1e-9;
-}
-
 void print_json(const std::vector<Measurement>& all) {
   for (const Measurement& m : all) {
     const nlohmann::ordered_json line = {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 #include "switchyard/communicator.h"
 
@@ -15,6 +16,10 @@ double timed(Communicator& comm, const Fn& fn) {
   fn();
   comm.barrier();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+inline double gigabytes_per_second(std::int64_t bytes, double seconds) {
+  return static_cast<double>(bytes) / seconds * 1e-9;
 }
 
 }  // namespace switchyard::cli

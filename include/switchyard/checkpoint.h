@@ -46,7 +46,7 @@ class SWITCHYARD_API Checkpoint {
 };
 
 // One rank's part of an MoE layer, or of what an optimizer keeps for one: saved under prefix + the
-// names of from_hugging_face.
+// names of from_hugging_face. Every rank has the router, and experts have the same tensors.
 struct CheckpointBlock {
   std::string prefix;  // "model.layers.3.mlp."
   MoeWeights tensors;
@@ -54,28 +54,35 @@ struct CheckpointBlock {
   int rank = 0;  // in the placement
 };
 
-// What one rank gives to a checkpoint.
+// What one rank gives to a checkpoint. Rows may lie apart.
 struct CheckpointContents {
   NamedTensors tensors = {};  // held whole by every rank that lists them, with the same bytes
   std::vector<CheckpointBlock> blocks = {};
-  std::map<std::string, std::string> metadata = {};  // rank 0's is saved
+  // Rank 0's is saved; Transformers wants a file to have "format": "pt", which is added.
+  std::map<std::string, std::string> metadata = {};
 };
 
 enum class CheckpointForm {
   one_file,       // `path` is a safetensors file; experts are packed: [E, …]
-  file_per_rank,  // `path` is a folder: a file a rank, experts by id, and an index
+  file_per_rank,  // `path` is a folder: a file for each rank that writes, experts by id, an index
 };
 
-// Collective. Every tensor is written once, by the lowest rank that holds it, and all experts must
-// be there. Nothing appears under `path` before everything is on the disk; what was there before is
-// replaced at once, and stays as it is when anything fails. An error is the same on every rank.
+// Collective, over ranks that share a file system. Every tensor, and every expert, is written once,
+// by the lowest rank that holds it, and all experts must be there. Nothing appears under `path`
+// before everything is on the disk; what was there before is replaced at once, and stays as it is
+// when anything fails. A folder that holds anything but safetensors files and indices is not
+// replaced. What cannot be saved is an InvalidArgument, and a file that cannot be written a
+// StorageError: the same on every rank, and the communicator stays usable. Its timeout must be
+// longer than one rank's writing takes. A process that is killed leaves a hidden file or folder
+// ".NAME.tmp-…" beside `path`, which may be removed.
 SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::path& path,
                                     const CheckpointContents& contents,
                                     CheckpointForm form = CheckpointForm::one_file);
 
 // Copies the rank's part of the block under `prefix` into these tensors, whatever form and however
-// many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that is missing
-// or does not fit. Not collective; reads only that part.
+// many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that does not
+// fit, or that only the checkpoint or only `into` has; then nothing is written. Not collective;
+// reads only that part.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                                const ExpertPlacement& placement, int rank,
                                const MoeGradients& into);

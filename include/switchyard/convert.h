@@ -24,11 +24,14 @@ using NamedTensors = std::map<std::string, ConstTensorView>;
 // InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
 // missing, the names that were looked for.
 
-// Of Hugging Face Transformers:
-//   gate.weight [E, H]; gate.e_score_correction_bias [E], if there
-//   experts.gate_up_proj [e, 2I, H] (gates first) and experts.down_proj [e, H, I], or
-//   experts.{id}.{gate,up,down}_proj.weight, or Mixtral's experts.{id}.{w1,w3,w2}.weight
-//   shared_experts.{gate,up,down}_proj.weight, if there
+// Of Hugging Face Transformers, and of save_checkpoint:
+//   gate.weight [E, H]; gate.bias [E] and gate.e_score_correction_bias [E], if there
+//   experts.gate_up_proj [e, 2I, H] (gates first), or experts.up_proj [e, I, H] without gates, and
+//   experts.down_proj [e, H, I]; their biases [e, 2I], [e, I] and [e, H], named as they are with
+//   _bias behind, if there; or
+//   experts.{id}.{gate,up,down}_proj.weight, or Mixtral's experts.{id}.{w1,w3,w2}.weight, without
+//   gates if there are none; their .bias beside their .weight, if there
+//   shared_experts.{gate,up,down}_proj.weight and .bias, likewise
 // and of gpt-oss, known by its router.weight, whose experts are copied:
 //   router.weight [E, H], router.bias [E]
 //   experts.gate_up_proj [e, H, 2I] and experts.gate_up_proj_bias [e, 2I], gates and ups in turns
@@ -39,8 +42,8 @@ SWITCHYARD_API MoeWeights from_hugging_face(const NamedTensors& tensors, std::st
 // Of KempnerForge; experts and shared expert have a gate or none:
 //   router.gate.weight [E, H]; router.expert_bias [E], if there
 //   up_w, gate_w [e, H, I] and down_w [e, I, H], which are copied, or
-//   experts.{id}.{gate,up,down}_proj.weight
-//   shared_expert.{gate,up,down}_proj.weight, if there
+//   experts.{id}.{gate,up,down}_proj.weight, and .bias if there
+//   shared_expert.{gate,up,down}_proj.weight, likewise
 SWITCHYARD_API MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
                                              const ExpertPlacement& placement, int rank);
 

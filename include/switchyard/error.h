@@ -40,6 +40,12 @@ class SWITCHYARD_API CommunicationError : public Error {
   std::vector<int> ranks_;
 };
 
+// A file could not be written.
+class SWITCHYARD_API StorageError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A device, its driver or its memory failed.
 class SWITCHYARD_API DeviceError : public Error {
  public:

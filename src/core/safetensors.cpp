@@ -25,7 +25,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
 
 constexpr std::int64_t kLengthBytes = 8;
-constexpr std::uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own reader
 
 struct Mapping {
   std::shared_ptr<const std::byte> data;
@@ -65,8 +64,8 @@ std::string_view header_of(const Mapping& mapping, const std::string& file) {
   const auto available = static_cast<std::uint64_t>(mapping.bytes - kLengthBytes);
   require(length <= available, "{}: the header's length ({}) exceeds the {} bytes that follow",
           file, length, available);
-  require(length <= kMaxHeader, "{}: the header's length ({}) exceeds the limit of {}", file,
-          length, kMaxHeader);
+  require(length <= kMaxSafetensorsHeader, "{}: the header's length ({}) exceeds the limit of {}",
+          file, length, kMaxSafetensorsHeader);
   return {reinterpret_cast<const char*>(mapping.data.get()) + kLengthBytes, length};
 }
 

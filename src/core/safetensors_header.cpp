@@ -10,15 +10,14 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kMetadata = "__metadata__";
+constexpr auto kMetadata = kSafetensorsMetadata;
 constexpr std::size_t kMaxNumbers = 64;  // in an array; frameworks have no more extents than this
 constexpr std::size_t kMaxInQuotes = 128;
 
 std::optional<Dtype> dtype_named(std::string_view name) {
-  if (name == "F32") return Dtype::f32;
-  if (name == "BF16") return Dtype::bf16;
-  if (name == "I32") return Dtype::i32;
-  if (name == "I64") return Dtype::i64;
+  for (const auto dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
+    if (name == safetensors_name(dtype)) return dtype;
+  }
   return std::nullopt;
 }
 
@@ -178,6 +177,20 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 };
 
 }  // namespace
+
+std::string_view safetensors_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32:
+      return "F32";
+    case Dtype::bf16:
+      return "BF16";
+    case Dtype::i32:
+      return "I32";
+    case Dtype::i64:
+      break;
+  }
+  return "I64";
+}
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
   // The parser would take a zero byte for the end, and ignore whatever follows.

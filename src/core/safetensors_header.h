@@ -13,6 +13,13 @@
 
 namespace switchyard {
 
+constexpr std::string_view kSafetensorsMetadata = "__metadata__";
+constexpr std::uint64_t kMaxSafetensorsHeader =
+    100'000'000;  // the limit of the format's own reader
+
+// "F32": what the format calls it.
+std::string_view safetensors_name(Dtype dtype);
+
 struct SafetensorsEntry {
   std::string dtype_name;      // as the file says it
   std::optional<Dtype> dtype;  // none: not one of ours

@@ -64,21 +64,28 @@ std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const S
 }
 
 ExpertWeights BlockTensors::expert(const std::string& stem, const MatrixNames& names,
-                                   std::int64_t hidden, Gate gate) const {
-  const auto name_of_gate = stem + std::string(names.gate);
-  const auto up = stem + std::string(names.up);
-  const Shape shape{extent(up, 2, 0), hidden};
-  return {
-      .gate = gate == Gate::required ? get(name_of_gate, shape) : get_if_there(name_of_gate, shape),
-      .up = get(up, shape),
-      .down = get(stem + std::string(names.down), {hidden, shape[0]})};
+                                   std::int64_t hidden) const {
+  const auto weight = [&](std::string_view name) { return fmt::format("{}{}.weight", stem, name); };
+  const auto bias = [&](std::string_view name) { return fmt::format("{}{}.bias", stem, name); };
+  const auto intermediate = extent(weight(names.up), 2, 0);
+  const Shape shape{intermediate, hidden};
+  return {.gate = get_if_there(weight(names.gate), shape),
+          .up = get(weight(names.up), shape),
+          .down = get(weight(names.down), {hidden, intermediate}),
+          .gate_bias = get_if_there(bias(names.gate), {intermediate}),
+          .up_bias = get_if_there(bias(names.up), {intermediate}),
+          .down_bias = get_if_there(bias(names.down), {hidden})};
 }
 
 std::vector<ExpertWeights> BlockTensors::separate_experts(const MatrixNames& names,
-                                                          std::int64_t hidden, Gate gate) const {
+                                                          std::int64_t hidden) const {
   std::vector<ExpertWeights> experts;
   for (const auto id : ids_) {
-    experts.push_back(expert(fmt::format("experts.{}.", id), names, hidden, gate));
+    experts.push_back(expert(fmt::format("experts.{}.", id), names, hidden));
+    require(is_given(experts.back().gate) == is_given(experts.front().gate),
+            "{}experts.{} has {} gate, but expert {} has {}", prefix_, id,
+            is_given(experts.back().gate) ? "a" : "no", ids_.front(),
+            is_given(experts.front().gate) ? "one" : "none");
   }
   return experts;
 }

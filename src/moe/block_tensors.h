@@ -12,16 +12,14 @@
 
 namespace switchyard {
 
-// The names of an expert's matrices.
+// The names of an expert's matrices, with ".weight" behind them, and of their biases, with ".bias".
 struct MatrixNames {
   std::string_view gate;
   std::string_view up;
   std::string_view down;
 };
-constexpr MatrixNames kProjections{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
-constexpr MatrixNames kMixtral{"w1.weight", "w3.weight", "w2.weight"};
-
-enum class Gate { required, if_there };
+constexpr MatrixNames kProjections{"gate_proj", "up_proj", "down_proj"};
+constexpr MatrixNames kMixtral{"w1", "w3", "w2"};
 
 // The tensors under a prefix as one rank sees them; names are given without the prefix. Refers to
 // the tensors and the placement.
@@ -51,12 +49,12 @@ class BlockTensors {
   // The rank's matrices, or vectors, of a tensor [e, …shape] of all experts or the rank's own.
   std::vector<ConstTensorView> slices(std::string_view name, const Shape& shape) const;
 
-  // The matrices, (out, in), whose names begin with `stem`.
-  ExpertWeights expert(const std::string& stem, const MatrixNames& names, std::int64_t hidden,
-                       Gate gate) const;
-  // The rank's experts, each with tensors of its own.
-  std::vector<ExpertWeights> separate_experts(const MatrixNames& names, std::int64_t hidden,
-                                              Gate gate) const;
+  // The matrices, (out, in), and biases whose names begin with `stem`: with a gate and biases, or
+  // without, as they are there.
+  ExpertWeights expert(const std::string& stem, const MatrixNames& names,
+                       std::int64_t hidden) const;
+  // The rank's experts, each with tensors of its own; all have a gate, or none has.
+  std::vector<ExpertWeights> separate_experts(const MatrixNames& names, std::int64_t hidden) const;
 
  private:
   std::string full(std::string_view name) const { return prefix_ + std::string(name); }

@@ -24,21 +24,28 @@ void check_arguments(std::string_view operation, const std::vector<Communicator*
   }
 }
 
-// Collective. Throws InvalidArgument, the same on every rank, with what the first rank that has
-// something to object to says; empty: nothing. The communicator stays usable.
-void require_no_objection(Communicator& comm, std::string_view operation,
-                          const std::string& objection);
+// Collective. What the first rank that has something to object to says, the same on every rank;
+// empty: nobody has. The communicator stays usable.
+std::string first_objection(Communicator& comm, std::string_view operation,
+                            const std::string& objection);
+
+// Runs something that may fail on one rank alone, and tells all ranks: they throw the same.
+template <typename Caught, typename Thrown = Caught, typename Work>
+void succeed_together(std::string_view operation, Communicator& comm, Work work) {
+  std::string objection;
+  try {
+    work();
+  } catch (const Caught& error) {
+    objection = error.what();
+  }
+  const auto first = first_objection(comm, operation, objection);
+  if (!first.empty()) throw Thrown(first);
+}
 
 // Runs checks of what a rank was made with, and tells all ranks what they found.
 template <typename Checks>
 void check_together(std::string_view operation, Communicator& comm, Checks checks) {
-  std::string objection;
-  try {
-    checks();
-  } catch (const InvalidArgument& error) {
-    objection = error.what();
-  }
-  require_no_objection(comm, operation, objection);
+  succeed_together<InvalidArgument>(operation, comm, checks);
 }
 
 }  // namespace switchyard

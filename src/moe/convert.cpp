@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/given.h"
 #include "core/require.h"
 #include "moe/block_tensors.h"
 
@@ -49,6 +50,10 @@ ConstTensorView picked(const ConstTensorView& vector, const Columns& columns) {
   return {column.data(), column.dtype(), {column.rows()}, 1, column.owner()};
 }
 
+constexpr std::string_view kPackedGateUp = "experts.gate_up_proj";
+constexpr std::string_view kPackedUp = "experts.up_proj";
+constexpr std::string_view kPackedDown = "experts.down_proj";
+
 constexpr Columns kGates{.first = 0, .step = 2};
 constexpr Columns kUps{.first = 1, .step = 2};
 
@@ -72,28 +77,54 @@ MoeWeights from_gpt_oss(const BlockTensors& block) {
   return result;
 }
 
-std::vector<ExpertWeights> packed_experts(const BlockTensors& block, std::int64_t hidden) {
-  const auto intermediate = block.extent("experts.gate_up_proj", 3, 1) / 2;
-  const auto gate_up = block.slices("experts.gate_up_proj", {2 * intermediate, hidden});
-  const auto down = block.slices("experts.down_proj", {hidden, intermediate});
+// The rank's slices of a tensor that may be missing: then as many that are none.
+std::vector<ConstTensorView> slices_if_there(const BlockTensors& block, std::string_view name,
+                                             const Shape& shape) {
+  if (!block.has(name)) return std::vector<ConstTensorView>(block.ids().size());
+  return block.slices(name, shape);
+}
+
+ConstTensorView part_of(const ConstTensorView& view, std::int64_t begin, std::int64_t end) {
+  return is_given(view) ? view.slice(begin, end) : ConstTensorView{};
+}
+
+// Stored (out, in): the gates first, then the ups, or ups alone.
+std::vector<ExpertWeights> packed_experts(const BlockTensors& block, std::string_view name,
+                                          std::int64_t hidden) {
+  const bool gated = name == kPackedGateUp;
+  const auto width = block.extent(name, 3, 1);
+  const auto intermediate = gated ? width / 2 : width;
+  const auto first_up = gated ? intermediate : 0;
+  const auto bias_name = fmt::format("{}_bias", name);
+  const auto gate_up = block.slices(name, {first_up + intermediate, hidden});
+  const auto down = block.slices(kPackedDown, {hidden, intermediate});
+  const auto bias = slices_if_there(block, bias_name, {first_up + intermediate});
+  const auto down_bias = slices_if_there(block, fmt::format("{}_bias", kPackedDown), {hidden});
   std::vector<ExpertWeights> experts;
   for (std::size_t i = 0; i < gate_up.size(); ++i) {
-    experts.push_back({.gate = gate_up[i].slice(0, intermediate),
-                       .up = gate_up[i].slice(intermediate, 2 * intermediate),
-                       .down = down[i]});
+    ExpertWeights expert{.up = gate_up[i].slice(first_up, first_up + intermediate),
+                         .down = down[i],
+                         .up_bias = part_of(bias[i], first_up, first_up + intermediate),
+                         .down_bias = down_bias[i]};
+    if (gated) {
+      expert.gate = gate_up[i].slice(0, intermediate);
+      expert.gate_bias = part_of(bias[i], 0, intermediate);
+    }
+    experts.push_back(expert);
   }
   return experts;
 }
 
 std::vector<ExpertWeights> hugging_face_experts(const BlockTensors& block, std::int64_t hidden) {
-  if (block.has("experts.gate_up_proj")) return packed_experts(block, hidden);
+  for (const auto name : {kPackedGateUp, kPackedUp}) {
+    if (block.has(name)) return packed_experts(block, name, hidden);
+  }
   if (block.ids().empty()) return {};
   const auto stem = fmt::format("experts.{}.", block.ids().front());
-  const auto projection = stem + std::string(kProjections.gate);
-  const auto mixtral = stem + std::string(kMixtral.gate);
-  const auto found = block.first_of({"experts.gate_up_proj", projection, mixtral});
-  return block.separate_experts(found == projection ? kProjections : kMixtral, hidden,
-                                Gate::required);
+  const auto projection = fmt::format("{}{}.weight", stem, kProjections.up);
+  const auto mixtral = fmt::format("{}{}.weight", stem, kMixtral.up);
+  const auto found = block.first_of({kPackedGateUp, kPackedUp, projection, mixtral});
+  return block.separate_experts(found == projection ? kProjections : kMixtral, hidden);
 }
 
 // Stored (in, out).
@@ -116,8 +147,9 @@ std::vector<ExpertWeights> transposed_experts(const BlockTensors& block, std::in
 std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std::int64_t hidden) {
   if (block.has("up_w")) return transposed_experts(block, hidden);
   if (block.ids().empty()) return {};
-  block.first_of({"up_w", fmt::format("experts.{}.{}", block.ids().front(), kProjections.up)});
-  return block.separate_experts(kProjections, hidden, Gate::if_there);
+  block.first_of(
+      {"up_w", fmt::format("experts.{}.{}.weight", block.ids().front(), kProjections.up)});
+  return block.separate_experts(kProjections, hidden);
 }
 
 }  // namespace
@@ -134,12 +166,13 @@ MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefi
                        prefix);
   MoeWeights result;
   result.router.gate = block.router("gate.weight");
+  result.router.gate_bias = block.get_if_there("gate.bias", {block.num_experts()});
   result.router.score_bias =
       block.get_if_there("gate.e_score_correction_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
   result.experts = hugging_face_experts(block, hidden);
   if (block.has("shared_experts.up_proj.weight")) {
-    result.shared = block.expert("shared_experts.", kProjections, hidden, Gate::required);
+    result.shared = block.expert("shared_experts.", kProjections, hidden);
   }
   return result;
 }
@@ -153,7 +186,7 @@ MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view pref
   const auto hidden = result.router.gate.shape()[1];
   result.experts = kempner_forge_experts(block, hidden);
   if (block.has("shared_expert.up_proj.weight")) {
-    result.shared = block.expert("shared_expert.", kProjections, hidden, Gate::if_there);
+    result.shared = block.expert("shared_expert.", kProjections, hidden);
   }
   return result;
 }

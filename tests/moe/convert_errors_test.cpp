@@ -16,8 +16,8 @@ TEST(ConvertErrors, AMissingTensorIsNamed) {
   EXPECT_EQ(hugging_face_error(packed_hugging_face(5).remove("experts.down_proj")),
             "there is no tensor mlp.experts.down_proj");
   EXPECT_EQ(hugging_face_error(packed_hugging_face(5).remove("experts.gate_up_proj")),
-            "there is no tensor mlp.experts.gate_up_proj or mlp.experts.1.gate_proj.weight or "
-            "mlp.experts.1.w1.weight");
+            "there is no tensor mlp.experts.gate_up_proj or mlp.experts.up_proj or "
+            "mlp.experts.1.up_proj.weight or mlp.experts.1.w3.weight");
   EXPECT_EQ(hugging_face_error(gpt_oss(Dtype::f32).remove("router.bias")),
             "there is no tensor mlp.router.bias");
   const auto kempner_forge_error = [](const Checkpoint& checkpoint) {
@@ -44,6 +44,30 @@ TEST(ConvertErrors, WrongExtentsAreNamed) {
             "mlp.gate.weight is f32 [6,37], but must be [5,37] of f32 or bf16");
   EXPECT_EQ(error_of<InvalidArgument>([] { hugging_face(packed_hugging_face(5), 3); }),
             "rank (3) must be 0 to 2");
+}
+
+TEST(ConvertErrors, AGateThatOneExpertLacksIsNamed) {
+  const auto error = [](const Checkpoint& checkpoint) {
+    return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 0); });
+  };
+  const auto whole = separate("gate.weight", kProjectionNames);
+  EXPECT_EQ(error(Checkpoint(whole).remove("experts.3.gate_proj.weight")),
+            "mlp.experts.3 has no gate, but expert 0 has one");
+  EXPECT_EQ(error(Checkpoint(whole).remove("experts.0.gate_proj.weight")),
+            "mlp.experts.3 has a gate, but expert 0 has none");
+}
+
+TEST(ConvertErrors, ABiasOfTheWrongSizeIsNamed) {
+  const auto error = [](const Checkpoint& checkpoint) {
+    return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 0); });
+  };
+  EXPECT_EQ(error(packed_hugging_face(5).add("gate.bias", {4})),
+            "mlp.gate.bias is f32 [4], but must be [5] of f32 or bf16");
+  EXPECT_EQ(error(packed_hugging_face(5).add("experts.gate_up_proj_bias", {5, kInner})),
+            "mlp.experts.gate_up_proj_bias is f32 [5,41], but must hold [82] of f32 or bf16 for "
+            "each of all 5 experts, or of this rank's 2");
+  EXPECT_EQ(error(separate("gate.weight", kProjectionNames).add("experts.3.up_proj.bias", {40})),
+            "mlp.experts.3.up_proj.bias is f32 [40], but must be [41] of f32 or bf16");
 }
 
 TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {

@@ -104,6 +104,70 @@ TEST(Convert, DeepSeekHasASharedExpertAndAScoreBias) {
   EXPECT_EQ(weights.shared.down.data(), checkpoint.at("shared_experts.down_proj.weight").data());
 }
 
+TEST(Convert, PackedBiasesLieAsTheirMatricesDo) {
+  auto checkpoint = packed_hugging_face(5);
+  checkpoint.add("gate.bias", {5})
+      .add("experts.gate_up_proj_bias", {5, 2 * kInner})
+      .add("experts.down_proj_bias", {5, kHidden});
+  const auto weights = hugging_face(checkpoint, 0);
+  EXPECT_EQ(weights.router.gate_bias.data(), checkpoint.at("gate.bias").data());
+  ASSERT_EQ(weights.experts.size(), 2U);
+  const auto& expert = weights.experts[1];
+  const auto* bias = checkpoint.at("experts.gate_up_proj_bias").row(3);
+  EXPECT_EQ(expert.gate_bias.data(), bias);
+  EXPECT_EQ(expert.gate_bias.shape(), Shape{kInner});
+  EXPECT_EQ(expert.up_bias.data(), bias + kInner * 4);
+  EXPECT_EQ(expert.up_bias.shape(), Shape{kInner});
+  EXPECT_EQ(expert.down_bias.data(), checkpoint.at("experts.down_proj_bias").row(3));
+  EXPECT_EQ(expert.down_bias.shape(), Shape{kHidden});
+}
+
+TEST(Convert, PackedExpertsMayHaveNoGate) {
+  Checkpoint checkpoint;
+  checkpoint.add("gate.weight", {5, kHidden})
+      .add("experts.up_proj", {5, kInner, kHidden})
+      .add("experts.down_proj", {5, kHidden, kInner});
+  const auto weights = hugging_face(checkpoint, 0);
+  ASSERT_EQ(weights.experts.size(), 2U);
+  EXPECT_EQ(weights.experts[1].gate.data(), nullptr);
+  EXPECT_EQ(weights.experts[1].up_bias.data(), nullptr);
+  expect_view(weights.experts[1].up, checkpoint.at("experts.up_proj"), 3, 0, {kInner, kHidden});
+  expect_view(weights.experts[1].down, checkpoint.at("experts.down_proj"), 3, 0, {kHidden, kInner});
+
+  checkpoint.add("experts.up_proj_bias", {5, kInner});
+  const auto biased = hugging_face(checkpoint, 0).experts[1];
+  EXPECT_EQ(biased.gate_bias.data(), nullptr);
+  EXPECT_EQ(biased.up_bias.data(), checkpoint.at("experts.up_proj_bias").row(3));
+  EXPECT_EQ(biased.down_bias.data(), nullptr);
+}
+
+TEST(Convert, ExpertsWithTensorsOfTheirOwnMayHaveBiasesAndNoGate) {
+  auto checkpoint = separate("gate.weight", kProjectionNames);
+  for (const std::string stem : {"experts.0.", "experts.3.", "shared_experts."}) {
+    checkpoint.remove(stem + "gate_proj.weight")
+        .add(stem + "up_proj.weight", {kInner, kHidden})
+        .add(stem + "down_proj.weight", {kHidden, kInner})
+        .add(stem + "up_proj.bias", {kInner})
+        .add(stem + "down_proj.bias", {kHidden});
+  }
+  const auto weights = hugging_face(checkpoint, 0);
+  ASSERT_EQ(weights.experts.size(), 2U);
+  const auto expect = [&](const ExpertWeights& expert, const std::string& stem) {
+    EXPECT_EQ(expert.gate.data(), nullptr);
+    EXPECT_EQ(expert.gate_bias.data(), nullptr);
+    EXPECT_EQ(expert.up.data(), checkpoint.at(stem + "up_proj.weight").data());
+    EXPECT_EQ(expert.up_bias.data(), checkpoint.at(stem + "up_proj.bias").data());
+    EXPECT_EQ(expert.down_bias.data(), checkpoint.at(stem + "down_proj.bias").data());
+  };
+  expect(weights.experts[1], "experts.3.");
+  expect(weights.shared, "shared_experts.");
+  checkpoint.add("experts.0.gate_proj.weight", {kInner, kHidden})
+      .add("experts.3.gate_proj.weight", {kInner, kHidden})
+      .add("experts.3.gate_proj.bias", {kInner});
+  EXPECT_EQ(hugging_face(checkpoint, 0).experts[1].gate_bias.data(),
+            checkpoint.at("experts.3.gate_proj.bias").data());
+}
+
 void expect_every_second(const ConstTensorView& view, const ConstTensorView& packed,
                          std::int64_t index, std::int64_t first) {
   ASSERT_EQ(view.shape(), (Shape{kInner}));

@@ -2,11 +2,9 @@
 // and however rows travel, the bits are those of one rank on one thread.
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "support/compare.h"
 #include "support/cut.h"
-#include "support/random.h"
+#include "support/layer_step.h"
 #include "support/ranks.h"
 #include "switchyard/moe_layer.h"
 
@@ -18,28 +16,15 @@ using testing::copy_of;
 using testing::movers_of;
 using testing::on_all;
 using testing::on_ranks;
-using testing::Random;
 using testing::RankCase;
 using testing::same_bits;
+using Problem = testing::LayerProblem;
+using Results = testing::LayerResults;
 
 constexpr int kExperts = 6;
 constexpr std::int64_t kTopK = 3;  // with two, swapped terms would give the same sum
 
 enum class Mutation { none, reversed_ranks, swapped_k };
-
-// The global sequence, and picks that send hundreds of rows to some experts and few to others.
-struct Problem {
-  explicit Problem(const MoeLayerOptions& layer_options) : options(layer_options) {
-    Random random(23);
-    x = random.tensor({num_tokens, options.hidden}, options.dtype);
-    d_y = random.tensor({num_tokens, options.hidden}, options.dtype);
-    ids = random.expert_ids({num_tokens, kTopK, kExperts, 0.5});
-  }
-
-  MoeLayerOptions options;
-  std::int64_t num_tokens = 700;
-  Tensor x, d_y, ids;
-};
 
 MoeLayerOptions small_layer() {
   return {.hidden = 48,
@@ -47,11 +32,6 @@ MoeLayerOptions small_layer() {
           .router = RouterOptions::mixtral(kExperts, kTopK),
           .shared_intermediate = 24};
 }
-
-struct Results {
-  Tensor y, d_x, d_weights;
-  std::map<int, ExpertGradients> experts;  // by id
-};
 
 Tensor swap_k(const ConstTensorView& table) {
   Tensor result = copy_of(table);
@@ -76,26 +56,9 @@ Results run_step(Communicator& comm, const Problem& problem, MoeLayerOptions opt
   options.mover = way.mover;
   MoeLayer layer(ranks, placement, options, Device::cpu({.num_threads = way.threads}));
   const auto parameters = MoeParameters::random(options, placement, ranks.rank(), 5, Biases::all);
-  const MoeParameters gradients(options, placement, ranks.rank(), Biases::all);
-
-  const auto piece = awkward_piece(comm, problem.num_tokens);
-  const Tensor x = copy_of(piece.of(problem.x));
-  const Tensor ids = way.mutation == Mutation::swapped_k ? swap_k(piece.of(problem.ids))
-                                                         : copy_of(piece.of(problem.ids));
-  SavedForBackward saved;
-  Results results;
-  results.y = layer.forward(parameters.weights(), {.x = x, .expert_ids = ids}, saved);
-  results.d_x = Tensor(x.shape(), x.dtype());
-  results.d_weights = Tensor(ids.shape(), Dtype::f32);
-  const Tensor d_y = copy_of(piece.of(problem.d_y));
-  layer.backward(
-      parameters.weights(), saved, d_y,
-      {.d_x = results.d_x, .gradients = gradients.views(), .d_weights = results.d_weights});
-  const auto mine = placement.experts_of(ranks.rank());
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    results.experts[mine[i]] = gradients.views().experts[i];
-  }
-  return results;
+  auto in = input_of(problem, awkward_piece(comm, problem.num_tokens));
+  if (way.mutation == Mutation::swapped_k) in.ids = swap_k(in.ids);
+  return testing::run_step(layer, parameters.weights(), in, Biases::all);
 }
 
 Results run_alone(const Problem& problem) {
@@ -103,22 +66,10 @@ Results run_alone(const Problem& problem) {
   return run_step(*alone, problem, problem.options);
 }
 
-bool same_expert(const ExpertGradients& a, const ExpertGradients& b) {
-  return same_bits(copy_of(a.gate), copy_of(b.gate)) && same_bits(copy_of(a.up), copy_of(b.up)) &&
-         same_bits(copy_of(a.down), copy_of(b.down)) && same_bits(a.up_bias, b.up_bias) &&
-         same_bits(a.gate_bias, b.gate_bias) && same_bits(a.down_bias, b.down_bias);
-}
-
 bool same_as_alone(Communicator& comm, const Problem& problem, const Results& one,
                    const MoeLayerOptions& options, const Way& way = {}) {
   const Results many = run_step(comm, problem, options, way);
-  const auto piece = awkward_piece(comm, problem.num_tokens);
-  bool equal = same_bits(many.y, piece.of(one.y)) && same_bits(many.d_x, piece.of(one.d_x)) &&
-               same_bits(many.d_weights, piece.of(one.d_weights));
-  for (const auto& [expert, gradients] : many.experts) {
-    equal = equal && same_expert(gradients, one.experts.at(expert));
-  }
-  return on_all(comm, equal);
+  return on_all(comm, same_part(many, awkward_piece(comm, problem.num_tokens), one));
 }
 
 class LayerBitwiseTest : public ::testing::TestWithParam<RankCase> {

@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <string>
 
 #include "support/errors.h"
+#include "support/folder.h"
 #include "switchyard/error.h"
 #include "switchyard/safetensors.h"
 
@@ -40,15 +40,6 @@ inline std::string replace_all(std::string text, const std::string& what, const 
 
 class SafetensorsFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "switchyard-safetensors-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    path_ = directory_ / "x.safetensors";
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   // A new file each time: views of an earlier one keep what they see.
   void write(const std::string& bytes) const {
     std::filesystem::remove(path_);
@@ -76,8 +67,9 @@ class SafetensorsFiles : public ::testing::Test {
     return replace_all(error_of<Error>([&] { (void)file.tensor(name); }), path_.string(), "FILE");
   }
 
-  std::filesystem::path directory_;
-  std::filesystem::path path_;
+  const Folder folder_;
+  const std::filesystem::path directory_ = folder_.path();
+  const std::filesystem::path path_ = directory_ / "x.safetensors";
 };
 
 }  // namespace switchyard::testing

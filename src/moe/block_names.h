@@ -1,0 +1,56 @@
+// The names that the tensors of an MoE block have in a checkpoint: those of from_hugging_face.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "switchyard/moe_parameters.h"
+
+namespace switchyard {
+
+template <typename View>
+using NamedViews = std::vector<std::pair<std::string, View>>;
+
+// An expert's tensors, in one order everywhere.
+constexpr std::size_t kGate = 0;
+constexpr std::size_t kUp = 1;
+constexpr std::size_t kDown = 2;
+constexpr std::size_t kGateBias = 3;
+constexpr std::size_t kUpBias = 4;
+constexpr std::size_t kDownBias = 5;
+constexpr std::size_t kNumExpertTensors = 6;
+constexpr std::array<std::string_view, kNumExpertTensors> kExpertTensorNames{
+    "gate_proj.weight", "up_proj.weight", "down_proj.weight",
+    "gate_proj.bias",   "up_proj.bias",   "down_proj.bias"};
+
+template <typename View>
+std::array<View, kNumExpertTensors> tensors_of(const BasicExpertTensors<View>& e) {
+  return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
+}
+
+inline std::string expert_stem(std::string_view prefix, std::int64_t id) {
+  return std::string(prefix) + "experts." + std::to_string(id) + ".";
+}
+
+template <typename View>
+void append(NamedViews<View>& all, const std::string& stem, const BasicExpertTensors<View>& e) {
+  const auto tensors = tensors_of(e);
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    all.emplace_back(stem + std::string(kExpertTensorNames[t]), tensors[t]);
+  }
+}
+
+// What every rank has of a block, also where it is none: the router and the shared expert.
+template <typename View>
+NamedViews<View> replicated_tensors(const std::string& prefix, const BasicMoeTensors<View>& block) {
+  NamedViews<View> all{{prefix + "gate.weight", block.router.gate},
+                       {prefix + "gate.bias", block.router.gate_bias},
+                       {prefix + "gate.e_score_correction_bias", block.router.score_bias}};
+  append(all, prefix + "shared_experts.", block.shared);
+  return all;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,144 @@
+// Loads a rank's part of a checkpoint: found by from_hugging_face, checked as a whole, then copied.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <span>
+
+#include "core/require.h"
+#include "moe/block_names.h"
+#include "moe/check_tensors.h"
+#include "switchyard/checkpoint.h"
+
+namespace switchyard {
+namespace {
+
+// Bytes that lie together on both sides.
+struct Run {
+  const std::byte* from = nullptr;
+  std::byte* into = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Starts to read from the disk what is not in memory yet. Filling page tables ahead as well was
+// measured to be slower than the faults, which map their neighbours too.
+void read_ahead(const Run& run) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto before = reinterpret_cast<std::uintptr_t>(run.from) % page;
+  ::madvise(const_cast<std::byte*>(run.from - before), static_cast<std::size_t>(run.bytes) + before,
+            MADV_WILLNEED);
+}
+
+void add_runs(std::vector<Run>& runs, const ConstTensorView& from, const TensorView& into) {
+  if (from.is_contiguous() && into.is_contiguous()) {
+    runs.push_back({from.data(), into.data(), from.bytes()});
+    return;
+  }
+  for (std::int64_t r = 0; r < from.rows(); ++r) {
+    runs.push_back({from.row(r), into.row(r), from.row_bytes()});
+  }
+}
+
+// In the order of the file, and what adjoins as one: packed experts are few and large copies, which
+// pass the caches by.
+std::vector<Run> joined(std::vector<Run> runs) {
+  std::ranges::sort(runs, std::less<>(), &Run::from);
+  std::vector<Run> result;
+  for (const auto& run : runs) {
+    if (!result.empty() && result.back().from + result.back().bytes == run.from &&
+        result.back().into + result.back().bytes == run.into) {
+      result.back().bytes += run.bytes;
+    } else {
+      result.push_back(run);
+    }
+  }
+  return result;
+}
+
+void widen(const ConstTensorView& from, const TensorView& into) {
+  const auto row_elements = from.shape().row_elements();
+  for (std::int64_t r = 0; r < from.rows(); ++r) {
+    const auto* source = reinterpret_cast<const Bfloat16*>(from.row(r));
+    auto* target = reinterpret_cast<float*>(into.row(r));
+    for (std::int64_t i = 0; i < row_elements; ++i) target[i] = to_float(source[i]);
+  }
+}
+
+bool can_become(Dtype from, Dtype into) {
+  return from == into || (from == Dtype::bf16 && into == Dtype::f32);
+}
+
+// What is copied where, and what an error calls it.
+struct Copy {
+  std::string name;
+  ConstTensorView from;
+  TensorView into;
+};
+
+void require_fit(const Copy& copy, const Checkpoint& checkpoint) {
+  const auto& [name, from, into] = copy;
+  require(from.shape() == into.shape() && can_become(from.dtype(), into.dtype()),
+          "{} of {} is {} {}, which cannot be loaded into {} {}", name, checkpoint.path().string(),
+          name_of(from.dtype()), from.shape().to_string(), name_of(into.dtype()),
+          into.shape().to_string());
+}
+
+// Neither may lack what the other has: nothing is left out in silence.
+void require_both(const Copy& copy, const Checkpoint& checkpoint) {
+  const auto& [name, from, into] = copy;
+  require(is_given(from) || !is_given(into), "{} has no {}", checkpoint.path().string(), name);
+  require(is_given(into) || !is_given(from), "{} has {} {}, but there is nothing to load it into",
+          checkpoint.path().string(), name, from.shape().to_string());
+}
+
+void copy_all(std::span<const Copy> copies) {
+  std::vector<Run> runs;
+  for (const auto& [name, from, into] : copies) {
+    if (from.bytes() == 0) continue;
+    from.dtype() == into.dtype() ? add_runs(runs, from, into) : widen(from, into);
+  }
+  for (const auto& run : joined(std::move(runs))) {
+    read_ahead(run);
+    std::memcpy(run.into, run.from, static_cast<std::size_t>(run.bytes));
+  }
+}
+
+template <typename View>
+NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<View>& block,
+                               std::span<const std::int32_t> ids) {
+  auto all = replicated_tensors(prefix, block);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    append(all, expert_stem(prefix, ids[i]), block.experts[i]);
+  }
+  return all;
+}
+
+}  // namespace
+
+void load_block(const Checkpoint& checkpoint, std::string_view prefix,
+                const ExpertPlacement& placement, int rank, const MoeGradients& into) {
+  const auto found = from_hugging_face(checkpoint.tensors(), prefix, placement, rank);
+  const auto ids = placement.experts_of(rank);
+  require(into.experts.size() == ids.size(),
+          "there are {} experts to load into, but rank {} owns {}", into.experts.size(), rank,
+          ids.size());
+  const auto sources = named_tensors(std::string(prefix), found, ids);
+  const auto targets = named_tensors(std::string(prefix), into, ids);
+  std::vector<Copy> copies;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    copies.push_back({sources[i].first, sources[i].second, targets[i].second});
+    require_both(copies.back(), checkpoint);
+    require_fit(copies.back(), checkpoint);
+  }
+  copy_all(copies);
+}
+
+void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorView& into) {
+  const Copy only{std::string(name), checkpoint.tensor(name), into};
+  require_fit(only, checkpoint);
+  copy_all({&only, 1});
+}
+
+}  // namespace switchyard

@@ -1,0 +1,87 @@
+// Whatever happens to a process while it saves: what is at `path` is one whole checkpoint.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <set>
+
+#include "support/folder.h"
+#include "support/random.h"
+#include "switchyard/checkpoint.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int kVersions = 1 << 20;
+constexpr std::int64_t kElements = 300'000;
+
+// Every element of a version is its number.
+void save_version(Communicator& comm, const std::filesystem::path& path, CheckpointForm form,
+                  int version) {
+  Tensor values({kElements}, Dtype::i32);
+  std::ranges::fill(values.span<std::int32_t>(), version);
+  const auto own = "of_rank_" + std::to_string(comm.rank());
+  save_checkpoint(comm, path,
+                  {.tensors = {{own, values}}, .metadata = {{"version", std::to_string(version)}}},
+                  form);
+}
+
+// Saves one version after the other, and tells when each is there.
+[[noreturn]] void keep_saving(const std::filesystem::path& path, CheckpointForm form, int report) {
+  run_ranks(kRanks, [&](Communicator& comm) {
+    for (int version = 0; version < kVersions; ++version) {
+      save_version(comm, path, form, version);
+      if (comm.rank() == 0 && ::write(report, "x", 1) != 1) std::abort();
+    }
+  });
+  ::_exit(0);
+}
+
+void expect_one_version(const std::filesystem::path& path) {
+  const auto checkpoint = Checkpoint::open(path);
+  std::set<std::int32_t> versions{std::stoi(checkpoint.metadata().at("version"))};
+  ASSERT_EQ(checkpoint.tensors().size(), static_cast<std::size_t>(kRanks));
+  for (const auto& [name, view] : checkpoint.tensors()) {
+    ASSERT_EQ(view.rows(), kElements);
+    const auto values = view.span<std::int32_t>();
+    versions.insert(values.begin(), values.end());
+  }
+  EXPECT_EQ(versions.size(), 1U);
+}
+
+void kill_while_saving(const std::filesystem::path& path, CheckpointForm form,
+                       testing::Random& random) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) keep_saving(path, form, ends[1]);
+  ::close(ends[1]);
+  char saved = 0;
+  EXPECT_EQ(::read(ends[0], &saved, 1), 1);
+  ::usleep(static_cast<useconds_t>(random.below(12'000)));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(ends[0]);
+}
+
+void expect_always_whole(CheckpointForm form) {
+  const testing::Folder folder;
+  testing::Random random(1);
+  std::size_t most_names = 0;
+  for (int i = 0; i < 20; ++i) {
+    kill_while_saving(folder / "model", form, random);
+    expect_one_version(folder / "model");
+    most_names = std::max(most_names, folder.names().size());
+  }
+  EXPECT_GT(most_names, 1U) << "none was killed in the middle";
+}
+
+TEST(CheckpointKill, AFileIsAlwaysWhole) { expect_always_whole(CheckpointForm::one_file); }
+
+TEST(CheckpointKill, AFolderIsAlwaysWhole) { expect_always_whole(CheckpointForm::file_per_rank); }
+
+}  // namespace
+}  // namespace switchyard

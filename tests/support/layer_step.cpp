@@ -1,0 +1,57 @@
+#include "support/layer_step.h"
+
+#include "support/compare.h"
+#include "support/random.h"
+
+namespace switchyard::testing {
+namespace {
+
+bool same_expert(const ExpertGradients& a, const ExpertGradients& b) {
+  return same_bits(copy_of(a.gate), copy_of(b.gate)) && same_bits(copy_of(a.up), copy_of(b.up)) &&
+         same_bits(copy_of(a.down), copy_of(b.down)) && same_bits(a.up_bias, b.up_bias) &&
+         same_bits(a.gate_bias, b.gate_bias) && same_bits(a.down_bias, b.down_bias);
+}
+
+}  // namespace
+
+LayerProblem::LayerProblem(const MoeLayerOptions& layer_options) : options(layer_options) {
+  Random random(23);
+  x = random.tensor({num_tokens, options.hidden}, options.dtype);
+  d_y = random.tensor({num_tokens, options.hidden}, options.dtype);
+  ids = random.expert_ids({num_tokens, options.router.top_k, options.router.num_experts, 0.5});
+}
+
+StepInput input_of(const LayerProblem& problem, const Piece& piece) {
+  return {copy_of(piece.of(problem.x)), copy_of(piece.of(problem.d_y)),
+          copy_of(piece.of(problem.ids))};
+}
+
+LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
+                      Biases biases) {
+  const int rank = layer.communicator().rank();
+  const MoeParameters gradients(layer.options(), layer.placement(), rank, biases);
+  SavedForBackward saved;
+  LayerResults results;
+  results.y = layer.forward(weights, {.x = in.x, .expert_ids = in.ids}, saved);
+  results.d_x = Tensor(in.x.shape(), in.x.dtype());
+  results.d_weights = Tensor(in.ids.shape(), Dtype::f32);
+  layer.backward(
+      weights, saved, in.d_y,
+      {.d_x = results.d_x, .gradients = gradients.views(), .d_weights = results.d_weights});
+  const auto mine = layer.placement().experts_of(rank);
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    results.experts[mine[i]] = gradients.views().experts[i];
+  }
+  return results;
+}
+
+bool same_part(const LayerResults& part, const Piece& piece, const LayerResults& whole) {
+  bool equal = same_bits(part.y, piece.of(whole.y)) && same_bits(part.d_x, piece.of(whole.d_x)) &&
+               same_bits(part.d_weights, piece.of(whole.d_weights));
+  for (const auto& [expert, gradients] : part.experts) {
+    equal = equal && same_expert(gradients, whole.experts.at(expert));
+  }
+  return equal;
+}
+
+}  // namespace switchyard::testing

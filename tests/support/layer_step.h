@@ -1,0 +1,38 @@
+// One training step over a global sequence, to be compared between numbers of ranks.
+#pragma once
+
+#include <map>
+
+#include "support/cut.h"
+#include "switchyard/moe_layer.h"
+
+namespace switchyard::testing {
+
+// The global sequence, and picks that send hundreds of rows to some experts and few to others.
+struct LayerProblem {
+  explicit LayerProblem(const MoeLayerOptions& layer_options);
+
+  MoeLayerOptions options;
+  std::int64_t num_tokens = 700;
+  Tensor x, d_y, ids;
+};
+
+struct LayerResults {
+  Tensor y, d_x, d_weights;
+  std::map<int, ExpertGradients> experts;  // by id
+};
+
+// Of these tokens.
+struct StepInput {
+  Tensor x, d_y, ids;
+};
+StepInput input_of(const LayerProblem& problem, const Piece& piece);
+
+// The step of one rank: collective. Gradients as the layer's communicator and options have them.
+LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
+                      Biases biases);
+
+// Whether a rank's results for its piece, and for its experts, are those of the whole.
+bool same_part(const LayerResults& part, const Piece& piece, const LayerResults& whole);
+
+}  // namespace switchyard::testing
