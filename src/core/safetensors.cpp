@@ -1,21 +1,16 @@
 // Maps safetensors files, checks that their tensors fit them, and gives out views.
 #include "switchyard/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <span>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "core/in_quotes.h"
+#include "core/mapped_file.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 
@@ -27,39 +22,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own reader
 
-struct Mapping {
-  std::shared_ptr<const std::byte> data;
-  std::int64_t bytes = 0;
-};
-
-struct Closer {
-  int descriptor;
-  ~Closer() { ::close(descriptor); }
-};
-
-std::string last_error() { return std::generic_category().message(errno); }
-
-Mapping map_file(const std::string& file) {
-  // Without O_NONBLOCK, opening a pipe would wait for someone to write.
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  require(descriptor >= 0, "cannot open {}: {}", file, last_error());
-  const Closer closer{descriptor};
-  struct stat status = {};
-  require(::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode), "{} is not a regular file",
-          file);
-  const std::int64_t bytes = status.st_size;
-  require(bytes >= kLengthBytes,
-          "{} has {} bytes, but a safetensors file begins with a length of {}", file, bytes,
+std::string_view header_of(const MappedFile& mapping, const std::string& file) {
+  require(mapping.bytes >= kLengthBytes,
+          "{} has {} bytes, but a safetensors file begins with a length of {}", file, mapping.bytes,
           kLengthBytes);
-  const auto count = static_cast<std::size_t>(bytes);
-  void* address = ::mmap(nullptr, count, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  require(address != MAP_FAILED, "cannot map the {} bytes of {}: {}", bytes, file, last_error());
-  return {{static_cast<const std::byte*>(address),
-           [address, count](auto*) { ::munmap(address, count); }},
-          bytes};
-}
-
-std::string_view header_of(const Mapping& mapping, const std::string& file) {
   std::uint64_t length = 0;
   std::memcpy(&length, mapping.data.get(), sizeof(length));
   const auto available = static_cast<std::uint64_t>(mapping.bytes - kLengthBytes);
@@ -133,9 +99,16 @@ bool is_readable(const SafetensorsEntry& entry) {
 
 struct SafetensorsFile::Contents {
   std::filesystem::path path;
-  Mapping mapping;
+  MappedFile mapping;
   const std::byte* data = nullptr;  // behind the header
   SafetensorsHeader header;
+
+  const SafetensorsEntry& at(std::string_view name) const {
+    const auto found = header.entries.find(name);
+    require(found != header.entries.end(), "{} has no tensor {} among its {}", path.string(),
+            in_quotes(name), header.entries.size());
+    return found->second;
+  }
 
   ConstTensorView view(const SafetensorsEntry& entry) const {
     const Shape shape = entry.shape.empty() ? Shape{1} : Shape(std::span(entry.shape));
@@ -155,7 +128,7 @@ SafetensorsFile::SafetensorsFile(std::shared_ptr<const Contents> contents)
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const std::string file = path.string();
-  const Mapping mapping = map_file(file);
+  const MappedFile mapping = map_file(file);
   const std::string_view json = header_of(mapping, file);
   const auto data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
   auto header = parse_safetensors_header(json, file);
@@ -176,17 +149,18 @@ std::vector<std::string> SafetensorsFile::names() const {
   return result;
 }
 
+TensorInfo SafetensorsFile::info(std::string_view name) const {
+  const SafetensorsEntry& entry = contents_->at(name);
+  return {entry.dtype_name, entry.shape, entry.end - entry.begin, is_readable(entry)};
+}
+
 bool SafetensorsFile::contains(std::string_view name) const {
   return contents_->header.entries.contains(name);
 }
 
 ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
-  const auto& entries = contents_->header.entries;
+  const SafetensorsEntry& entry = contents_->at(name);
   const std::string file = path().string();
-  const auto found = entries.find(name);
-  require(found != entries.end(), "{} has no tensor {} among its {}", file, in_quotes(name),
-          entries.size());
-  const SafetensorsEntry& entry = found->second;
   require<Unsupported>(entry.dtype.has_value(),
                        "{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
                        in_quotes(name), in_quotes(entry.dtype_name));
