@@ -76,16 +76,16 @@ void check_layout(const Entries& entries, std::int64_t data_bytes, const std::st
   };
   std::ranges::sort(in_order, {}, place);
   std::int64_t covered = 0;
-  std::string before;
+  std::string_view before;
   for (const auto* tensor : in_order) {
     const auto& [name, entry] = *tensor;
     require(entry.begin >= covered,
             "{}: tensor {} begins at byte {}, within tensor {}, which ends at {}", file,
-            in_quotes(name), entry.begin, before, covered);
+            in_quotes(name), entry.begin, in_quotes(before), covered);
     require(entry.begin == covered, "{}: bytes {} to {}, before tensor {}, belong to no tensor",
             file, covered, entry.begin, in_quotes(name));
     covered = entry.end;
-    before = in_quotes(name);
+    before = name;
   }
   require(covered == data_bytes, "{}: bytes {} to {}, the last, belong to no tensor", file, covered,
           data_bytes);

@@ -114,7 +114,7 @@ class HeaderReader : public JsonReader {
   }
 
   [[noreturn]] bool refuse(const std::string& found) const override {
-    const auto owner = name_ == kMetadata ? name_ : "tensor " + in_quotes(name_);
+    const auto owner = name_ == kMetadata ? name_ : fmt::format("tensor {}", in_quotes(name_));
     switch (level_) {
       case Level::file:
         throw refusal("the header", "an object", found);

@@ -43,7 +43,7 @@ class IndexReader : public JsonReader {
     } else {
       const bool is_new = level_ == Level::metadata ? !index_.metadata.contains(key)
                                                     : !index_.weight_map.contains(key);
-      if (!is_new) throw twice(key);
+      require(is_new, "{}: {} of the index has {} twice", file(), section_, in_quotes(key));
       name_ = std::move(key);
     }
     return true;
@@ -83,14 +83,13 @@ class IndexReader : public JsonReader {
     return level_ == Level::metadata ? keep(text) : refuse(text);
   }
 
-  InvalidArgument twice(const std::string& key) const {
-    return InvalidArgument(
-        fmt::format("{}: {} of the index has {} twice", file(), section_, in_quotes(key)));
+  std::string file_of_tensor() const {
+    return fmt::format("the file of tensor {}", in_quotes(name_));
   }
 
   InvalidArgument no_file_name(const std::string& value) const {
-    return refusal("the file of tensor " + in_quotes(name_), "the name of one beside the index",
-                   in_quotes(value));
+    return refusal(file_of_tensor(), "the name of one beside the index",
+                   fmt::format("{}", in_quotes(value)));
   }
 
   [[noreturn]] bool refuse(const std::string& found) const override {
@@ -100,12 +99,12 @@ class IndexReader : public JsonReader {
       case Level::index:
         throw refusal(section_ + " of the index", "an object", found);
       case Level::metadata:
-        throw refusal(in_quotes(name_) + " of metadata", "a string, a number, a boolean or null",
-                      found);
+        throw refusal(fmt::format("{} of metadata", in_quotes(name_)),
+                      "a string, a number, a boolean or null", found);
       case Level::weight_map:
         break;
     }
-    throw refusal("the file of tensor " + in_quotes(name_), "a string", found);
+    throw refusal(file_of_tensor(), "a string", found);
   }
 
   SafetensorsIndex index_;

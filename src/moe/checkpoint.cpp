@@ -59,7 +59,7 @@ std::string names_of(const std::vector<fs::path>& paths) {
       names.push_back(fmt::format("{} more", paths.size() - kMost));
       break;
     }
-    names.push_back(in_quotes(path.filename().string()));
+    names.push_back(fmt::format("{}", in_quotes(path.filename().string())));
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -93,10 +93,9 @@ Found open_index(const fs::path& path) {
   }
   for (const auto& [name, file] : index.weight_map) {
     const auto place = place_of.at(file);
-    if (!result.files[place].contains(name)) {
-      throw InvalidArgument(fmt::format("{}: tensor {} should be in {}, which has no such tensor",
-                                        text, in_quotes(name), in_quotes(file)));
-    }
+    require(result.files[place].contains(name),
+            "{}: tensor {} should be in {}, which has no such tensor", text, in_quotes(name),
+            in_quotes(file));
     result.places.emplace_hint(result.places.end(), name, place);
   }
   return result;
@@ -179,10 +178,8 @@ std::vector<std::string> Checkpoint::names() const {
 
 const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   const auto found = contents_->found.places.find(name);
-  if (found == contents_->found.places.end()) {
-    throw InvalidArgument(fmt::format("{} has no tensor {} among its {}", path().string(),
-                                      in_quotes(name), contents_->found.places.size()));
-  }
+  require(found != contents_->found.places.end(), "{} has no tensor {} among its {}",
+          path().string(), in_quotes(name), contents_->found.places.size());
   return contents_->found.files[found->second];
 }
 
