@@ -3,10 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
 
-#include "switchyard/safetensors.h"
+#include "switchyard/error.h"
+#include "switchyard/tensor.h"
 
-// Reads an input as a file would be read. Anything but an Error that escapes is a finding.
+// Reads an input as a file would be read. What ends the process or escapes is a finding.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 // Changes an input in place and returns its new size. libFuzzer, or the replay, gives the second; a
@@ -16,6 +20,20 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
 namespace switchyard::fuzz {
+
+// None if it is refused as it should be; once opened, nothing may go wrong any more.
+template <typename File>
+std::optional<File> open(const std::filesystem::path& path) {
+  try {
+    return File::open(path);
+  } catch (const InvalidArgument&) {
+    return std::nullopt;
+  }
+}
+
+inline void check(bool ok) {
+  if (!ok) std::abort();
+}
 
 // Reads every byte.
 inline void touch(const ConstTensorView& view) {
