@@ -102,8 +102,9 @@ void print_verify_json(const std::vector<CaseReport>& cases) {
   for (const CaseReport& c : cases) {
     for (const auto& run : c.runs) {
       auto line = to_json(c.name, run);
-      for (const Comparison& comparison : run.result.comparisons)
+      for (const Comparison& comparison : run.result.comparisons) {
         print_json_line(to_json(line, comparison));
+      }
       if (run.result.error.empty()) continue;
       line.update({{"message", run.result.error}, {"ok", false}});
       print_json_line(line);
