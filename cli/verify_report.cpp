@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "json_line.h"
+
 namespace switchyard::cli {
 namespace {
 
@@ -88,25 +90,23 @@ void print_verify_table(const std::vector<CaseReport>& cases) {
 }
 
 void print_verify_json(const std::vector<CaseReport>& cases) {
-  // Messages hold names from files, which may not be UTF-8.
-  const auto print = [](const json& line) {
-    fmt::print("{}\n", line.dump(-1, ' ', false, json::error_handler_t::replace));
-  };
   for (const CaseReport& c : cases) {
     for (const auto& run : c.runs) {
       auto line = to_json(c.name, run);
-      for (const Comparison& comparison : run.result.comparisons) print(to_json(line, comparison));
+      for (const Comparison& comparison : run.result.comparisons) {
+        print_json_line(to_json(line, comparison));
+      }
       if (run.result.error.empty()) continue;
       line.update({{"message", run.result.error}, {"ok", false}});
-      print(line);
+      print_json_line(line);
     }
-    if (!c.skipped.empty()) print({{"case", c.name}, {"skipped", c.skipped}});
+    if (!c.skipped.empty()) print_json_line({{"case", c.name}, {"skipped", c.skipped}});
   }
   const Totals totals(cases);
-  print({{"passed", totals.passed},
-         {"failed", totals.failed},
-         {"skipped", totals.skipped},
-         {"runs", totals.runs}});
+  print_json_line({{"passed", totals.passed},
+                   {"failed", totals.failed},
+                   {"skipped", totals.skipped},
+                   {"runs", totals.runs}});
 }
 
 }  // namespace switchyard::cli

@@ -6,6 +6,7 @@ option(SWITCHYARD_BUILD_CLI "Build the switchyard command" ${PROJECT_IS_TOP_LEVE
 option(SWITCHYARD_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
 option(SWITCHYARD_BUILD_BENCHMARKS "Build the benchmarks of single kernels" OFF)
+option(SWITCHYARD_BUILD_FUZZERS "Build the fuzzers of what reads files; needs clang" OFF)
 option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 

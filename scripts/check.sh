@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What CI checks beyond the tests: format, lint, and the tests under sanitizers.
-#   check.sh [format] [lint] [asan] [tsan]     without arguments: all of them
+# What CI checks beyond the tests: format, lint, fuzzers, and the tests under sanitizers.
+#   check.sh [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
+#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz         so long for each fuzzer, instead of 20
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
@@ -16,6 +17,24 @@ check_lint() {
   [ -f build/dev/compile_commands.json ] || cmake --preset dev
   git ls-files 'src/*.cpp' 'cli/*.cpp' | grep -v unavailable.cpp |
     xargs -P "$(nproc)" -n 4 clang-tidy-16 -p build/dev --quiet --warnings-as-errors='*'
+}
+
+# Hostile files. What is found beyond the corpus stays in build/fuzz, and is where the next run
+# begins; an input that fails is left there as crash-…, and belongs into the corpus once mended.
+check_fuzz() {
+  build_preset fuzz
+  local target log
+  for target in safetensors index; do
+    say "Fuzzing $target for ${SWITCHYARD_FUZZ_SECONDS:-20} s"
+    log=build/fuzz/$target.log
+    mkdir -p "build/fuzz/corpus/$target"
+    "build/fuzz/tests/fuzz/fuzz_$target" -max_total_time="${SWITCHYARD_FUZZ_SECONDS:-20}" \
+      -rss_limit_mb=2048 -malloc_limit_mb=64 -timeout=10 -max_len=8192 -print_final_stats=1 \
+      -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
+      "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1 ||
+      { tail -n 60 "$log" >&2; return 1; }
+    grep -E '^#[0-9]+.DONE|^stat::number_of_executed_units|^stat::peak_rss_mb' "$log"
+  done
 }
 
 # Tests that need gigabytes would need several times as many under a sanitizer.
@@ -34,5 +53,5 @@ check_tsan() {
     run_tests tsan "${without_large[@]}"
 }
 
-[ $# -gt 0 ] || set -- format lint asan tsan
+[ $# -gt 0 ] || set -- format lint fuzz asan tsan
 for check in "$@"; do "check_$check"; done

@@ -20,29 +20,38 @@
 namespace switchyard {
 
 // A checkpoint that was opened and found whole. Its tensors are mapped: a rank reads only what it
-// touches. Copies share the mapping.
+// touches. Only read, so threads may share it; copies share the mapping.
 class SWITCHYARD_API Checkpoint {
  public:
   // A safetensors file; an index in Hugging Face's form (*.safetensors.index.json); or a folder
-  // that holds either. InvalidArgument says what is wrong with a file, and for an index names the
-  // tensor that is not where it says, or the file that is missing.
+  // that holds one index, or without any, safetensors files that have no tensor in common. Hidden
+  // files do not count. InvalidArgument says what is wrong with a file, and for an index names the
+  // tensor that is not where it says, or the file that is missing. Tensors that an index does not
+  // list are left out, and its total_size is not checked: systems differ in what they count.
   static Checkpoint open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const;
-  // Of the file; of an index, the strings under its "metadata".
+  // Of the file; of an index, what its "metadata" holds, numbers as their JSON text; of files
+  // without an index, what all of them say.
   const std::map<std::string, std::string>& metadata() const;
-  // In order of name.
+  // In order of name; each is mapped once.
   const std::vector<SafetensorsFile>& files() const;
-  // All that can be read; views keep their file's mapping alive.
+  // Of all tensors, ascending, including those that cannot be read.
+  std::vector<std::string> names() const;
+  // The one that holds the tensor. InvalidArgument if there is no such tensor.
+  const SafetensorsFile& file_of(std::string_view name) const;
+
+  // All that can be read; views keep their file's mapping alive. The first call makes the views,
+  // and copies tensors that their file does not align to their elements.
   const NamedTensors& tensors() const;
-  // InvalidArgument if there is no such tensor.
-  const ConstTensorView& tensor(std::string_view name) const;
+  // As SafetensorsFile::tensor.
+  ConstTensorView tensor(std::string_view name) const;
 
  private:
   struct Contents;
-  explicit Checkpoint(std::shared_ptr<const Contents> contents);
+  explicit Checkpoint(std::shared_ptr<Contents> contents);
 
-  std::shared_ptr<const Contents> contents_;
+  std::shared_ptr<Contents> contents_;
 };
 
 // One rank's part of an MoE layer, or of what an optimizer keeps for one: saved under prefix + the

@@ -1,6 +1,7 @@
 // Reads safetensors files: named tensors behind a JSON header, mapped rather than loaded.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -12,6 +13,14 @@
 #include "switchyard/tensor.h"
 
 namespace switchyard {
+
+// What a file says of a tensor.
+struct TensorInfo {
+  std::string dtype;  // as the file has it: "BF16", "F8_E4M3"
+  std::vector<std::int64_t> shape;
+  std::int64_t bytes = 0;  // in the file
+  bool is_readable = false;
+};
 
 // A file that was opened and found whole: every tensor lies within it, and every byte behind the
 // header belongs to exactly one. Only read, so threads may share it; copies share the mapping.
@@ -31,6 +40,8 @@ class SWITCHYARD_API SafetensorsFile {
   // Of all tensors, ascending, including those that cannot be read.
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const;
+  // Also of tensors that cannot be read. InvalidArgument if there is no such tensor.
+  TensorInfo info(std::string_view name) const;
 
   // A contiguous view that keeps the mapping alive, also without this object. Where the file does
   // not align a tensor to its elements, the view is of a copy instead, made anew by every call.

@@ -1,21 +1,16 @@
 // Maps safetensors files, checks that their tensors fit them, and gives out views.
 #include "switchyard/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <span>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "core/in_quotes.h"
+#include "core/mapped_file.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 
@@ -26,39 +21,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 constexpr std::int64_t kLengthBytes = 8;
 
-struct Mapping {
-  std::shared_ptr<const std::byte> data;
-  std::int64_t bytes = 0;
-};
-
-struct Closer {
-  int descriptor;
-  ~Closer() { ::close(descriptor); }
-};
-
-std::string last_error() { return std::generic_category().message(errno); }
-
-Mapping map_file(const std::string& file) {
-  // Without O_NONBLOCK, opening a pipe would wait for someone to write.
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  require(descriptor >= 0, "cannot open {}: {}", file, last_error());
-  const Closer closer{descriptor};
-  struct stat status = {};
-  require(::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode), "{} is not a regular file",
-          file);
-  const std::int64_t bytes = status.st_size;
-  require(bytes >= kLengthBytes,
-          "{} has {} bytes, but a safetensors file begins with a length of {}", file, bytes,
+std::string_view header_of(const MappedFile& mapping, const std::string& file) {
+  require(mapping.bytes >= kLengthBytes,
+          "{} has {} bytes, but a safetensors file begins with a length of {}", file, mapping.bytes,
           kLengthBytes);
-  const auto count = static_cast<std::size_t>(bytes);
-  void* address = ::mmap(nullptr, count, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  require(address != MAP_FAILED, "cannot map the {} bytes of {}: {}", bytes, file, last_error());
-  return {{static_cast<const std::byte*>(address),
-           [address, count](auto*) { ::munmap(address, count); }},
-          bytes};
-}
-
-std::string_view header_of(const Mapping& mapping, const std::string& file) {
   std::uint64_t length = 0;
   std::memcpy(&length, mapping.data.get(), sizeof(length));
   const auto available = static_cast<std::uint64_t>(mapping.bytes - kLengthBytes);
@@ -109,16 +75,16 @@ void check_layout(const Entries& entries, std::int64_t data_bytes, const std::st
   };
   std::ranges::sort(in_order, {}, place);
   std::int64_t covered = 0;
-  std::string before;
+  std::string_view before;
   for (const auto* tensor : in_order) {
     const auto& [name, entry] = *tensor;
     require(entry.begin >= covered,
             "{}: tensor {} begins at byte {}, within tensor {}, which ends at {}", file,
-            in_quotes(name), entry.begin, before, covered);
+            in_quotes(name), entry.begin, in_quotes(before), covered);
     require(entry.begin == covered, "{}: bytes {} to {}, before tensor {}, belong to no tensor",
             file, covered, entry.begin, in_quotes(name));
     covered = entry.end;
-    before = in_quotes(name);
+    before = name;
   }
   require(covered == data_bytes, "{}: bytes {} to {}, the last, belong to no tensor", file, covered,
           data_bytes);
@@ -132,9 +98,16 @@ bool is_readable(const SafetensorsEntry& entry) {
 
 struct SafetensorsFile::Contents {
   std::filesystem::path path;
-  Mapping mapping;
+  MappedFile mapping;
   const std::byte* data = nullptr;  // behind the header
   SafetensorsHeader header;
+
+  const SafetensorsEntry& at(std::string_view name) const {
+    const auto found = header.entries.find(name);
+    require(found != header.entries.end(), "{} has no tensor {} among its {}", path.string(),
+            in_quotes(name), header.entries.size());
+    return found->second;
+  }
 
   ConstTensorView view(const SafetensorsEntry& entry) const {
     const Shape shape = entry.shape.empty() ? Shape{1} : Shape(std::span(entry.shape));
@@ -154,7 +127,7 @@ SafetensorsFile::SafetensorsFile(std::shared_ptr<const Contents> contents)
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const std::string file = path.string();
-  const Mapping mapping = map_file(file);
+  const MappedFile mapping = map_file(file);
   const std::string_view json = header_of(mapping, file);
   const auto data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
   auto header = parse_safetensors_header(json, file);
@@ -175,17 +148,18 @@ std::vector<std::string> SafetensorsFile::names() const {
   return result;
 }
 
+TensorInfo SafetensorsFile::info(std::string_view name) const {
+  const SafetensorsEntry& entry = contents_->at(name);
+  return {entry.dtype_name, entry.shape, entry.end - entry.begin, is_readable(entry)};
+}
+
 bool SafetensorsFile::contains(std::string_view name) const {
   return contents_->header.entries.contains(name);
 }
 
 ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
-  const auto& entries = contents_->header.entries;
+  const SafetensorsEntry& entry = contents_->at(name);
   const std::string file = path().string();
-  const auto found = entries.find(name);
-  require(found != entries.end(), "{} has no tensor {} among its {}", file, in_quotes(name),
-          entries.size());
-  const SafetensorsEntry& entry = found->second;
   require<Unsupported>(entry.dtype.has_value(),
                        "{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
                        in_quotes(name), in_quotes(entry.dtype_name));

@@ -1,10 +1,9 @@
-// Parses the header event by event: what does not belong is refused where it begins, so nothing in
-// a hostile file is nested, kept or compared beyond what the format has.
 #include "core/safetensors_header.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/in_quotes.h"
+#include "core/json_reader.h"
 #include "core/require.h"
 
 namespace switchyard {
@@ -12,7 +11,6 @@ namespace {
 
 constexpr auto kMetadata = kSafetensorsMetadata;
 constexpr std::size_t kMaxNumbers = 64;  // in an array; frameworks have no more extents than this
-constexpr std::size_t kMaxInQuotes = 128;
 
 std::optional<Dtype> dtype_named(std::string_view name) {
   for (const auto dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
@@ -21,16 +19,11 @@ std::optional<Dtype> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-InvalidArgument not_json(const std::string& file, std::size_t position) {
-  return InvalidArgument(
-      fmt::format("{}: the header is not JSON, from byte {} of it", file, position));
-}
-
 using Numbers = std::vector<std::int64_t>;
 
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+class HeaderReader : public JsonReader {
  public:
-  explicit HeaderReader(const std::string& file) : file_(file) {}
+  explicit HeaderReader(const std::string& file) : JsonReader(file, "the header") {}
 
   SafetensorsHeader take() { return std::move(header_); }
 
@@ -46,17 +39,17 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (level_ == Level::header) {
       const bool is_new = key == kMetadata ? !std::exchange(has_metadata_, true)
                                            : header_.entries.try_emplace(key).second;
-      require(is_new, "{}: the header has {} twice", file_, in_quotes(key));
+      require(is_new, "{}: the header has {} twice", file(), in_quotes(key));
       name_ = std::move(key);
     } else if (level_ == Level::metadata) {
-      require(!header_.metadata.contains(key), "{}: {} has {} twice", file_, kMetadata,
+      require(!header_.metadata.contains(key), "{}: {} has {} twice", file(), kMetadata,
               in_quotes(key));
       field_ = std::move(key);
     } else {
       const bool is_known = key == "dtype" || key == "shape" || key == "data_offsets";
-      require(is_known, "{}: tensor {} has {} besides dtype, shape and data_offsets", file_,
+      require(is_known, "{}: tensor {} has {} besides dtype, shape and data_offsets", file(),
               in_quotes(name_), in_quotes(key));
-      require(!is_given(key), "{}: tensor {} has {} twice", file_, in_quotes(name_), key);
+      require(!is_given(key), "{}: tensor {} has {} twice", file(), in_quotes(name_), key);
       field_ = std::move(key);
     }
     return true;
@@ -90,20 +83,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return refuse(std::to_string(value));
     }
     require(numbers()->size() < kMaxNumbers, "{}: tensor {} has more than {} numbers in its {}",
-            file_, in_quotes(name_), kMaxNumbers, field_);
+            file(), in_quotes(name_), kMaxNumbers, field_);
     numbers()->push_back(static_cast<std::int64_t>(value));
     return true;
-  }
-
-  bool number_integer(std::int64_t value) override { return refuse(std::to_string(value)); }
-  bool number_float(double /*value*/, const std::string& text) override { return refuse(text); }
-  bool boolean(bool value) override { return refuse(value ? "true" : "false"); }
-  bool null() override { return refuse("null"); }
-  bool binary(nlohmann::json::binary_t& /*value*/) override { return refuse("binary"); }
-
-  bool parse_error(std::size_t position, const std::string& /*token*/,
-                   const nlohmann::json::exception& /*error*/) override {
-    throw not_json(file_, position);
   }
 
  private:
@@ -130,35 +112,31 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
                               : fields_.data_offsets.has_value();
   }
 
-  [[noreturn]] bool refuse(const std::string& found) const {
-    const auto refusal = [&](const std::string& what, std::string_view wanted) {
-      return InvalidArgument(fmt::format("{}: {} must be {}, not {:.{}}", file_, what, wanted,
-                                         found, int{kMaxInQuotes}));
-    };
-    const auto owner = name_ == kMetadata ? name_ : "tensor " + in_quotes(name_);
+  [[noreturn]] bool refuse(const std::string& found) const override {
+    const auto owner = name_ == kMetadata ? name_ : fmt::format("tensor {}", in_quotes(name_));
     switch (level_) {
       case Level::file:
-        throw refusal("the header", "an object");
+        throw refusal("the header", "an object", found);
       case Level::header:
-        throw refusal(owner, "an object");
+        throw refusal(owner, "an object", found);
       case Level::metadata:
-        throw refusal(fmt::format("{} of {}", in_quotes(field_), owner), "a string");
+        throw refusal(fmt::format("{} of {}", in_quotes(field_), owner), "a string", found);
       case Level::tensor:
         throw refusal(fmt::format("{} of {}", field_, owner),
-                      field_ == "dtype" ? "a string" : "an array");
+                      field_ == "dtype" ? "a string" : "an array", found);
       case Level::numbers:
         break;
     }
-    throw refusal(fmt::format("{} of {}", field_, owner), "integers from 0 to 2^63 - 1");
+    throw refusal(fmt::format("{} of {}", field_, owner), "integers from 0 to 2^63 - 1", found);
   }
 
   void finish_tensor() {
     for (const auto* field : {"dtype", "shape", "data_offsets"}) {
-      require(is_given(field), "{}: tensor {} has no {}", file_, in_quotes(name_), field);
+      require(is_given(field), "{}: tensor {} has no {}", file(), in_quotes(name_), field);
     }
     const Numbers& offsets = *fields_.data_offsets;
     require(offsets.size() == 2, "{}: data_offsets of tensor {} must be [begin, end], not [{}]",
-            file_, in_quotes(name_), fmt::join(offsets, ", "));
+            file(), in_quotes(name_), fmt::join(offsets, ", "));
     SafetensorsEntry& entry = header_.entries.at(name_);
     entry.dtype = dtype_named(*fields_.dtype);
     entry.dtype_name = std::move(*fields_.dtype);
@@ -167,7 +145,6 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     entry.end = offsets[1];
   }
 
-  const std::string& file_;
   SafetensorsHeader header_;
   Level level_ = Level::file;
   bool has_metadata_ = false;
@@ -193,19 +170,9 @@ std::string_view safetensors_name(Dtype dtype) {
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
-  // The parser would take a zero byte for the end, and ignore whatever follows.
-  const auto zero = json.find('\0');
-  if (zero != std::string_view::npos) throw not_json(file, zero + 1);
   HeaderReader reader(file);
-  nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
+  reader.read(json);
   return reader.take();
-}
-
-std::string in_quotes(std::string_view text) {
-  if (text.size() <= kMaxInQuotes) return fmt::format("'{}'", text);
-  std::size_t kept = kMaxInQuotes;
-  while (kept > 0 && (static_cast<unsigned char>(text[kept]) & 0xc0U) == 0x80U) --kept;
-  return fmt::format("'{}…'", text.substr(0, kept));
 }
 
 }  // namespace switchyard

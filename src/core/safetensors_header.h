@@ -37,7 +37,4 @@ struct SafetensorsHeader {
 // of bytes fit each other and the file is for the caller to check. `file` is its name for messages.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
 
-// 'text', shortened where a file has something absurd, and still UTF-8.
-std::string in_quotes(std::string_view text);
-
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/in_quotes.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 
@@ -20,7 +21,7 @@ constexpr std::size_t kAlignment = 64;
 // What is not UTF-8 shows as replacement characters.
 std::string readable(std::string_view text) {
   const auto quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-  return in_quotes(quoted.substr(1, quoted.size() - 2));
+  return fmt::format("{}", in_quotes(quoted.substr(1, quoted.size() - 2)));
 }
 
 bool is_utf8(std::string_view text) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/in_quotes.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/gather_strings.h"
+#include "core/in_quotes.h"
 #include "core/replacement.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"

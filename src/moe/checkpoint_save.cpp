@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/file_writer.h"
+#include "core/in_quotes.h"
 #include "core/replacement.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"

@@ -43,7 +43,8 @@ void require_no_problem(const Layers& layers) {
   for (const auto& layer : layers) {
     if (problem.empty()) problem = layer.first_problem;
   }
-  require_no_objection(layers.front().batch, "run_step", problem);
+  const auto first = first_objection(layers.front().batch, "run_step", problem);
+  require(first.empty(), "{}", first);
 }
 
 void run_exactly(const Layers& layers, const std::function<void()>& step) {

@@ -101,10 +101,12 @@ TEST_F(SafetensorsErrors, RejectsFieldsThatAreMissingTwiceOrTooMany) {
   EXPECT_EQ(error(R"({"__metadata__":{"a":"1","a":"2"}})"), "FILE: __metadata__ has 'a' twice");
 }
 
-TEST_F(SafetensorsErrors, ShortensAbsurdNames) {
+TEST_F(SafetensorsErrors, ShortensAbsurdNamesAndEscapesControls) {
   EXPECT_EQ(error(R"({"x)" + replace_all(std::string(100, 'y'), "y", "é") + R"(":1})"),
             "FILE: tensor 'x" + replace_all(std::string(63, 'y'), "y", "é") +
                 "…' must be an object, not 1");
+  EXPECT_EQ(error(R"({"\u001b[2J\u007f":1})"),
+            R"(FILE: tensor '\x1b[2J\x7f' must be an object, not 1)");
 }
 
 TEST_F(SafetensorsErrors, RejectsShapesAndOffsetsThatDoNotFit) {

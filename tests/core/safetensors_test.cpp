@@ -78,6 +78,25 @@ TEST_F(Safetensors, ListsAllAndReadsWhatItCan) {
             "FILE: tensor 'deep' has 5 extents; up to 4 can be read");
 }
 
+void expect_info(const TensorInfo& info, const std::string& dtype,
+                 const std::vector<std::int64_t>& shape, std::int64_t bytes, bool is_readable) {
+  EXPECT_EQ(info.dtype, dtype);
+  EXPECT_EQ(info.shape, shape);
+  EXPECT_EQ(info.bytes, bytes);
+  EXPECT_EQ(info.is_readable, is_readable);
+}
+
+TEST_F(Safetensors, SaysWhatEveryTensorIs) {
+  const auto file = open(kEveryDtype, kEveryData);
+  expect_info(file.info("b"), "BF16", {2}, 4, true);
+  expect_info(file.info("l"), "I64", {}, 8, true);
+  expect_info(file.info("none"), "F32", {0, 4}, 0, true);
+  expect_info(file.info("half"), "F16", {1}, 2, false);
+  expect_info(file.info("deep"), "F32", {1, 1, 1, 1, 1}, 4, false);
+  EXPECT_EQ(testing::error_of<InvalidArgument>([&] { (void)file.info("g"); }),
+            path_.string() + " has no tensor 'g' among its 7");
+}
+
 TEST_F(Safetensors, ReadsAFileOfNothing) {
   const auto file = open("{}", "");
   EXPECT_TRUE(file.names().empty());

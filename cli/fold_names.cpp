@@ -1,0 +1,145 @@
+#include "fold_names.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+#include <utility>
+
+namespace switchyard::cli {
+namespace {
+
+constexpr int kMostFolds = 4;  // in one name: a layer, an expert, and some to spare
+
+using Ids = std::set<std::int64_t>;
+
+struct Item {
+  std::vector<std::string> parts;
+  std::size_t unfolded = 0;  // so many parts, from the left, may still fold
+  std::string kind;
+  FoldedName result;
+};
+
+std::vector<std::string> split(std::string_view name) {
+  std::vector<std::string> parts(1);
+  for (const char c : name) {
+    if (c == '.') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
+
+std::string_view digits_at(std::string_view text, std::size_t at) {
+  const auto end =
+      std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), is_digit);
+  auto digits = text.substr(at, static_cast<std::size_t>(end - text.begin()) - at);
+  digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+  return digits;
+}
+
+// layers.2 before layers.10.
+bool natural_less(std::string_view a, std::string_view b) {
+  const auto at = static_cast<std::size_t>(
+      std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  if (at == a.size() || at == b.size()) return a.size() < b.size();
+  auto begin = at;
+  while (begin > 0 && is_digit(a[begin - 1])) --begin;
+  if (!is_digit(a[begin]) || !is_digit(b[begin])) return a < b;
+  const auto x = digits_at(a, begin);
+  const auto y = digits_at(b, begin);
+  return x == y ? a < b : std::pair(x.size(), x) < std::pair(y.size(), y);
+}
+
+// "{0…3,7}", or the number itself.
+std::string ranges_of(const Ids& ids) {
+  if (ids.size() == 1) return std::to_string(*ids.begin());
+  std::vector<std::string> ranges;
+  for (auto at = ids.begin(); at != ids.end();) {
+    const auto first = *at;
+    auto last = first;
+    for (++at; at != ids.end() && *at == last + 1; ++at) last = *at;
+    const auto* format = first == last ? "{}" : first + 1 == last ? "{},{}" : "{}…{}";
+    ranges.push_back(fmt::format(fmt::runtime(format), first, last));
+  }
+  return fmt::format("{{{}}}", fmt::join(ranges, ","));
+}
+
+// Folds the last number of each item that may still fold; false if there was none.
+bool fold_once(std::vector<Item>& items) {
+  struct Group {
+    Item item;
+    Ids ids;
+  };
+  std::map<std::vector<std::string>, Group> groups;
+  std::vector<Item> rest;
+  for (Item& item : items) {
+    while (item.unfolded > 0 && number_in(item.parts[item.unfolded - 1]) < 0) --item.unfolded;
+    if (item.unfolded == 0) {
+      rest.push_back(std::move(item));
+      continue;
+    }
+    --item.unfolded;
+    const auto id = number_in(std::exchange(item.parts[item.unfolded], "{}"));
+    auto key = item.parts;
+    key.push_back(item.kind);
+    const auto [at, is_new] = groups.try_emplace(std::move(key));
+    Group& group = at->second;
+    const auto count = item.result.count + (is_new ? 0 : group.item.result.count);
+    if (is_new || id < *group.ids.begin()) group.item = std::move(item);
+    group.item.result.count = count;
+    group.ids.insert(id);
+  }
+  items = std::move(rest);
+  for (auto& [key, group] : groups) {
+    group.item.parts[group.item.unfolded] = ranges_of(group.ids);
+    items.push_back(std::move(group.item));
+  }
+  return !groups.empty();
+}
+
+std::vector<FoldedName> in_order(std::vector<FoldedName> names) {
+  std::ranges::sort(names, natural_less, &FoldedName::first);
+  return names;
+}
+
+}  // namespace
+
+std::int64_t number_in(std::string_view part) {
+  constexpr std::size_t kMostDigits = 9;
+  const bool is_number = !part.empty() && part.size() <= kMostDigits &&
+                         std::all_of(part.begin(), part.end(), is_digit) &&
+                         (part[0] != '0' || part.size() == 1);
+  return is_number ? std::stoll(std::string(part)) : -1;
+}
+
+std::vector<FoldedName> list_names(const std::map<std::string, std::string>& kinds) {
+  std::vector<FoldedName> result;
+  for (const auto& [name, kind] : kinds) result.push_back({name, name});
+  return in_order(std::move(result));
+}
+
+std::vector<FoldedName> fold_names(const std::map<std::string, std::string>& kinds) {
+  std::vector<Item> items;
+  for (const auto& [name, kind] : kinds) {
+    auto parts = split(name);
+    const auto num_parts = parts.size();
+    items.push_back({std::move(parts), num_parts, kind, {name, name}});
+  }
+  for (int i = 0; i < kMostFolds && fold_once(items); ++i) {
+  }
+  std::vector<FoldedName> result;
+  for (Item& item : items) {
+    item.result.name = fmt::format("{}", fmt::join(item.parts, "."));
+    result.push_back(std::move(item.result));
+  }
+  return in_order(std::move(result));
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,96 @@
+#include "inspect.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "inspect_report.h"
+
+namespace switchyard::cli {
+namespace {
+
+std::vector<FoldedName> names_in(const std::map<std::string, std::string>& kinds, bool all) {
+  return all ? list_names(kinds) : fold_names(kinds);
+}
+
+void add_files(InspectReport& report, const Checkpoint& checkpoint, TensorInfos& infos) {
+  std::map<std::string, std::size_t> places;
+  for (const auto& file : checkpoint.files()) {
+    places.emplace(file.path().string(), report.files.size());
+    report.files.push_back({.path = file.path().filename().string(),
+                            .num_unlisted = static_cast<std::int64_t>(file.names().size())});
+  }
+  for (const auto& name : checkpoint.names()) {
+    const auto& file = checkpoint.file_of(name);
+    auto& line = report.files[places.at(file.path().string())];
+    const auto& info = infos.emplace(name, file.info(name)).first->second;
+    line.bytes += info.bytes;
+    ++line.num_tensors;
+    --line.num_unlisted;
+    report.bytes += info.bytes;
+    ++report.num_tensors;
+  }
+}
+
+void add_tensors(InspectReport& report, const TensorInfos& infos, bool all) {
+  std::map<std::string, std::string> kinds;
+  for (const auto& [name, info] : infos) {
+    kinds.emplace(name, fmt::format("{} {} {}", info.dtype, info.shape, info.bytes));
+  }
+  for (auto& line : names_in(kinds, all)) {
+    const auto& info = infos.at(line.first);
+    report.tensors.push_back({std::move(line), info});
+  }
+}
+
+void add_blocks(InspectReport& report, const std::vector<MoeBlock>& blocks, bool all) {
+  std::map<std::string, std::string> kinds;
+  std::map<std::string, const MoeBlock*> by_prefix;
+  for (const auto& block : blocks) {
+    kinds.emplace(block.prefix,
+                  fmt::format("{} {} {} {} {} {} {} {} {}", block.layout, block.num_experts,
+                              block.num_held, block.hidden, block.intermediate, block.dtype,
+                              block.bias, block.shared_intermediate, block.is_readable));
+    by_prefix.emplace(block.prefix, &block);
+  }
+  for (auto& line : names_in(kinds, all)) {
+    const auto& block = *by_prefix.at(line.first);
+    report.blocks.push_back({std::move(line), block});
+  }
+}
+
+void add_ranks(InspectReport& report, const std::vector<MoeBlock>& blocks, const TensorInfos& infos,
+               int num_ranks) {
+  report.ranks = reads_of_ranks(blocks, num_ranks);
+  std::set<std::string_view> of_experts;
+  for (const auto& block : blocks) {
+    of_experts.insert(block.expert_tensors.begin(), block.expert_tensors.end());
+    if (!block.is_whole()) report.not_counted.push_back(block.prefix);
+  }
+  for (const auto& [name, info] : infos) {
+    if (!of_experts.contains(name)) report.replicated_bytes += info.bytes;
+  }
+}
+
+}  // namespace
+
+void inspect(const InspectOptions& options) {
+  const auto checkpoint = Checkpoint::open(options.path);
+  InspectReport report;
+  report.path = options.path;
+  report.metadata = checkpoint.metadata();
+  TensorInfos infos;
+  add_files(report, checkpoint, infos);
+  add_tensors(report, infos, options.all);
+  const auto blocks = find_moe_blocks(infos);
+  add_blocks(report, blocks, options.all);
+  if (options.num_ranks > 0) add_ranks(report, blocks, infos, options.num_ranks);
+  if (options.json) {
+    print_inspect_json(report);
+  } else {
+    print_inspect_table(report);
+  }
+}
+
+}  // namespace switchyard::cli

@@ -1,0 +1,43 @@
+// What inspect prints: a table for people, or a JSON object a line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fold_names.h"
+#include "moe_blocks.h"
+
+namespace switchyard::cli {
+
+struct InspectReport {
+  struct File {
+    std::string path;
+    std::int64_t bytes = 0;  // of the tensors below
+    std::int64_t num_tensors = 0;
+    std::int64_t num_unlisted = 0;  // in the file, but not in the index
+  };
+  struct Tensors {
+    FoldedName names;
+    TensorInfo info;  // of each
+  };
+  struct Blocks {
+    FoldedName prefixes;
+    MoeBlock block;  // the first
+  };
+
+  std::string path;
+  std::map<std::string, std::string> metadata;
+  std::vector<File> files;
+  std::vector<Tensors> tensors;
+  std::int64_t num_tensors = 0;
+  std::int64_t bytes = 0;
+  std::vector<Blocks> blocks;
+  std::vector<RankReads> ranks;
+  std::int64_t replicated_bytes = 0;          // of what every rank reads
+  std::vector<std::string> not_counted = {};  // prefixes of blocks that are not whole
+};
+
+void print_inspect_table(const InspectReport& report);
+void print_inspect_json(const InspectReport& report);
+
+}  // namespace switchyard::cli

@@ -1,0 +1,53 @@
+// The MoE blocks among the tensors of a checkpoint, by the names that conversions look for.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "switchyard/checkpoint.h"
+
+namespace switchyard::cli {
+
+using TensorInfos = std::map<std::string, TensorInfo, std::less<>>;
+
+struct MoeBlock {
+  std::string prefix;
+  std::string layout = {};  // "Hugging Face, packed"
+  std::int64_t num_experts = 0;
+  std::int64_t num_held = 0;  // in the checkpoint: fewer where it is one rank's
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  std::string dtype = {};                // of the experts
+  std::vector<std::string> bias = {};    // of the router: "gate", "score"
+  std::int64_t shared_intermediate = 0;  // 0: no shared expert
+  bool is_readable = true;               // all of its tensors are
+
+  std::vector<std::string> expert_tensors = {};               // their names
+  std::map<std::int64_t, std::int64_t> bytes_of_expert = {};  // in tensors of their own
+  std::int64_t packed_bytes = 0;                              // in tensors of all experts
+
+  bool is_whole() const { return num_held == num_experts; }
+  // In experts first … last − 1 of a block that is whole.
+  std::int64_t bytes_of(std::int64_t first, std::int64_t last) const;
+};
+
+// In order of prefix.
+std::vector<MoeBlock> find_moe_blocks(const TensorInfos& tensors);
+
+// What one of `num_ranks` ranks reads if experts are placed contiguously, over all blocks that are
+// whole.
+struct RankReads {
+  struct Experts {
+    std::int64_t num_experts = 0;
+    std::int64_t first = 0;
+    std::int64_t last = 0;  // exclusive
+  };
+  std::vector<Experts> experts;  // one for each number of experts that blocks have
+  std::int64_t expert_bytes = 0;
+};
+std::vector<RankReads> reads_of_ranks(const std::vector<MoeBlock>& blocks, int num_ranks);
+
+}  // namespace switchyard::cli

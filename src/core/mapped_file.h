@@ -1,0 +1,19 @@
+// A file's bytes, mapped to be read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace switchyard {
+
+struct MappedFile {
+  std::shared_ptr<const std::byte> data;  // null if there are no bytes
+  std::int64_t bytes = 0;
+};
+
+// InvalidArgument says why `file` cannot be opened or mapped; only regular files can.
+MappedFile map_file(const std::string& file);
+
+}  // namespace switchyard
