@@ -1,11 +1,15 @@
 // What libFuzzer calls, and what the replay of the corpus calls in its place.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "switchyard/error.h"
 #include "switchyard/tensor.h"
@@ -21,6 +25,26 @@ extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, st
 
 namespace switchyard::fuzz {
 
+inline void check(bool ok) {
+  if (!ok) std::abort();
+}
+
+// A file in memory, with a path: on a disk, writing would take most of the time.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(::memfd_create("fuzz", 0)) { check(descriptor_ >= 0); }
+
+  void write(const std::uint8_t* data, std::size_t size) const {
+    const auto length = static_cast<off_t>(size);
+    check(::ftruncate(descriptor_, length) == 0);
+    check(::pwrite(descriptor_, data, size, 0) == length);
+  }
+  std::filesystem::path path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
+
+ private:
+  int descriptor_;
+};
+
 // None if it is refused as it should be; once opened, nothing may go wrong any more.
 template <typename File>
 std::optional<File> open(const std::filesystem::path& path) {
@@ -29,10 +53,6 @@ std::optional<File> open(const std::filesystem::path& path) {
   } catch (const InvalidArgument&) {
     return std::nullopt;
   }
-}
-
-inline void check(bool ok) {
-  if (!ok) std::abort();
 }
 
 // Reads every byte.

@@ -22,6 +22,7 @@ class Folder {
     write("a.safetensors", R"({"v":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                            R"("w":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[4,8]}})");
     write("b.safetensors", R"({"x":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})");
+    fs::create_symlink(index_.path(), index());
   }
   ~Folder() {
     std::error_code ignored;
@@ -30,6 +31,7 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
+  void write_index(const std::uint8_t* data, std::size_t size) const { index_.write(data, size); }
   fs::path index() const { return path_ / "x.safetensors.index.json"; }
 
  private:
@@ -40,6 +42,7 @@ class Folder {
     std::ofstream(path_ / name, std::ios::binary) << bytes + header + std::string(8, '\0');
   }
 
+  fuzz::MemoryFile index_;
   fs::path path_;
 };
 
@@ -57,8 +60,7 @@ void read_all(const Checkpoint& checkpoint) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const switchyard::Folder kFolder;
-  std::ofstream(kFolder.index(), std::ios::binary | std::ios::trunc)
-      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
+  kFolder.write_index(data, size);
   if (const auto checkpoint = switchyard::fuzz::open<switchyard::Checkpoint>(kFolder.index())) {
     switchyard::read_all(*checkpoint);
   }

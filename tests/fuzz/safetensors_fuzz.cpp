@@ -1,7 +1,4 @@
 // Opens bytes as a safetensors file and reads every tensor that it has.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -17,22 +14,6 @@ constexpr std::size_t kLengthBytes = 8;
 
 namespace switchyard {
 namespace {
-
-// A file in memory, with a path.
-class MemoryFile {
- public:
-  MemoryFile() : descriptor_(::memfd_create("fuzz", 0)) { fuzz::check(descriptor_ >= 0); }
-
-  void write(const std::uint8_t* data, std::size_t size) const {
-    const auto length = static_cast<off_t>(size);
-    fuzz::check(::ftruncate(descriptor_, length) == 0);
-    fuzz::check(::pwrite(descriptor_, data, size, 0) == length);
-  }
-  std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
-
- private:
-  int descriptor_;
-};
 
 // Reading beyond the file is no fault within its last page, so that bytes are counted, too.
 void read_all(const SafetensorsFile& file, std::uint64_t data_bytes) {
@@ -54,7 +35,7 @@ void read_all(const SafetensorsFile& file, std::uint64_t data_bytes) {
 }  // namespace switchyard
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const switchyard::MemoryFile kFile;
+  static const switchyard::fuzz::MemoryFile kFile;
   kFile.write(data, size);
   if (const auto file = switchyard::fuzz::open<switchyard::SafetensorsFile>(kFile.path())) {
     std::uint64_t length = 0;
