@@ -165,6 +165,7 @@ void add_layer(CLI::App& bench) {
       command, "--keep", o->keep, "What forward keeps for backward [rows]",
       std::map<std::string, Keep>{
           {"rows", Keep::rows}, {"activations", Keep::activations}, {"nothing", Keep::nothing}});
+  command->add_flag("--losses", o->losses, "Train with the balance loss and the z-loss, too");
   command->add_option("--repeat", o->repeat, "Rounds; the best counts [10]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object");

@@ -28,13 +28,15 @@ struct LayerResult {
 };
 
 MoeLayerOptions layer_options(const BenchLayerOptions& o, std::int64_t capacity) {
-  return {.hidden = o.hidden,
-          .intermediate = o.intermediate,
-          .router = RouterOptions::mixtral(o.num_experts, o.top_k),
-          .dtype = o.dtype,
-          .weight_stage = o.weight_stage,
-          .sizing = o.sizing == BenchSizing::bounded ? Sizing::bounded(capacity) : Sizing::exact(),
-          .keep = o.keep};
+  return {
+      .hidden = o.hidden,
+      .intermediate = o.intermediate,
+      .router = RouterOptions::mixtral(o.num_experts, o.top_k),
+      .dtype = o.dtype,
+      .weight_stage = o.weight_stage,
+      .losses = o.losses ? LossOptions{.balance = BalanceLoss::batch, .z = true} : LossOptions{},
+      .sizing = o.sizing == BenchSizing::bounded ? Sizing::bounded(capacity) : Sizing::exact(),
+      .keep = o.keep};
 }
 
 class LayerBench {
@@ -107,7 +109,9 @@ class LayerBench {
     SavedForBackward saved;
     layer_.forward(weights_.weights(), input(), y_, &saved);
     activation_bytes_ = saved.bytes();
-    layer_.backward(weights_.weights(), saved, d_y_,
+    const RouterLosses d_losses =
+        o_.losses ? RouterLosses{.balance = 0.01F, .z = 0.001F} : RouterLosses{};
+    layer_.backward(weights_.weights(), saved, {.d_y = d_y_, .d_losses = d_losses},
                     {.d_x = d_x_, .gradients = gradients_.views()});
   }
 

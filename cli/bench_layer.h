@@ -26,6 +26,7 @@ struct BenchLayerOptions {
   RoutingKind routing = RoutingKind::router;
   WeightStage weight_stage = MoeLayerOptions{}.weight_stage;
   Keep keep = Keep::rows;
+  bool losses = false;  // balance and z, global
   int repeat = 10;
   bool json = false;
 };

@@ -61,6 +61,14 @@ TEST(BenchLayer, TheTableIsForPeople) {
   }
 }
 
+TEST(BenchLayer, TrainsWithLossesToo) {
+  EXPECT_EQ(run("bench layer --shape 64,32,16,4,2 --repeat 1").output.find("losses"),
+            std::string::npos);
+  const auto outcome = run("bench layer --shape 64,32,16,4,2 --repeat 1 --losses");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.output.find("losses"), std::string::npos) << outcome.output;
+}
+
 TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   const auto expect_error = [](const std::string& arguments, const std::string& message) {
     const auto outcome = run("bench layer " + arguments);
