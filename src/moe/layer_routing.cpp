@@ -1,6 +1,7 @@
 // How a layer comes to its plan: padding, routing, capacity.
 #include <cstring>
 
+#include "core/kept_rows.h"
 #include "device/device_backend.h"
 #include "moe/moe_layer_data.h"
 
@@ -31,14 +32,7 @@ Tensor flat_copy(const ConstTensorView& mask) {
 TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
                                            const ConstTensorView& valid) const {
   TensorView copy = device.backend().take(rows.shape(), rows.dtype());
-  const auto row_bytes = static_cast<std::size_t>(rows.row_bytes());
-  for (std::int64_t t = 0; t < rows.rows(); ++t) {
-    if (is_valid(valid, t)) {
-      std::memcpy(copy.row(t), rows.row(t), row_bytes);
-    } else {
-      std::memset(copy.row(t), 0, row_bytes);
-    }
-  }
+  copy_kept_rows(rows, copy, [&](std::int64_t t) { return is_valid(valid, t); });
   return copy;
 }
 

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "core/kept_rows.h"
 #include "device/cpu/elements.h"
 #include "device/cpu/gate.h"
 #include "device/cpu/panels.h"
@@ -72,22 +72,6 @@ bool is_routed(const RouterBackwardInput& in, std::int64_t token) {
   return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
 }
 
-// x with zeros for tokens that have no part in the gate's gradient: they may hold NaN, and that
-// times zero is NaN.
-TensorView without_unrouted(const ConstTensorView& x, const std::vector<std::uint8_t>& has_part,
-                            MemoryCache& memory) {
-  TensorView copy = memory.take(x.shape(), x.dtype());
-  const auto row_bytes = static_cast<std::size_t>(x.row_bytes());
-  for (std::int64_t t = 0; t < x.rows(); ++t) {
-    if (has_part[static_cast<std::size_t>(t)] != 0) {
-      std::memcpy(copy.row(t), x.row(t), row_bytes);
-    } else {
-      std::memset(copy.row(t), 0, row_bytes);
-    }
-  }
-  return copy;
-}
-
 // Logits of a token that has a part become their gradient; false if they are not finite.
 bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* logits,
                     std::int64_t token) {
@@ -103,6 +87,33 @@ bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* l
   if (!router.score(logits)) return false;
   router.backward(logits, row_of<std::int32_t>(in.expert_ids, token), gradients);
   return true;
+}
+
+// Of the gate and of its bias, from d_logits [T, E].
+void gate_gradients(const RouteTokensBackward& args, const ConstTensorView& d_logits,
+                    const ConstTensorView& x, Workers& workers) {
+  const auto& out = args.out;
+  const auto num_experts = std::int64_t{args.options.num_experts};
+  const auto hidden = x.shape()[1];
+  const auto blocks = ceil_div(hidden, kGradientColumns);
+  const bool has_bias = is_given(out.gradients.gate_bias);
+  workers.run(blocks + (has_bias ? 1 : 0), [&](std::int64_t block, Scratch& scratch) {
+    if (block < blocks) {
+      const auto first = block * kGradientColumns;
+      gate_gradient({d_logits, x, out.gradients.gate, out.mode}, first,
+                    std::min(first + kGradientColumns, hidden), scratch);
+      return;
+    }
+    float* sums = scratch.take_floats(num_experts);
+    std::fill_n(sums, num_experts, 0.0F);
+    element_kernels().f32.add_rows(sums, d_logits.data(), x.rows(), num_experts, num_experts,
+                                   nullptr);
+    write_gradient({out.gradients.gate_bias.data(),
+                    out.gradients.gate_bias.dtype(),
+                    {1, num_experts},
+                    num_experts},
+                   {0, num_experts}, sums, out.mode);
+  });
 }
 
 }  // namespace
@@ -163,27 +174,14 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
     gate.add_d_x(scores, first, last, out.d_x, scratch);
   });
   const bool all_count = std::ranges::find(has_part, 0) == has_part.end();
-  const ConstTensorView x = all_count ? in.x : without_unrouted(in.x, has_part, memory);
-  const auto hidden = in.x.shape()[1];
-  const auto blocks = ceil_div(hidden, kGradientColumns);
-  const bool has_bias = is_given(out.gradients.gate_bias);
-  workers.run(blocks + (has_bias ? 1 : 0), [&](std::int64_t block, Scratch& scratch) {
-    if (block < blocks) {
-      const auto first = block * kGradientColumns;
-      gate_gradient({d_logits, x, out.gradients.gate, out.mode}, first,
-                    std::min(first + kGradientColumns, hidden), scratch);
-      return;
-    }
-    float* sums = scratch.take_floats(num_experts);
-    std::fill_n(sums, num_experts, 0.0F);
-    element_kernels().f32.add_rows(sums, d_logits.data(), num_tokens, num_experts, num_experts,
-                                   nullptr);
-    write_gradient({out.gradients.gate_bias.data(),
-                    out.gradients.gate_bias.dtype(),
-                    {1, num_experts},
-                    num_experts},
-                   {0, num_experts}, sums, out.mode);
-  });
+  ConstTensorView x = in.x;
+  if (!all_count) {  // what x holds elsewhere may be NaN, and that times zero is NaN
+    const TensorView counting = memory.take(x.shape(), x.dtype());
+    copy_kept_rows(in.x, counting,
+                   [&](std::int64_t t) { return has_part[static_cast<std::size_t>(t)] != 0; });
+    x = counting;
+  }
+  gate_gradients(args, d_logits, x, workers);
 }
 
 }  // namespace switchyard::cpu
