@@ -1,4 +1,5 @@
-// How many of a rank's picks an expert takes, and how far its output counts.
+// How many of a rank's picks an expert takes, and how far its output counts. (How many rows a rank
+// has room for is another matter: Sizing.)
 #pragma once
 
 namespace switchyard {

@@ -70,8 +70,8 @@ struct DispatchBackwardOutput {
   std::optional<TensorView> d_weights = {};
 };
 
-// The movement of one layer. The constructor and every method are collective: every rank calls them
-// in the same order, with or without tokens. The communicator must outlive the dispatcher.
+// The movement of one layer. The constructor and every movement are collective: every rank calls
+// them in the same order, with or without tokens. The communicator must outlive the dispatcher.
 class SWITCHYARD_API Dispatcher {
  public:
   Dispatcher(Communicator& comm, ExpertPlacement placement, const DispatcherOptions& options,
@@ -98,9 +98,10 @@ class SWITCHYARD_API Dispatcher {
   void dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                          const DispatchBackwardOutput& out);
 
+  // These are not collective.
+
   // The sizing of the plans that follow; every rank gives the same.
   void resize(const Sizing& sizing);
-
   MoverKind mover() const;  // what automatic became
   Communicator& communicator() { return comm_; }
   // Bytes of rows, weights and slots that this rank has sent to others so far, or exchanged with

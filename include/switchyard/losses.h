@@ -6,7 +6,7 @@ namespace switchyard {
 // Over whose tokens losses are.
 enum class LossScope {
   global,  // those of all ranks: a step does not depend on how they are divided
-  rank,    // this rank's own (KempnerForge)
+  rank,    // this rank's own (KempnerForge); of cut sequences, all of those that it has a part of
 };
 
 // Switch Transformer's: E · Σ_e f_e · P_e, with f_e = picks of expert e / (T · K) and P_e the mean
@@ -26,7 +26,8 @@ enum class LossScores {
 struct LossOptions {
   BalanceLoss balance = BalanceLoss::none;
   LossScores scores = LossScores::as_routed;
-  bool z = false;  // the mean over tokens of logsumexp(logits)², without the score bias
+  // The mean over tokens of logsumexp(logits)², without the score bias; at most 2⁴⁰ of each counts.
+  bool z = false;
   LossScope scope = LossScope::global;
 };
 

@@ -54,7 +54,10 @@ struct MoeLayerOptions {
   SWITCHYARD_API ExpertsOptions shared_expert() const;
 };
 
-// Who takes part in a layer. Communicators must outlive it.
+// Who takes part in a layer: every rank of every group, and groups lie within the batch.
+// Communicators must outlive the layer. An error that the ranks of one group of experts share
+// (logits that are not finite, bad ids) leaves the others usable unless their ranks would wait for
+// it; any other makes all groups unusable.
 struct LayerGroups {
   Communicator& experts;  // the ranks that experts are divided over
   // The ranks whose tokens make up the batch, for what is `global`, and for statistics; null: those
@@ -196,8 +199,13 @@ class SWITCHYARD_API MoeLayer {
 // they were before plus what that step counted. Returns whether it ran again.
 //
 // So step() must be repeatable: it writes its results rather than adding to what was there, and
-// leaves optimizer steps and take_statistics() to what follows. Bad ids and logits that are not
-// finite are an InvalidArgument, the same on every rank, after which statistics are as before.
+// leaves optimizer steps, take_statistics() and check() to what follows. All bounded layers that it
+// runs must be listed, once or more; they share one batch. Layers that are to drop rows do not make
+// a step run again, but are exact too when another layer does.
+//
+// Bad ids and logits that are not finite are an InvalidArgument, the same on every rank. Any other
+// error of step() is this rank's own; the others learn of it, and the layers' groups are unusable.
+// After an error statistics are as before.
 SWITCHYARD_API bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
 
 }  // namespace switchyard

@@ -1,8 +1,10 @@
 // What a router's losses and statistics are made of, and the slopes that lead back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "switchyard/losses.h"
 #include "switchyard/tensor.h"
@@ -32,6 +34,19 @@ struct RouterSums {
   // Σ logsumexp(logits)²: whole parts, and what is behind the point in units of 2⁻³².
   Tensor squares;  // [2] i64
 
+  void clear() {
+    std::ranges::fill(by_sequence.span<std::int64_t>(), 0);
+    std::ranges::fill(squares.span<std::int64_t>(), 0);
+  }
+  // Over all sequences.
+  std::vector<std::int64_t> all_picks() const { return sum_of(&RouterSums::picks); }
+  std::vector<std::int64_t> all_scores() const { return sum_of(&RouterSums::scores); }
+  std::int64_t all_tokens() const {
+    std::int64_t tokens = 0;
+    for (std::int64_t s = 0; s < num_sequences(); ++s) tokens += num_tokens(s);
+    return tokens;
+  }
+
   std::int64_t num_sequences() const { return by_sequence.rows(); }
   std::span<std::int64_t> row(std::int64_t sequence) {
     return by_sequence.view().slice(sequence, sequence + 1).span<std::int64_t>();
@@ -48,6 +63,15 @@ struct RouterSums {
   std::int64_t num_tokens(std::int64_t sequence) const { return row(sequence).back(); }
 
  private:
+  std::vector<std::int64_t> sum_of(std::span<const std::int64_t> (RouterSums::*part)(std::int64_t)
+                                       const) const {
+    std::vector<std::int64_t> sums(count());
+    for (std::int64_t s = 0; s < num_sequences(); ++s) {
+      const auto values = (this->*part)(s);
+      for (std::size_t e = 0; e < sums.size(); ++e) sums[e] += values[e];
+    }
+    return sums;
+  }
   std::size_t count() const { return static_cast<std::size_t>(num_experts); }
 };
 

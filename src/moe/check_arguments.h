@@ -10,6 +10,19 @@
 
 namespace switchyard {
 
+// Runs what may fail on this rank alone, and returns what it returns. The ranks of these
+// communicators must not wait for a rank that failed: they learn why, and the communicators are
+// unusable.
+template <typename Work>
+auto or_abort(const std::vector<Communicator*>& comms, std::string_view what, Work work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    for (Communicator* comm : comms) comm->abort(std::string(what) + ": " + error.what());
+    throw;
+  }
+}
+
 // Runs checks. The other ranks are on their way into a collective of one of these communicators,
 // and learn of a failure at once.
 template <typename Checks>

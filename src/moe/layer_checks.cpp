@@ -1,9 +1,12 @@
 #include "moe/layer_checks.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <random>
 
+#include "core/hash.h"
 #include "core/require.h"
 #include "moe/plan_record.h"
 
@@ -21,6 +24,8 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
           "gradient_scale multiplies outputs, but with weight_stage {} weights are not multiplied "
           "there: use output or activation",
           name_of(o.weight_stage));
+  require(o.alignment > 0, "alignment ({}) must be positive", o.alignment);
+  if (o.sizing.is_bounded()) require_valid_capacity(o.sizing.capacity(), o.alignment);
   const Router router(o.router);
   const Experts experts(o.experts());
 }
@@ -47,11 +52,21 @@ std::vector<Communicator*> distinct_groups(const LayerGroups& groups) {
   return result;
 }
 
-void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
+void require_same_options(Communicator& comm, const MoeLayerOptions& o,
+                          const ExpertPlacement& placement) {
   const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
   const auto bits = [](double value) { return std::bit_cast<std::int64_t>(value); };
   const RouterOptions& r = o.router;
-  const std::vector<Field> fields{{"intermediate", o.intermediate},
+  const std::vector<Field> fields{{"hidden", o.hidden},
+                                  {"dtype", number(o.dtype)},
+                                  {"alignment", o.alignment},
+                                  {"whether sizing is bounded", o.sizing.is_bounded() ? 1 : 0},
+                                  {"capacity", o.sizing.capacity()},
+                                  {"the overflow policy", number(o.sizing.overflow())},
+                                  {"mover", number(o.mover)},
+                                  {"combine", number(o.combine)},
+                                  {"the placement (its hash)", hash_of(placement.owners())},
+                                  {"intermediate", o.intermediate},
                                   {"activation", number(o.activation)},
                                   {"weight_stage", number(o.weight_stage)},
                                   {"clamp_limit (its bits)", bits(o.clamp_limit)},
@@ -75,6 +90,24 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o) {
                                   {"kept_groups", r.kept_groups},
                                   {"choice", number(r.choice)}};
   require_equal_fields(fields, gather_fields(comm, fields));
+}
+
+void require_within_batch(const LayerGroups& groups) {
+  if (groups.batch == nullptr && groups.sequence == nullptr) return;
+  Communicator& batch = groups.batch == nullptr ? groups.experts : *groups.batch;
+  // A number that the ranks of one batch share, and those of two hardly do.
+  Tensor name =
+      Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(std::random_device()())});
+  batch.broadcast(name, 0);
+  const std::array<Field, 1> fields{
+      {{"the batch that they belong to: experts and sequences are divided within one batch, "
+        "which has the number",
+        name.span<std::int64_t>()[0]}}};
+  for (Communicator* group : {&groups.experts, groups.sequence}) {
+    if (group != nullptr && group != &batch) {
+      require_equal_fields(fields, gather_fields(*group, fields));
+    }
+  }
 }
 
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {

@@ -10,8 +10,11 @@
 namespace switchyard {
 
 void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement);
-// Collective. What the dispatcher compares is not repeated here.
-void require_same_options(Communicator& comm, const MoeLayerOptions& o);
+// Collective.
+void require_same_options(Communicator& comm, const MoeLayerOptions& o,
+                          const ExpertPlacement& placement);
+// Collective over all of them: what is summed over the batch is summed over all their ranks.
+void require_within_batch(const LayerGroups& groups);
 // Sequences are cut over the ranks of a group as the layer's input says.
 void require_sequence(const LayerInput& in, const Communicator* group);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);

@@ -1,7 +1,7 @@
 // How a layer comes to its plan: padding, routing, capacity.
 #include <cstring>
 
-#include "core/kept_rows.h"
+#include "core/padding.h"
 #include "device/device_backend.h"
 #include "moe/moe_layer_data.h"
 
@@ -48,45 +48,53 @@ MoeLayer::Data::Routed MoeLayer::Data::route(const MoeWeights& weights, const La
   routed.routing = router.route(weights.router, {.x = routed.x,
                                                  .expert_ids = in.expert_ids,
                                                  .valid = routed.mask(),
-                                                 .sums = routed.sums ? &*routed.sums : nullptr});
+                                                 .sums = routed.sums_or_null()});
   if (has_capacity) routed.kept_ids = within_capacity(routed.routing, *routed.sums);
   return routed;
 }
 
+// What is refused counts as no pick: the weights of the others are then those without it.
+void MoeLayer::Data::forget_refused(const MoeWeights& weights, const Plan& plan, Routed& routed) {
+  forget_refused_picks(plan, routed.planned_ids(), routed.routing.expert_ids);
+  if (routed.sums) routed.sums->clear();
+  routed.routing = router.route(weights.router, {.x = routed.x,
+                                                 .expert_ids = routed.routing.expert_ids,
+                                                 .valid = routed.mask(),
+                                                 .sums = routed.sums_or_null()});
+}
+
 // Collective.
-Plan MoeLayer::Data::make_plan(const MoeWeights& weights, Routed& routed) {
-  Routing& routing = routed.routing;
-  const ConstTensorView planned_ids = routed.kept_ids ? *routed.kept_ids : routing.expert_ids;
-  const Plan plan = dispatcher.plan(planned_ids, routing.first_non_finite_token);
-  status = plan.status();
-  note_status();
-  if (status.bad_ids) {  // the other picks' weights are then those without the refused ones
-    announced("route", [&] {
-      forget_refused_picks(plan, planned_ids, routing.expert_ids);
-      routing =
-          router.route(weights.router,
-                       {.x = routed.x, .expert_ids = routing.expert_ids, .valid = routed.mask()});
-    });
+Plan MoeLayer::Data::make_plan(const Routed& routed) {
+  try {
+    return dispatcher.plan(routed.planned_ids(), routed.routing.first_non_finite_token);
+  } catch (const InvalidArgument& error) {
+    first_problem = error.what();
+    throw;
   }
-  describe_plan(plan, stats);
-  return plan;
 }
 
 MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
                                                     Purpose purpose, StageClock& clock) {
-  std::optional<Routed> routed;
-  announced("route", [&] { routed = route(weights, in, purpose); });
+  const auto all = groups_of(purpose);
+  Routed routed = or_abort(all, kForward, [&] { return route(weights, in, purpose); });
   clock.end("route");
-  const Plan plan = make_plan(weights, *routed);
+  // All ranks of the experts' group have the same errors here; those of others may wait for them.
+  const Plan plan = or_abort(other_groups_of(purpose), kForward, [&] { return make_plan(routed); });
+  status = plan.status();
+  note_status();
+  describe_plan(plan, stats);
+  if (status.bad_ids) or_abort(all, kForward, [&] { forget_refused(weights, plan, routed); });
   clock.end("plan");
   Step step{.layer = identity,
-            .x = routed->x,
-            .valid = std::move(routed->valid),
-            .routing = std::move(routed->routing),
+            .x = routed.x,
+            .valid = std::move(routed.valid),
+            .routing = std::move(routed.routing),
             .plan = plan};
   if (purpose == Purpose::training) {
-    weigh_losses(step, std::move(*routed->sums));
-    scale_outputs(step);
+    or_abort(all, kForward, [&] {
+      weigh_losses(step, in, std::move(*routed.sums));
+      scale_outputs(step);
+    });
     if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
   }
   return step;

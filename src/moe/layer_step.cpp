@@ -28,17 +28,14 @@ MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const La
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
   StageClock clock(stats.forward);
-  std::optional<Step> step;
-  known_to_all("MoeLayer::forward", [&] {
-    step = route_and_plan(weights, in, purpose, clock);
-    announced("MoeLayer::forward", [&] {
-      forward_experts(weights, *step, y, purpose, clock);
-      if (shared) forward_shared(weights, *step, y, purpose, clock);
-    });
+  Step step = route_and_plan(weights, in, purpose, clock);
+  or_abort(groups_of(purpose), kForward, [&] {
+    forward_experts(weights, step, y, purpose, clock);
+    if (shared) forward_shared(weights, step, y, purpose, clock);
   });
   stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
   note_waits();
-  return std::move(*step);
+  return step;
 }
 
 void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, const TensorView& y,
@@ -94,15 +91,13 @@ void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const Layer
                               const LayerBackwardOutput& out) {
   const auto bytes_before = dispatcher.bytes_on_wire();
   StageClock clock(stats.backward);
-  known_to_all("MoeLayer::backward", [&] {
-    announced("MoeLayer::backward", [&] {
-      backward_experts(weights, step, in, out, clock);
-      if (shared) {
-        const bool is_padded = step.valid.has_value();
-        const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *step.valid) : in.d_y;
-        backward_shared(weights, step, d_y, out, clock);
-      }
-    });
+  or_abort(groups, kBackward, [&] {
+    backward_experts(weights, step, in, out, clock);
+    if (shared) {
+      const bool is_padded = step.valid.has_value();
+      const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *step.valid) : in.d_y;
+      backward_shared(weights, step, d_y, out, clock);
+    }
   });
   commit(step);
   stats.bytes_on_wire += dispatcher.bytes_on_wire() - bytes_before;
@@ -151,7 +146,8 @@ void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
   clock.end("dispatch_backward");
   OptionalView valid;
   if (step.valid) valid = *step.valid;
-  const RouterSlopes slopes = step.loss_terms->slopes(in.d_losses);
+  RouterSlopes slopes;
+  if (step.loss_terms) slopes = step.loss_terms->slopes(in.d_losses);
   router.backward(weights.router,
                   {.x = step.x,
                    .expert_ids = step.routing.expert_ids,

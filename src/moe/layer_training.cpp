@@ -1,23 +1,28 @@
 // What a layer does besides its step: losses, capacity, the scale of outputs, statistics.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "device/device_backend.h"
 #include "moe/moe_layer_data.h"
 #include "moe/output_scales.h"
+#include "moe/plan_record.h"
+#include "moe/sum_integers.h"
 
 namespace switchyard {
 namespace {
 
 // Collective.
-RouterStatistics sum_over(Communicator& comm, const RouterStatistics& own) {
-  const auto experts = own.picks.size();
-  Tensor all({static_cast<std::int64_t>(experts) + 1}, Dtype::i64);
-  const auto values = all.span<std::int64_t>();
-  std::ranges::copy(own.picks, values.begin());
-  values.back() = own.num_tokens;
-  comm.all_reduce(all);
-  return {.picks = {values.begin(), values.end() - 1}, .num_tokens = values.back()};
+RouterStatistics sum_over(Communicator& comm, RouterStatistics statistics) {
+  sum_integers(comm, {statistics.picks, {&statistics.num_tokens, 1}});
+  return statistics;
+}
+
+// Collective over the ranks that share sequences.
+void require_same_sequences(Communicator& comm, const SequenceShard& shard) {
+  const std::array<Field, 2> fields{
+      {{"the sequences' number", shard.batch()}, {"the sequences' length", shard.length()}}};
+  require_equal_fields(fields, gather_fields(comm, fields));
 }
 
 }  // namespace
@@ -31,34 +36,42 @@ RouterSums MoeLayer::Data::make_sums(const LayerInput& in, Purpose purpose) cons
           std::max<std::int64_t>(tokens, 1)};
 }
 
+std::vector<Communicator*> MoeLayer::Data::other_groups_of(Purpose purpose) const {
+  std::vector<Communicator*> others;
+  if (purpose == Purpose::inference) return others;
+  const bool by_sequence = options.losses.balance == BalanceLoss::sequence;
+  const bool is_global = (has_losses() && options.losses.scope == LossScope::global) ||
+                         options.gradient_scale == GradientScale::global;
+  if (is_global && &batch != &comm) others.push_back(&batch);
+  if (by_sequence && sequence != nullptr && sequence != &comm && sequence != &batch) {
+    others.push_back(sequence);
+  }
+  return others;
+}
+
 Tensor MoeLayer::Data::within_capacity(const Routing& routing, const RouterSums& sums) {
-  std::int64_t tokens = 0;
-  for (std::int64_t s = 0; s < sums.num_sequences(); ++s) tokens += sums.num_tokens(s);
-  const auto picks = static_cast<double>(tokens * options.router.top_k);
+  const auto picks = static_cast<double>(sums.all_tokens() * options.router.top_k);
   const double share = picks / options.router.num_experts * options.capacity.factor;
+  const auto most = static_cast<std::int64_t>(std::ceil(std::min(share, picks)));
   Tensor kept(routing.expert_ids.shape(), Dtype::i32);
-  stats.over_capacity = device.backend().limit_picks(
-      {.expert_ids = routing.expert_ids,
-       .weights = routing.weights,
-       .rule = options.capacity.rule,
-       .most_picks = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share))),
-       .num_experts = options.router.num_experts,
-       .kept_ids = kept});
+  stats.over_capacity = device.backend().limit_picks({.expert_ids = routing.expert_ids,
+                                                      .weights = routing.weights,
+                                                      .rule = options.capacity.rule,
+                                                      .most_picks = std::max<std::int64_t>(1, most),
+                                                      .num_experts = options.router.num_experts,
+                                                      .kept_ids = kept});
   return kept;
 }
 
-void MoeLayer::Data::weigh_losses(Step& step, RouterSums sums) {
-  RouterStatistics own{
-      .picks = std::vector<std::int64_t>(static_cast<std::size_t>(options.router.num_experts))};
-  for (std::int64_t s = 0; s < sums.num_sequences(); ++s) {
-    for (std::size_t e = 0; e < own.picks.size(); ++e) own.picks[e] += sums.picks(s)[e];
-    own.num_tokens += sums.num_tokens(s);
-  }
-  const bool is_global = has_losses() && options.losses.scope == LossScope::global;
-  step.loss_terms.emplace(std::move(sums), options.router.top_k, has_losses() ? sequence : nullptr,
+void MoeLayer::Data::weigh_losses(Step& step, const LayerInput& in, RouterSums sums) {
+  step.statistics = {.picks = sums.all_picks(), .num_tokens = sums.all_tokens()};
+  if (!has_losses()) return;
+  const bool by_sequence = options.losses.balance == BalanceLoss::sequence;
+  const bool is_global = options.losses.scope == LossScope::global;
+  if (by_sequence && sequence != nullptr) require_same_sequences(*sequence, *in.sequence);
+  step.loss_terms.emplace(std::move(sums), options.router.top_k, by_sequence ? sequence : nullptr,
                           is_global ? &batch : nullptr);
   step.losses = step.loss_terms->values();
-  step.statistics = std::move(own);
 }
 
 void MoeLayer::Data::scale_outputs(Step& step) {

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <span>
 
+#include "moe/sum_integers.h"
+
 namespace switchyard {
 namespace {
 
@@ -40,22 +42,10 @@ void fill_slopes(std::span<const Whole> picks, double factor, const TensorView& 
 }
 
 // Adds the totals of all ranks of `comm` up.
-void sum_over(Communicator& comm, BatchTotals& totals) {
-  const std::initializer_list<Whole*> numbers{&totals.num_tokens,       &totals.squares,
-                                              &totals.square_fractions, &totals.num_sequences,
-                                              &totals.sequence_losses,  &totals.loss_fractions};
-  const auto experts = totals.picks.size();
-  Tensor all({static_cast<Whole>(2 * experts + numbers.size())}, Dtype::i64);
-  const auto values = all.span<Whole>();
-  std::ranges::copy(totals.picks, values.begin());
-  std::ranges::copy(totals.scores, values.begin() + static_cast<std::ptrdiff_t>(experts));
-  auto at = 2 * experts;
-  for (const Whole* number : numbers) values[at++] = *number;
-  comm.all_reduce(all);
-  std::ranges::copy(values.first(experts), totals.picks.begin());
-  std::ranges::copy(values.subspan(experts, experts), totals.scores.begin());
-  at = 2 * experts;
-  for (Whole* number : numbers) *number = values[at++];
+void sum_over(Communicator& comm, BatchTotals& t) {
+  const auto one = [](Whole& number) { return std::span(&number, 1); };
+  sum_integers(comm, {t.picks, t.scores, one(t.num_tokens), one(t.squares), one(t.square_fractions),
+                      one(t.num_sequences), one(t.sequence_losses), one(t.loss_fractions)});
 }
 
 }  // namespace
@@ -63,16 +53,9 @@ void sum_over(Communicator& comm, BatchTotals& totals) {
 LossTerms::LossTerms(RouterSums sums, std::int64_t top_k, Communicator* sequence,
                      Communicator* batch)
     : sums_(std::move(sums)), top_k_(top_k) {
-  const auto experts = static_cast<std::size_t>(sums_.num_experts);
-  totals_.picks.assign(experts, 0);
-  totals_.scores.assign(experts, 0);
-  for (Whole s = 0; s < sums_.num_sequences(); ++s) {
-    for (std::size_t e = 0; e < experts; ++e) {
-      totals_.picks[e] += sums_.picks(s)[e];
-      totals_.scores[e] += sums_.scores(s)[e];
-    }
-    totals_.num_tokens += sums_.num_tokens(s);
-  }
+  totals_.picks = sums_.all_picks();
+  totals_.scores = sums_.all_scores();
+  totals_.num_tokens = sums_.all_tokens();
   totals_.squares = sums_.squares.span<Whole>()[0];
   totals_.square_fractions = sums_.squares.span<Whole>()[1];
   const bool by_sequence = sums_.losses.balance == BalanceLoss::sequence;

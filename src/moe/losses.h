@@ -31,6 +31,7 @@ class LossTerms {
 
   // What the losses are over: the ranks of `batch`, or this one.
   const BatchTotals& totals() const { return totals_; }
+  std::int64_t bytes() const { return sums_.by_sequence.bytes() + sums_.squares.bytes(); }
   RouterLosses values() const;
   // What reaches this rank's tokens, when d_losses reach the losses.
   RouterSlopes slopes(const RouterLosses& d_losses) const;

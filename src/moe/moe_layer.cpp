@@ -57,7 +57,8 @@ std::int64_t SavedForBackward::bytes() const {
          plan.slots().bytes() + plan.target_ranks().bytes() + plan.sources().bytes() +
          plan.source_offsets().bytes() + plan.row_offsets().bytes() + plan.group_rows().bytes() +
          bytes_of(data_->rows) + bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) +
-         bytes_of(data_->valid) + bytes_of(data_->scaled_weights);
+         bytes_of(data_->valid) + bytes_of(data_->scaled_weights) +
+         (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }
 
 const Plan& SavedForBackward::plan() const {
@@ -91,6 +92,12 @@ MoeLayer::Data::Data(const LayerGroups& the_groups, const ExpertPlacement& the_p
   statistics.picks.resize(static_cast<std::size_t>(options.router.num_experts));
 }
 
+Tensor MoeLayer::Data::take_output(const LayerInput& in, Purpose purpose) const {
+  return or_abort(groups_of(purpose), kForward, [&] {
+    return Tensor({in.x.rows(), options.hidden}, options.dtype);
+  });
+}
+
 void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
   router.check(weights.router, options.hidden);
   const auto num_local = placement.experts_of(comm.rank()).size();
@@ -119,39 +126,34 @@ MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
   Communicator& all = groups.batch == nullptr ? groups.experts : *groups.batch;
   check_together("MoeLayer", all, [&] { require_valid(options, placement); });
-  require_same_options(all, options);
-  try {
+  require_same_options(all, options, placement);
+  auto others = distinct_groups(groups);  // which do not know of an error of the experts' group
+  others.erase(others.begin());
+  or_abort(others, "MoeLayer", [&] {
+    require_within_batch(groups);
     data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
-  } catch (const std::exception& error) {  // of the experts' group: the others do not know
-    if (&all != &groups.experts) all.abort(fmt::format("MoeLayer: {}", error.what()));
-    throw;
-  }
+  });
 }
 
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in) {
-  Tensor y;
-  data_->announced("MoeLayer::forward", [&] {
-    y = Tensor({in.x.rows(), data_->options.hidden}, data_->options.dtype);
-  });
+  Tensor y = data_->take_output(in, Data::Purpose::inference);
   forward(weights, in, y, nullptr);
   return y;
 }
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved) {
-  Tensor y;
-  data_->announced("MoeLayer::forward", [&] {
-    y = Tensor({in.x.rows(), data_->options.hidden}, data_->options.dtype);
-  });
+  Tensor y = data_->take_output(in, Data::Purpose::training);
   forward(weights, in, y, &saved);
   return y;
 }
 
 void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                        SavedForBackward* saved) {
-  check_arguments("MoeLayer::forward", data_->groups, [&] {
+  const auto purpose = saved == nullptr ? Data::Purpose::inference : Data::Purpose::training;
+  check_arguments(kForward, data_->groups_of(purpose), [&] {
     const Shape tokens{in.x.rows(), data_->options.hidden};
     require_tokens(in.x, tokens, data_->options.dtype, "x");
     require_tokens(y, tokens, data_->options.dtype, "y");
@@ -166,17 +168,14 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     }
     data_->check_weights(weights);
   });
-  if (saved == nullptr) {
-    data_->forward(weights, in, y, Data::Purpose::inference);
-    return;
-  }
-  auto step = data_->forward(weights, in, y, Data::Purpose::training);
+  auto step = data_->forward(weights, in, y, purpose);
+  if (saved == nullptr) return;
   saved->data_ = std::make_unique<SavedForBackward::Data>(std::move(step));
 }
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
-  check_arguments("MoeLayer::backward", data_->groups, [&] {
+  check_arguments(kBackward, data_->groups, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");

@@ -7,16 +7,18 @@
 #include <string_view>
 #include <vector>
 
+#include "core/padding.h"
 #include "core/require.h"
+#include "moe/check_arguments.h"
 #include "moe/layer_stats.h"
 #include "moe/losses.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard {
 
-inline bool is_valid(const ConstTensorView& mask, std::int64_t token) {
-  return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
-}
+// What errors call it.
+constexpr std::string_view kForward = "MoeLayer::forward";
+constexpr std::string_view kBackward = "MoeLayer::backward";
 
 struct SavedForBackward::Data {
   std::shared_ptr<const int> layer;  // whose it is: held, so that no other gets the same
@@ -40,6 +42,7 @@ struct SavedForBackward::Data {
 
 // What run_step needs to know of a layer, and to change in it.
 struct BoundedLayer {
+  const std::vector<Communicator*>& groups;  // the experts' first
   Communicator& batch;
   Dispatcher& dispatcher;
   Sizing& sizing;
@@ -58,6 +61,7 @@ struct MoeLayer::Data {
   Data(const LayerGroups& groups, const ExpertPlacement& placement, const MoeLayerOptions& options,
        Device device);
 
+  Tensor take_output(const LayerInput& in, Purpose purpose) const;
   void check_weights(const MoeWeights& weights) const;
   void check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const;
 
@@ -69,36 +73,17 @@ struct MoeLayer::Data {
   void commit(Step& step);
   RouterStatistics take_statistics();
   BoundedLayer bounded() {
-    return {batch,      dispatcher,       options.sizing, options.alignment,
-            statistics, most_needed_rows, first_problem};
+    return {
+        groups,           batch,        dispatcher, options.sizing, options.alignment, statistics,
+        most_needed_rows, first_problem};
   }
 
-  // Runs a part that may fail on this rank alone: then the others must not wait for it.
-  template <typename Body>
-  void announced(std::string_view what, Body body) {
-    try {
-      body();
-    } catch (const CommunicationError&) {
-      throw;  // the others know
-    } catch (const std::exception& error) {
-      comm.abort(fmt::format("{}: {}", what, error.what()));
-      throw;
-    }
+  // Who must not wait for a rank that fails: in training everybody, since the step is lost.
+  std::vector<Communicator*> groups_of(Purpose purpose) const {
+    return purpose == Purpose::training ? groups : std::vector<Communicator*>{&comm};
   }
-
-  // Runs a part whose errors all ranks of the experts' group share: those of other groups must not
-  // wait for them.
-  template <typename Body>
-  void known_to_all(std::string_view what, Body body) {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      for (Communicator* group : groups) {
-        if (group != &comm) group->abort(fmt::format("{}: {}", what, error.what()));
-      }
-      throw;
-    }
-  }
+  // Those besides the experts' group that a forward exchanges anything with.
+  std::vector<Communicator*> other_groups_of(Purpose purpose) const;
 
   Communicator& comm;   // of the experts
   Communicator& batch;  // may be the same
@@ -139,6 +124,8 @@ struct MoeLayer::Data {
     std::optional<ConstTensorView> mask() const {
       return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
     }
+    RouterSums* sums_or_null() { return sums ? &*sums : nullptr; }
+    ConstTensorView planned_ids() const { return kept_ids ? *kept_ids : routing.expert_ids; }
   };
 
   TensorView without_padding(const ConstTensorView& rows, const ConstTensorView& valid) const;
@@ -146,11 +133,12 @@ struct MoeLayer::Data {
   Step route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
                       StageClock& clock);
   Routed route(const MoeWeights& weights, const LayerInput& in, Purpose purpose);
-  Plan make_plan(const MoeWeights& weights, Routed& routed);
+  Plan make_plan(const Routed& routed);
+  void forget_refused(const MoeWeights& weights, const Plan& plan, Routed& routed);
   RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
   Tensor within_capacity(const Routing& routing, const RouterSums& sums);
   void note_status();
-  void weigh_losses(Step& step, RouterSums sums);
+  void weigh_losses(Step& step, const LayerInput& in, RouterSums sums);
   void scale_outputs(Step& step);
   void forward_experts(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                        StageClock& clock);

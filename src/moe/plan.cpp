@@ -208,7 +208,8 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
                       .num_tokens = expert_ids.rows(),
                       .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0,
                       .non_finite_token = first_non_finite_token,
-                      .capacity = options_.sizing.is_bounded() ? options_.sizing.capacity() : -1};
+                      .capacity = options_.sizing.is_bounded() ? options_.sizing.capacity() : -1,
+                      .overflow = static_cast<std::int64_t>(options_.sizing.overflow())};
   std::vector<std::int32_t> counts(static_cast<std::size_t>(placement_->num_experts()));
   std::vector<std::int32_t> distinct(static_cast<std::size_t>(comm_.size()));
   if (has_valid_form(header)) {

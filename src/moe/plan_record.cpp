@@ -164,6 +164,7 @@ void require_same_call(const PlanRecords& records) {
     require_equal("K", {0, first.top_k}, {rank, header.top_k});
     require_equal("the capacity, -1 for exact sizing", {0, first.capacity},
                   {rank, header.capacity});
+    require_equal("the overflow policy", {0, first.overflow}, {rank, header.overflow});
     require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
             header.top_k, std::int64_t{kMaxTopK});
     require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,

@@ -57,6 +57,7 @@ struct RecordHeader {
   std::int64_t bad_is_duplicate = 0;
   std::int64_t non_finite_token = -1;
   std::int64_t capacity = -1;  // of a bounded plan
+  std::int64_t overflow = 0;   // its policy
 };
 
 // The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.

@@ -1,12 +1,18 @@
 // A step over layers of bounded sizing that is run again, exactly, when one of them overflowed.
 #include <algorithm>
+#include <exception>
+#include <limits>
+#include <set>
 #include <vector>
 
 #include "moe/check_arguments.h"
 #include "moe/moe_layer_data.h"
+#include "moe/sum_integers.h"
 
 namespace switchyard {
 namespace {
+
+constexpr std::string_view kOperation = "run_step";
 
 using Layers = std::vector<BoundedLayer>;
 
@@ -17,34 +23,69 @@ bool has_overflowed(const BoundedLayer& layer) {
 
 // Room for the rows that were needed, and an eighth more: the next step is seldom the same.
 std::int64_t grown(std::int64_t needed_rows, std::int64_t alignment) {
-  const auto wanted = needed_rows + needed_rows / 8;
-  return (wanted + alignment - 1) / alignment * alignment;
+  constexpr auto kMost = std::int64_t{std::numeric_limits<std::int32_t>::max()};
+  const auto wanted = std::min(needed_rows + needed_rows / 8 + alignment - 1, kMost);
+  return wanted / alignment * alignment;
 }
 
+std::vector<Communicator*> groups_of(const Layers& layers) {
+  std::set<Communicator*> groups;
+  for (const auto& layer : layers) groups.insert(layer.groups.begin(), layer.groups.end());
+  return {groups.begin(), groups.end()};
+}
+
+// What is wrong on this rank that the others of its group of experts know, too.
+std::string problem_of(const Layers& layers) {
+  for (const auto& layer : layers) {
+    if (layer.first_problem.empty()) continue;
+    const bool is_alone = &layer.batch == layer.groups.front();
+    return is_alone ? layer.first_problem : "in its group of experts, " + layer.first_problem;
+  }
+  return {};
+}
+
+// An exact layer throws what a bounded one notes: then all ranks of its group have come this far.
+bool is_shared(const Layers& layers, const InvalidArgument& error) {
+  return std::ranges::any_of(
+      layers, [&](const BoundedLayer& layer) { return layer.first_problem == error.what(); });
+}
+
+// Runs the step; nobody waits for a rank that failed in it by itself. Returns an error that ranks
+// share, or null.
+std::exception_ptr run(const Layers& layers, const std::function<void()>& step) {
+  return or_abort(groups_of(layers), kOperation, [&]() -> std::exception_ptr {
+    try {
+      step();
+    } catch (const InvalidArgument& error) {
+      if (!is_shared(layers, error)) throw;
+      return std::current_exception();
+    }
+    return nullptr;
+  });
+}
+
+// Collective. What ranks of one group of experts share becomes the error of all.
 void run_once(const Layers& layers, const std::function<void()>& step) {
   for (const auto& layer : layers) {
     layer.most_needed_rows = 0;
     layer.first_problem.clear();
   }
-  step();
+  const auto shared = run(layers, step);
+  std::string first;
+  try {
+    first = first_objection(layers.front().batch, kOperation, problem_of(layers));
+  } catch (const CommunicationError&) {  // ranks that would have waited for it were told already
+    if (shared) std::rethrow_exception(shared);
+    throw;
+  }
+  require(first.empty(), "{}", first);
 }
 
 // Collective, since ranks of other groups of experts saw other rows.
 bool any_overflow(const Layers& layers) {
-  Tensor verdict =
-      Tensor::from<std::int32_t>({1}, {std::ranges::any_of(layers, has_overflowed) ? 1 : 0});
-  layers.front().batch.all_reduce(verdict, ReduceOp::max);
-  return verdict.span<std::int32_t>()[0] != 0;
-}
-
-// Collective.
-void require_no_problem(const Layers& layers) {
-  std::string problem;
-  for (const auto& layer : layers) {
-    if (problem.empty()) problem = layer.first_problem;
-  }
-  const auto first = first_objection(layers.front().batch, "run_step", problem);
-  require(first.empty(), "{}", first);
+  std::int64_t overflows = std::ranges::count_if(layers, has_overflowed);
+  sum_integers(layers.front().batch, {{&overflows, 1}});
+  return overflows > 0;
 }
 
 void run_exactly(const Layers& layers, const std::function<void()>& step) {
@@ -89,10 +130,17 @@ void BoundedLayer::resize(const Sizing& new_sizing) const {
 
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
   Layers all;
+  std::set<const MoeLayer*> seen;
   std::vector<RouterStatistics> statistics_before;
-  for (MoeLayer* layer : layers) {
-    all.push_back(layer->data_->bounded());
-    statistics_before.push_back(layer->statistics());
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    require(layers[i] != nullptr, "{}: layer {} of {} is null", kOperation, i, layers.size());
+    if (!seen.insert(layers[i]).second) continue;
+    all.push_back(layers[i]->data_->bounded());
+    statistics_before.push_back(layers[i]->statistics());
+    const bool is_alone = all.front().batch.size() == 1 && all.back().batch.size() == 1;
+    require(is_alone || &all.back().batch == &all.front().batch,
+            "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
+            kOperation, i, all.front().batch.size(), all.back().batch.size());
   }
   if (all.empty()) {
     step();
@@ -103,17 +151,14 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
   };
   try {
     run_once(all, step);
-    if (!any_overflow(all)) {
-      require_no_problem(all);
-      return false;
-    }
+    if (!any_overflow(all)) return false;
     forget_statistics();
     run_exactly(all, step);
+    grow(all);
   } catch (...) {
     forget_statistics();
     throw;
   }
-  grow(all);
   return true;
 }
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/kept_rows.h"
+#include "core/padding.h"
 #include "device/cpu/elements.h"
 #include "device/cpu/gate.h"
 #include "device/cpu/panels.h"
@@ -34,7 +34,7 @@ const T* row_of(const ConstTensorView& table, std::int64_t row) {
 }
 
 bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
-  return !valid || *row_of<std::int32_t>(*valid, token) != 0;
+  return !valid || switchyard::is_valid(*valid, token);
 }
 
 void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token) {

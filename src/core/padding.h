@@ -1,4 +1,4 @@
-// Copies some rows of a tensor and leaves zeros for the others.
+// Tokens that are padding, by a mask [T] of i32.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,11 @@
 
 namespace switchyard {
 
-// Rows that are not kept are not read: they may hold NaN.
+inline bool is_valid(const ConstTensorView& mask, std::int64_t token) {
+  return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
+}
+
+// Zeros for the rows that are not kept; these are not read, since they may hold NaN.
 template <typename Keeps>
 void copy_kept_rows(const ConstTensorView& from, const TensorView& to, Keeps keeps) {
   const auto row_bytes = static_cast<std::size_t>(from.row_bytes());
