@@ -160,6 +160,14 @@ TEST(LayerCapacity, OfAllPicksChangesNothing) {
   EXPECT_EQ(limited.layer.stats().over_capacity, 0);
 }
 
+TEST(LayerCapacity, AFactorBeyondAllNumbersIsNoLimit) {
+  auto options = small_layer_options();
+  options.capacity.factor = 1e300;
+  LayerAlone alone(options);
+  (void)alone.layer.forward(alone.weights, {.x = Random(3).tensor({64, 20}, Dtype::f32)});
+  EXPECT_EQ(alone.layer.stats().over_capacity, 0);
+}
+
 TEST(LayerCapacity, IsAtLeastOne) {
   auto options = small_layer_options();
   options.capacity.factor = 1e-9;

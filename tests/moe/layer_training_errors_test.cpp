@@ -62,6 +62,39 @@ TEST(LayerTrainingErrors, OfOptionsThatDifferInABatch) {
   }
 }
 
+TEST(LayerTrainingErrors, OfSizingThatDiffersInABatch) {
+  std::array<std::string, 2> errors;
+  run_ranks(2, [&](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 1}});
+    auto options = tiny_layer_options();
+    if (world.rank() == 1) options.sizing = Sizing::bounded(-4);
+    const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const auto make = [&] {
+      const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 1), options);
+    };
+    const auto at = static_cast<std::size_t>(world.rank());
+    errors.at(at) = error_of<InvalidArgument>(make);
+    EXPECT_EQ(errors.at(at),
+              "MoeLayer: rank 1: capacity (-4) must be a multiple of the alignment (1)");
+    if (world.rank() == 1) options.sizing = Sizing::bounded(8);
+    EXPECT_EQ(error_of<InvalidArgument>(make),
+              "ranks disagree about whether sizing is bounded: rank 0 has 0, rank 1 has 1");
+    options.alignment = 0;
+    EXPECT_EQ(error_of<InvalidArgument>(make), "MoeLayer: rank 0: alignment (0) must be positive");
+  });
+}
+
+TEST(LayerTrainingErrors, OfGroupsThatReachBeyondTheBatch) {
+  run_ranks(4, [](Communicator& world) {
+    Mesh mesh(world, {{"ep", 2}, {"sp", 2}});
+    const LayerGroups groups{.experts = mesh.group({"ep"}), .sequence = &mesh.group({"sp"})};
+    const auto error = error_of<InvalidArgument>([&] {
+      const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), tiny_layer_options());
+    });
+    EXPECT_EQ(error.find("ranks disagree about the batch that they belong to"), 0U) << error;
+  });
+}
+
 struct Step {
   explicit Step(const LossOptions& losses) : alone(with(losses)) {}
   static MoeLayerOptions with(const LossOptions& losses) {
@@ -103,6 +136,36 @@ TEST(LayerTrainingErrors, OfSequences) {
   EXPECT_EQ(cut.forward(),
             "MoeLayer::forward: the sequence is piece 1 of 2, but this is rank 0 of 1 in the "
             "layer's sequence group");
+}
+
+// The ranks that share sequences find it out; those that share experts with them must not wait.
+TEST(LayerTrainingErrors, OfSequencesThatDifferReachAllGroups) {
+  run_ranks(4,
+            [](Communicator& world) {
+              Mesh mesh(world, {{"ep", 2}, {"sp", 2}});
+              Communicator& experts = mesh.group({"ep"});
+              Communicator& sequence = mesh.group({"sp"});
+              const auto placement = ExpertPlacement::contiguous(6, 2);
+              const auto options = Step::with(kBySequence);
+              MoeLayer layer({.experts = experts, .batch = &world, .sequence = &sequence},
+                             placement, options);
+              const SequenceShard shard(2, world.rank() == 0 ? 8 : 4, 2, sequence.rank());
+              const Tensor x = Tensor::zeros({shard.num_tokens(), 6}, Dtype::f32);
+              SavedForBackward saved;
+              const auto weights = tiny_layer_weights(options, placement, experts.rank());
+              const auto run = [&] {
+                (void)layer.forward(weights, {.x = x, .sequence = shard}, saved);
+              };
+              const std::string what =
+                  "ranks disagree about the sequences' length: rank 0 has 8, rank 1 has 4";
+              if (mesh.coordinate("ep") == 0) {
+                EXPECT_EQ(error_of<InvalidArgument>(run), what);
+              } else {
+                const auto seen = error_of<CommunicationError>(run);
+                EXPECT_NE(seen.find(what), std::string::npos) << seen;
+              }
+            },
+            {.timeout = std::chrono::seconds(20)});
 }
 
 TEST(LayerTrainingErrors, EvaluationNeedsNoSequence) {
@@ -170,11 +233,38 @@ TEST(LayerTrainingErrors, OfCapacitiesThatDifferBetweenRanks) {
         error,
         "ranks disagree about the capacity, -1 for exact sizing: rank 0 has -1, rank 1 has 8");
   }
+  run_ranks(2, [&](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(4, 2), {.plan = {.hidden = 4}});
+    dispatcher.resize(Sizing::bounded(8, comm.rank() == 0 ? Overflow::fail : Overflow::drop));
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                (void)dispatcher.plan(Tensor::zeros({1, 1}, Dtype::i32));
+              }),
+              "ranks disagree about the overflow policy: rank 0 has 0, rank 1 has 1");
+  });
   const auto world = connect();
   Dispatcher aligned(*world, ExpertPlacement::contiguous(4, 1),
                      {.plan = {.hidden = 4, .alignment = 4}});
   EXPECT_EQ(error_of<InvalidArgument>([&] { aligned.resize(Sizing::bounded(6)); }),
             "capacity (6) must be a multiple of the alignment (4)");
+}
+
+// In inference nobody else would wait, so nobody else is told.
+TEST(LayerTrainingErrors, OfOneGroupOfExpertsLeaveTheBatchUsableInInference) {
+  run_ranks(4, [](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    Communicator& experts = mesh.group({"ep"});
+    const auto placement = ExpertPlacement::contiguous(6, 2);
+    auto options = tiny_layer_options();
+    options.losses.z = true;
+    MoeLayer layer({.experts = experts, .batch = &world}, placement, options);
+    const auto weights = tiny_layer_weights(options, placement, experts.rank());
+    Tensor x = Tensor::zeros({3, 6}, Dtype::f32);
+    if (world.rank() == 3) x.span<float>()[6] = kNan;
+    const auto error = error_of<InvalidArgument>([&] { (void)layer.forward(weights, {.x = x}); });
+    EXPECT_EQ(error == "no error", mesh.coordinate("dp") == 0) << error;
+    world.barrier();
+    experts.barrier();
+  });
 }
 
 // Only one group of experts meets the NaN; the other must not wait for it in the batch.

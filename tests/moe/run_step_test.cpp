@@ -19,6 +19,7 @@ namespace {
 using testing::copy_of;
 using testing::error_of;
 using testing::gradients_for;
+using testing::LayerAlone;
 using testing::on_all;
 using testing::on_ranks;
 using testing::part_of;
@@ -170,6 +171,136 @@ TEST(RunStep, LeavesDroppingToThoseWhoAskForIt) {
   EXPECT_GT(model.layers[0]->stats().dropped_by_rank[0], 0);
 }
 
+TEST(RunStep, MayRunALayerSeveralTimes) {
+  auto options = small_layer_options();
+  options.losses = {.balance = BalanceLoss::batch};
+  LayerAlone exact(options);
+  options.sizing = Sizing::bounded(16);
+  LayerAlone bounded(options);
+  const auto step = [](LayerAlone& alone, const MoeGradients& gradients) {
+    for (int batch = 0; batch < 3; ++batch) {
+      const Tensor x = tokens_of(batch, batch == 1 ? 40 : 5);
+      SavedForBackward saved;
+      const Tensor y = alone.layer.forward(alone.weights, {.x = x}, saved);
+      Tensor d_x(x.shape(), Dtype::f32);
+      alone.layer.backward(
+          alone.weights, saved, {.d_y = y, .d_losses = {.balance = 1.0F}},
+          {.d_x = d_x,
+           .gradients = gradients,
+           .mode = batch == 0 ? GradientMode::overwrite : GradientMode::accumulate});
+    }
+  };
+  const auto expected = gradients_for(exact.weights);
+  const auto actual = gradients_for(bounded.weights);
+  step(exact, expected);
+  const std::vector<MoeLayer*> all{&bounded.layer};
+  EXPECT_TRUE(run_step(all, [&] { step(bounded, actual); }));
+  EXPECT_TRUE(same_bits(actual.router.gate, expected.router.gate));
+  for (std::size_t e = 0; e < 6; ++e) {
+    testing::expect_same_bits(actual.experts[e], expected.experts[e]);
+  }
+  EXPECT_EQ(bounded.layer.statistics().picks, exact.layer.statistics().picks);
+  EXPECT_FALSE(run_step(all, [&] { step(bounded, actual); }));
+}
+
+// What a forward saved stays good when the layer's capacity has changed since.
+TEST(RunStep, LeavesEarlierPlansAsTheyWere) {
+  run_ranks(2, [](Communicator& comm) {
+    for (const auto mover : {MoverKind::direct, MoverKind::packed}) {
+      auto options = small_layer_options();
+      options.mover = mover;
+      const auto placement = ExpertPlacement::contiguous(6, 2);
+      Random random(4);
+      const auto weights =
+          part_of(random_layer(random, options, Biases::none), placement, comm.rank());
+      MoeLayer exact(comm, placement, options);
+      options.sizing = Sizing::bounded(64);
+      MoeLayer bounded(comm, placement, options);
+      const Tensor x = tokens_of(comm.rank(), 10);
+      const Tensor many = tokens_of(2, 200);
+      SavedForBackward expected;
+      SavedForBackward earlier;
+      (void)exact.forward(weights, {.x = x}, expected);
+      (void)bounded.forward(weights, {.x = x}, earlier);
+      const std::vector<MoeLayer*> all{&bounded};
+      EXPECT_TRUE(run_step(all, [&] { (void)bounded.forward(weights, {.x = many}); }));
+      Tensor actual_d_x(x.shape(), Dtype::f32);
+      Tensor expected_d_x(x.shape(), Dtype::f32);
+      const auto gradients = gradients_for(weights);
+      bounded.backward(weights, earlier, x, {.d_x = actual_d_x, .gradients = gradients});
+      exact.backward(weights, expected, x, {.d_x = expected_d_x, .gradients = gradients});
+      EXPECT_TRUE(same_bits(actual_d_x, expected_d_x));
+    }
+  });
+}
+
+TEST(RunStep, OfALayerListedTwiceKeepsItsBound) {
+  auto options = small_layer_options();
+  options.sizing = Sizing::bounded(0);
+  LayerAlone alone(options);
+  const Tensor x = tokens_of(0, 30);
+  const std::vector<MoeLayer*> twice{&alone.layer, &alone.layer};
+  EXPECT_TRUE(run_step(twice, [&] { (void)alone.layer.forward(alone.weights, {.x = x}); }));
+  EXPECT_TRUE(alone.layer.options().sizing.is_bounded());
+  const std::vector<MoeLayer*> null{&alone.layer, nullptr};
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(null, [] {}); }),
+            "run_step: layer 1 of 2 is null");
+}
+
+TEST(RunStep, OfLayersOfDifferentBatchesIsRefused) {
+  run_ranks(4, [](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    Communicator& experts = mesh.group({"ep"});
+    const auto placement = ExpertPlacement::contiguous(6, 2);
+    MoeLayer narrow(experts, placement, small_layer_options());
+    MoeLayer wide({.experts = experts, .batch = &world}, placement, small_layer_options());
+    const std::vector<MoeLayer*> both{&narrow, &wide};
+    EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(both, [] {}); }),
+              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but must have the same one");
+  });
+}
+
+TEST(RunStep, AStepThatFailsOnOneRankReachesTheOthers) {
+  run_ranks(2,
+            [](Communicator& comm) {
+              Model model({.experts = comm}, {Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)});
+              const std::vector<MoeLayer*> all{model.layers[0].get(), model.layers[1].get()};
+              const auto run = [&] {
+                (void)run_step(all, [&] {
+                  if (comm.rank() == 1) throw std::runtime_error("no data");
+                  model.step(tokens_of(comm.rank(), 5));
+                });
+              };
+              if (comm.rank() == 1) {
+                EXPECT_EQ(error_of<std::runtime_error>(run), "no data");
+              } else {
+                const auto seen = error_of<CommunicationError>(run);
+                EXPECT_NE(seen.find("rank 1 gave up: run_step: no data"), std::string::npos)
+                    << seen;
+              }
+            },
+            {.timeout = std::chrono::seconds(20)});
+}
+
+// One group of experts overflows, another has a NaN: the NaN is the error of all.
+TEST(RunStep, ANanCountsForMoreThanAnOverflow) {
+  std::array<std::string, 4> errors;
+  run_ranks(4, [&](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    Model model({.experts = mesh.group({"ep"}), .batch = &world},
+                {Sizing::bounded(8), Sizing::bounded(kPlenty)});
+    Tensor x = tokens_of(world.rank(), mesh.coordinate("dp") == 0 ? 40 : 2);
+    if (world.rank() == 3) x.span<float>()[20] = std::numeric_limits<float>::quiet_NaN();
+    errors.at(static_cast<std::size_t>(world.rank())) =
+        error_of<InvalidArgument>([&] { (void)model.run(x); });
+    world.barrier();  // still works
+  });
+  for (const auto& error : errors) {
+    EXPECT_EQ(error, errors[0]);
+    EXPECT_NE(error.find("rank 1: the router's logits of token 1"), std::string::npos) << error;
+  }
+}
+
 TEST(RunStep, OfNoLayersRunsOnce) {
   int runs = 0;
   EXPECT_FALSE(run_step({}, [&] { ++runs; }));
@@ -192,20 +323,20 @@ TEST(RunStep, LogitsThatAreNotFiniteAreTheSameErrorInAllGroups) {
     world.barrier();  // still works
   });
   for (const auto& error : errors) EXPECT_EQ(error, errors[0]);
-  EXPECT_NE(
-      errors[0].find("run_step: rank 2: rank 0: the router's logits of token 1 are not finite"),
-      std::string::npos)
+  EXPECT_NE(errors[0].find("run_step: rank 2: in its group of experts, rank 0: the router's logits "
+                           "of token 1 are not finite"),
+            std::string::npos)
       << errors[0];
 }
 
 TEST(RunStep, AnErrorOfTheStepLeavesStatisticsAsTheyWere) {
-  const auto world = connect();
-  Model model({.experts = *world}, {Sizing::bounded(4), Sizing::bounded(4)});
-  const Tensor x = tokens_of(0, 20);
-  (void)model.run(x);
-  const auto counted = model.layers[0]->statistics().picks;
-  const auto capacity = model.layers[0]->options().sizing.capacity();
   for (const int failing_run : {1, 2}) {  // the first, and the exact one
+    const auto world = connect();
+    Model model({.experts = *world}, {Sizing::bounded(4), Sizing::bounded(4)});
+    const Tensor x = tokens_of(0, 20);
+    (void)model.run(x);
+    const auto counted = model.layers[0]->statistics().picks;
+    const auto capacity = model.layers[0]->options().sizing.capacity();
     const Tensor more = tokens_of(0, failing_run == 1 ? 20 : 200);
     int runs = 0;
     const std::vector<MoeLayer*> all{model.layers[0].get(), model.layers[1].get()};
