@@ -2,14 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <limits>
 
 #include "support/compare.h"
 #include "support/cut.h"
-#include "support/errors.h"
 #include "support/layer_alone.h"
 #include "support/ranks.h"
-#include "switchyard/error.h"
+#include "support/two_layers.h"
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 
@@ -17,8 +15,9 @@ namespace switchyard {
 namespace {
 
 using testing::copy_of;
-using testing::error_of;
 using testing::gradients_for;
+using testing::kLayers;
+using testing::kPlenty;
 using testing::LayerAlone;
 using testing::on_all;
 using testing::on_ranks;
@@ -27,62 +26,10 @@ using testing::Random;
 using testing::RankCase;
 using testing::same_bits;
 using testing::small_layer_options;
+using testing::tokens_of;
+using testing::TwoLayers;
 
-constexpr int kLayers = 2;
-
-// Two layers one after the other, on some ranks of a world.
-struct Model {
-  Model(const LayerGroups& groups, const std::array<Sizing, kLayers>& sizings)
-      : placement(ExpertPlacement::contiguous(6, groups.experts.size())) {
-    for (std::size_t l = 0; l < kLayers; ++l) {
-      auto options = small_layer_options();
-      options.sizing = sizings.at(l);
-      options.alignment = 4;
-      options.losses = {.balance = BalanceLoss::batch, .z = true};
-      Random random(l + 1);
-      weights.push_back(
-          part_of(random_layer(random, options, Biases::none), placement, groups.experts.rank()));
-      gradients.push_back(gradients_for(weights.back()));
-      layers.push_back(std::make_unique<MoeLayer>(groups, placement, options));
-    }
-  }
-
-  // Writes y, d_x, losses and gradients, whatever they were before.
-  void step(const Tensor& x) {
-    std::array<SavedForBackward, kLayers> saved;
-    std::array<Tensor, kLayers> outputs;
-    for (std::size_t l = 0; l < kLayers; ++l) {
-      outputs.at(l) =
-          layers[l]->forward(weights[l], {.x = l == 0 ? x : outputs.at(l - 1)}, saved.at(l));
-      losses.at(l) = saved.at(l).losses();
-    }
-    Tensor d = outputs.back().clone();
-    for (std::size_t l = kLayers; l-- > 0;) {
-      Tensor d_in(x.shape(), Dtype::f32);
-      layers[l]->backward(weights[l], saved.at(l),
-                          {.d_y = d, .d_losses = {.balance = 0.1F, .z = 0.1F}},
-                          {.d_x = d_in, .gradients = gradients[l]});
-      d = std::move(d_in);
-    }
-    d_x = std::move(d);
-    y = std::move(outputs.back());
-  }
-
-  bool run(const Tensor& x) {
-    std::vector<MoeLayer*> all;
-    for (const auto& layer : layers) all.push_back(layer.get());
-    return run_step(all, [&] { step(x); });
-  }
-
-  ExpertPlacement placement;
-  std::vector<std::unique_ptr<MoeLayer>> layers;
-  std::vector<MoeWeights> weights;
-  std::vector<MoeGradients> gradients;
-  std::array<RouterLosses, kLayers> losses;
-  Tensor y, d_x;
-};
-
-bool same_results(const Model& a, const Model& b) {
+bool same_results(const TwoLayers& a, const TwoLayers& b) {
   bool same = same_bits(a.y, b.y) && same_bits(a.d_x, b.d_x);
   for (std::size_t l = 0; l < kLayers; ++l) {
     same = same && a.losses.at(l).balance == b.losses.at(l).balance &&
@@ -99,23 +46,17 @@ bool same_results(const Model& a, const Model& b) {
   return same;
 }
 
-Tensor tokens_of(int rank, std::int64_t count) {
-  return Random(20 + static_cast<std::uint64_t>(rank)).tensor({count, 20}, Dtype::f32);
-}
-
-constexpr std::int64_t kPlenty = 4096;
-
 class RunStep : public ::testing::TestWithParam<RankCase> {};
 
 TEST_P(RunStep, IsTheExactStepWhenOneLayerOverflows) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const Tensor x = tokens_of(comm.rank(), comm.rank() == 1 ? 0 : 24);
     const std::array<Sizing, kLayers> exact{};
-    Model expected({.experts = comm}, exact);
+    TwoLayers expected({.experts = comm}, exact);
     for (int which = 0; which < kLayers; ++which) {
       std::array<Sizing, kLayers> sizings{Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)};
       sizings.at(static_cast<std::size_t>(which)) = Sizing::bounded(4);
-      Model bounded({.experts = comm}, sizings);
+      TwoLayers bounded({.experts = comm}, sizings);
       for (const bool replayed : {true, false}) {  // the second time there is room
         expected.step(x);
         EXPECT_EQ(bounded.run(x), replayed);
@@ -134,8 +75,8 @@ TEST_P(RunStep, IsTheExactStepWhenOneLayerOverflows) {
 
 TEST_P(RunStep, KeepsWhatWasCountedBefore) {
   on_ranks(GetParam(), [](Communicator& comm) {
-    Model model({.experts = comm}, {Sizing::bounded(kPlenty), Sizing::bounded(4)});
-    Model expected({.experts = comm}, {});
+    TwoLayers model({.experts = comm}, {Sizing::bounded(kPlenty), Sizing::bounded(4)});
+    TwoLayers expected({.experts = comm}, {});
     EXPECT_TRUE(model.run(tokens_of(comm.rank(), 3)));
     EXPECT_TRUE(model.run(tokens_of(comm.rank(), 60)));
     expected.step(tokens_of(comm.rank(), 3));
@@ -153,8 +94,8 @@ TEST(RunStepOnMeshes, ReplaysEverywhereWhenOneGroupOfExpertsOverflows) {
     const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
     const bool is_busy = mesh.coordinate("dp") == 1;
     const Tensor x = tokens_of(world.rank(), is_busy ? 40 : 2);
-    Model expected(groups, {});
-    Model bounded(groups, {Sizing::bounded(32), Sizing::bounded(kPlenty)});
+    TwoLayers expected(groups, {});
+    TwoLayers bounded(groups, {Sizing::bounded(32), Sizing::bounded(kPlenty)});
     expected.step(x);
     EXPECT_TRUE(bounded.run(x));
     EXPECT_TRUE(same_results(bounded, expected));
@@ -165,8 +106,8 @@ TEST(RunStepOnMeshes, ReplaysEverywhereWhenOneGroupOfExpertsOverflows) {
 
 TEST(RunStep, LeavesDroppingToThoseWhoAskForIt) {
   const auto world = connect();
-  Model model({.experts = *world},
-              {Sizing::bounded(4, Overflow::drop), Sizing::bounded(4, Overflow::drop)});
+  TwoLayers model({.experts = *world},
+                  {Sizing::bounded(4, Overflow::drop), Sizing::bounded(4, Overflow::drop)});
   EXPECT_FALSE(model.run(tokens_of(0, 30)));
   EXPECT_GT(model.layers[0]->stats().dropped_by_rank[0], 0);
 }
@@ -234,122 +175,10 @@ TEST(RunStep, LeavesEarlierPlansAsTheyWere) {
   });
 }
 
-TEST(RunStep, OfALayerListedTwiceKeepsItsBound) {
-  auto options = small_layer_options();
-  options.sizing = Sizing::bounded(0);
-  LayerAlone alone(options);
-  const Tensor x = tokens_of(0, 30);
-  const std::vector<MoeLayer*> twice{&alone.layer, &alone.layer};
-  EXPECT_TRUE(run_step(twice, [&] { (void)alone.layer.forward(alone.weights, {.x = x}); }));
-  EXPECT_TRUE(alone.layer.options().sizing.is_bounded());
-  const std::vector<MoeLayer*> null{&alone.layer, nullptr};
-  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(null, [] {}); }),
-            "run_step: layer 1 of 2 is null");
-}
-
-TEST(RunStep, OfLayersOfDifferentBatchesIsRefused) {
-  run_ranks(4, [](Communicator& world) {
-    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    Communicator& experts = mesh.group({"ep"});
-    const auto placement = ExpertPlacement::contiguous(6, 2);
-    MoeLayer narrow(experts, placement, small_layer_options());
-    MoeLayer wide({.experts = experts, .batch = &world}, placement, small_layer_options());
-    const std::vector<MoeLayer*> both{&narrow, &wide};
-    EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(both, [] {}); }),
-              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but must have the same one");
-  });
-}
-
-TEST(RunStep, AStepThatFailsOnOneRankReachesTheOthers) {
-  run_ranks(2,
-            [](Communicator& comm) {
-              Model model({.experts = comm}, {Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)});
-              const std::vector<MoeLayer*> all{model.layers[0].get(), model.layers[1].get()};
-              const auto run = [&] {
-                (void)run_step(all, [&] {
-                  if (comm.rank() == 1) throw std::runtime_error("no data");
-                  model.step(tokens_of(comm.rank(), 5));
-                });
-              };
-              if (comm.rank() == 1) {
-                EXPECT_EQ(error_of<std::runtime_error>(run), "no data");
-              } else {
-                const auto seen = error_of<CommunicationError>(run);
-                EXPECT_NE(seen.find("rank 1 gave up: run_step: no data"), std::string::npos)
-                    << seen;
-              }
-            },
-            {.timeout = std::chrono::seconds(20)});
-}
-
-// One group of experts overflows, another has a NaN: the NaN is the error of all.
-TEST(RunStep, ANanCountsForMoreThanAnOverflow) {
-  std::array<std::string, 4> errors;
-  run_ranks(4, [&](Communicator& world) {
-    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    Model model({.experts = mesh.group({"ep"}), .batch = &world},
-                {Sizing::bounded(8), Sizing::bounded(kPlenty)});
-    Tensor x = tokens_of(world.rank(), mesh.coordinate("dp") == 0 ? 40 : 2);
-    if (world.rank() == 3) x.span<float>()[20] = std::numeric_limits<float>::quiet_NaN();
-    errors.at(static_cast<std::size_t>(world.rank())) =
-        error_of<InvalidArgument>([&] { (void)model.run(x); });
-    world.barrier();  // still works
-  });
-  for (const auto& error : errors) {
-    EXPECT_EQ(error, errors[0]);
-    EXPECT_NE(error.find("rank 1: the router's logits of token 1"), std::string::npos) << error;
-  }
-}
-
 TEST(RunStep, OfNoLayersRunsOnce) {
   int runs = 0;
   EXPECT_FALSE(run_step({}, [&] { ++runs; }));
   EXPECT_EQ(runs, 1);
-}
-
-TEST(RunStep, LogitsThatAreNotFiniteAreTheSameErrorInAllGroups) {
-  std::array<std::string, 4> errors;
-  run_ranks(4, [&](Communicator& world) {
-    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    Model model({.experts = mesh.group({"ep"}), .batch = &world},
-                {Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)});
-    Tensor x = tokens_of(world.rank(), 6);
-    EXPECT_FALSE(model.run(x));
-    const auto counted = model.layers[0]->statistics().picks;
-    if (world.rank() == 2) x.span<float>()[7 * 3] = std::numeric_limits<float>::quiet_NaN();
-    errors.at(static_cast<std::size_t>(world.rank())) =
-        error_of<InvalidArgument>([&] { model.run(x); });
-    EXPECT_EQ(model.layers[0]->statistics().picks, counted);
-    world.barrier();  // still works
-  });
-  for (const auto& error : errors) EXPECT_EQ(error, errors[0]);
-  EXPECT_NE(errors[0].find("run_step: rank 2: in its group of experts, rank 0: the router's logits "
-                           "of token 1 are not finite"),
-            std::string::npos)
-      << errors[0];
-}
-
-TEST(RunStep, AnErrorOfTheStepLeavesStatisticsAsTheyWere) {
-  for (const int failing_run : {1, 2}) {  // the first, and the exact one
-    const auto world = connect();
-    Model model({.experts = *world}, {Sizing::bounded(4), Sizing::bounded(4)});
-    const Tensor x = tokens_of(0, 20);
-    (void)model.run(x);
-    const auto counted = model.layers[0]->statistics().picks;
-    const auto capacity = model.layers[0]->options().sizing.capacity();
-    const Tensor more = tokens_of(0, failing_run == 1 ? 20 : 200);
-    int runs = 0;
-    const std::vector<MoeLayer*> all{model.layers[0].get(), model.layers[1].get()};
-    EXPECT_EQ(error_of<std::runtime_error>([&] {
-                (void)run_step(all, [&] {
-                  model.step(more);
-                  if (++runs == failing_run) throw std::runtime_error("no more");
-                });
-              }),
-              "no more");
-    EXPECT_EQ(model.layers[0]->statistics().picks, counted);
-    EXPECT_EQ(model.layers[0]->options().sizing.capacity(), capacity);
-  }
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// Two layers one after the other, for steps over several layers.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "switchyard/moe_layer.h"
+
+namespace switchyard::testing {
+
+constexpr int kLayers = 2;
+constexpr std::int64_t kPlenty = 4096;  // rows: more than any test needs
+
+// On this rank of the groups, with losses.
+struct TwoLayers {
+  TwoLayers(const LayerGroups& groups, const std::array<Sizing, kLayers>& sizings);
+
+  // Writes y, d_x, losses and gradients, whatever they were before.
+  void step(const Tensor& x);
+  bool run(const Tensor& x);  // run_step of it
+  std::vector<MoeLayer*> all() const;
+
+  ExpertPlacement placement;
+  std::vector<std::unique_ptr<MoeLayer>> layers;
+  std::vector<MoeWeights> weights;
+  std::vector<MoeGradients> gradients;
+  std::array<RouterLosses, kLayers> losses;
+  Tensor y, d_x;
+};
+
+Tensor tokens_of(int rank, std::int64_t count);
+
+}  // namespace switchyard::testing
