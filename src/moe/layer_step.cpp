@@ -81,8 +81,9 @@ void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const
                                    .hidden = step.shared_hidden,
                                    .y = y});
   for (std::int64_t t = 0; step.valid && t < y.rows(); ++t) {  // a bias is no zero
-    if (!is_valid(*step.valid, t))
+    if (!is_valid(*step.valid, t)) {
       std::memset(y.row(t), 0, static_cast<std::size_t>(y.row_bytes()));
+    }
   }
   clock.end("shared");
 }
