@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace switchyard::cli {
@@ -16,23 +18,10 @@ constexpr int kMostFolds = 4;  // in one name: a layer, an expert, and some to s
 using Ids = std::set<std::int64_t>;
 
 struct Item {
-  std::vector<std::string> parts;
-  std::size_t unfolded = 0;  // so many parts, from the left, may still fold
+  std::size_t unfolded = 0;  // so many characters, from the left, may still fold
   std::string kind;
   FoldedName result;
 };
-
-std::vector<std::string> split(std::string_view name) {
-  std::vector<std::string> parts(1);
-  for (const char c : name) {
-    if (c == '.') {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
@@ -71,25 +60,44 @@ std::string ranges_of(const Ids& ids) {
   return fmt::format("{{{}}}", fmt::join(ranges, ","));
 }
 
+struct Part {
+  std::size_t begin = 0;
+  std::size_t size = 0;
+};
+
+// The last part of the item that may still fold and is a number.
+std::optional<Part> last_number(const Item& item) {
+  std::string_view rest = std::string_view(item.result.name).substr(0, item.unfolded);
+  for (;;) {
+    const auto dot = rest.rfind('.');
+    const auto begin = dot == std::string_view::npos ? 0 : dot + 1;
+    if (number_in(rest.substr(begin)) >= 0) return Part{begin, rest.size() - begin};
+    if (begin == 0) return std::nullopt;
+    rest = rest.substr(0, dot);
+  }
+}
+
 // Folds the last number of each item that may still fold; false if there was none.
 bool fold_once(std::vector<Item>& items) {
   struct Group {
     Item item;
     Ids ids;
   };
-  std::map<std::vector<std::string>, Group> groups;
+  using Key = std::tuple<std::string, std::size_t, std::string>;
+  std::map<Key, Group> groups;
   std::vector<Item> rest;
   for (Item& item : items) {
-    while (item.unfolded > 0 && number_in(item.parts[item.unfolded - 1]) < 0) --item.unfolded;
-    if (item.unfolded == 0) {
+    const auto part = last_number(item);
+    if (!part) {
+      item.unfolded = 0;
       rest.push_back(std::move(item));
       continue;
     }
-    --item.unfolded;
-    const auto id = number_in(std::exchange(item.parts[item.unfolded], "{}"));
-    auto key = item.parts;
-    key.push_back(item.kind);
-    const auto [at, is_new] = groups.try_emplace(std::move(key));
+    auto& name = item.result.name;
+    const auto id = number_in(std::string_view(name).substr(part->begin, part->size));
+    name.erase(part->begin, part->size);
+    item.unfolded = part->begin;
+    const auto [at, is_new] = groups.try_emplace(Key{name, part->begin, item.kind});
     Group& group = at->second;
     const auto count = item.result.count + (is_new ? 0 : group.item.result.count);
     if (is_new || id < *group.ids.begin()) group.item = std::move(item);
@@ -98,7 +106,7 @@ bool fold_once(std::vector<Item>& items) {
   }
   items = std::move(rest);
   for (auto& [key, group] : groups) {
-    group.item.parts[group.item.unfolded] = ranges_of(group.ids);
+    group.item.result.name.insert(group.item.unfolded, ranges_of(group.ids));
     items.push_back(std::move(group.item));
   }
   return !groups.empty();
@@ -127,18 +135,11 @@ std::vector<FoldedName> list_names(const std::map<std::string, std::string>& kin
 
 std::vector<FoldedName> fold_names(const std::map<std::string, std::string>& kinds) {
   std::vector<Item> items;
-  for (const auto& [name, kind] : kinds) {
-    auto parts = split(name);
-    const auto num_parts = parts.size();
-    items.push_back({std::move(parts), num_parts, kind, {name, name}});
-  }
+  for (const auto& [name, kind] : kinds) items.push_back({name.size(), kind, {name, name}});
   for (int i = 0; i < kMostFolds && fold_once(items); ++i) {
   }
   std::vector<FoldedName> result;
-  for (Item& item : items) {
-    item.result.name = fmt::format("{}", fmt::join(item.parts, "."));
-    result.push_back(std::move(item.result));
-  }
+  for (Item& item : items) result.push_back(std::move(item.result));
   return in_order(std::move(result));
 }
 

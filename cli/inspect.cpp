@@ -44,9 +44,9 @@ void add_tensors(InspectReport& report, const TensorInfos& infos, bool all) {
   }
 }
 
-void add_blocks(InspectReport& report, const std::vector<MoeBlock>& blocks, bool all) {
+void add_blocks(InspectReport& report, const std::vector<FoundBlock>& blocks, bool all) {
   std::map<std::string, std::string> kinds;
-  std::map<std::string, const MoeBlock*> by_prefix;
+  std::map<std::string, const FoundBlock*> by_prefix;
   for (const auto& block : blocks) {
     kinds.emplace(block.prefix,
                   fmt::format("{} {} {} {} {} {} {} {} {}", block.layout, block.num_experts,
@@ -60,8 +60,8 @@ void add_blocks(InspectReport& report, const std::vector<MoeBlock>& blocks, bool
   }
 }
 
-void add_ranks(InspectReport& report, const std::vector<MoeBlock>& blocks, const TensorInfos& infos,
-               int num_ranks) {
+void add_ranks(InspectReport& report, const std::vector<FoundBlock>& blocks,
+               const TensorInfos& infos, int num_ranks) {
   report.ranks = reads_of_ranks(blocks, num_ranks);
   std::set<std::string_view> of_experts;
   for (const auto& block : blocks) {

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "json_line.h"
+#include "printable.h"
 
 namespace switchyard::cli {
 namespace {
@@ -26,13 +28,7 @@ std::string counted(std::size_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-// Names come from files: what is not a character must not reach a terminal.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == '\x7f') c = '?';
-  }
-  return text;
-}
+constexpr std::size_t kMostListed = 64;  // sizes or prefixes in a rank's line
 
 std::string shortened(const std::string& text) {
   constexpr std::size_t kMost = 100;
@@ -91,7 +87,7 @@ void print_tensors(const InspectReport& report) {
   }
 }
 
-std::string experts_of(const MoeBlock& block) {
+std::string experts_of(const FoundBlock& block) {
   return block.is_whole() ? std::to_string(block.num_experts)
                           : fmt::format("{} of {}", block.num_held, block.num_experts);
 }
@@ -124,17 +120,34 @@ std::string text_of(const RankReads::Experts& experts) {
   return fmt::format("{} of {}", owned, experts.num_experts);
 }
 
+template <typename List>
+std::size_t num_left_out(const List& list) {
+  return list.size() - std::min(list.size(), kMostListed);
+}
+
+std::vector<RankReads::Experts> listed_experts(const RankReads& ranks, std::size_t rank) {
+  std::vector<RankReads::Experts> result;
+  for (std::size_t i = 0; i < std::min(ranks.sizes.size(), kMostListed); ++i) {
+    result.push_back(ranks.experts_of(ranks.sizes[i], static_cast<std::int64_t>(rank)));
+  }
+  return result;
+}
+
 void print_ranks(const InspectReport& report) {
-  if (report.ranks.empty()) return;
+  const auto& ranks = report.ranks;
+  if (ranks.expert_bytes.empty()) return;
   fmt::print("\nRanks\n  {:>5} {:>11} {:>12} {:>11}  {}\n", "rank", "of experts", "replicated",
              "reads", "experts");
-  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    const auto& reads = report.ranks[rank];
+  for (std::size_t rank = 0; rank < ranks.expert_bytes.size(); ++rank) {
     std::vector<std::string> experts;
-    for (const auto& owned : reads.experts) experts.push_back(text_of(owned));
-    fmt::print("  {:>5} {:>11} {:>12} {:>11}  {}\n", rank, in_units(reads.expert_bytes),
-               in_units(report.replicated_bytes),
-               in_units(reads.expert_bytes + report.replicated_bytes), fmt::join(experts, ", "));
+    for (const auto& owned : listed_experts(ranks, rank)) experts.push_back(text_of(owned));
+    if (num_left_out(ranks.sizes) > 0) {
+      experts.push_back(fmt::format("and of {} other sizes", num_left_out(ranks.sizes)));
+    }
+    const auto bytes = ranks.expert_bytes[rank];
+    fmt::print("  {:>5} {:>11} {:>12} {:>11}  {}\n", rank, in_units(bytes),
+               in_units(report.replicated_bytes), in_units(bytes + report.replicated_bytes),
+               fmt::join(experts, ", "));
   }
   if (report.not_counted.empty()) return;
   fmt::print("  Not counted, since not all of their experts are there: {}\n",
@@ -171,10 +184,26 @@ json to_json(const RankReads::Experts& experts) {
           {"count", experts.last - experts.first}};
 }
 
+json rank_to_json(const InspectReport& report, std::size_t rank) {
+  const auto& ranks = report.ranks;
+  auto experts = json::array();
+  for (const auto& owned : listed_experts(ranks, rank)) experts.push_back(to_json(owned));
+  const auto not_counted =
+      std::span(report.not_counted).first(std::min(report.not_counted.size(), kMostListed));
+  return {{"rank", rank},
+          {"experts", experts},
+          {"sizes_not_listed", num_left_out(ranks.sizes)},
+          {"expert_bytes", ranks.expert_bytes[rank]},
+          {"replicated_bytes", report.replicated_bytes},
+          {"bytes", ranks.expert_bytes[rank] + report.replicated_bytes},
+          {"not_counted", not_counted},
+          {"not_counted_not_listed", num_left_out(report.not_counted)}};
+}
+
 }  // namespace
 
 void print_inspect_table(const InspectReport& report) {
-  fmt::print("{}: {}, {}, {}\n", report.path, counted(report.files.size(), "file"),
+  fmt::print("{}: {}, {}, {}\n", printable(report.path), counted(report.files.size(), "file"),
              counted(static_cast<std::size_t>(report.num_tensors), "tensor"),
              in_units(report.bytes));
   print_files(report);
@@ -198,16 +227,8 @@ void print_inspect_json(const InspectReport& report) {
   }
   for (const auto& line : report.tensors) print_json_line(to_json(line));
   for (const auto& line : report.blocks) print_json_line(to_json(line));
-  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    const auto& reads = report.ranks[rank];
-    auto experts = json::array();
-    for (const auto& owned : reads.experts) experts.push_back(to_json(owned));
-    print_json_line({{"rank", rank},
-                     {"experts", experts},
-                     {"expert_bytes", reads.expert_bytes},
-                     {"replicated_bytes", report.replicated_bytes},
-                     {"bytes", reads.expert_bytes + report.replicated_bytes},
-                     {"not_counted", report.not_counted}});
+  for (std::size_t rank = 0; rank < report.ranks.expert_bytes.size(); ++rank) {
+    print_json_line(rank_to_json(report, rank));
   }
 }
 

@@ -22,7 +22,7 @@ struct InspectReport {
   };
   struct Blocks {
     FoldedName prefixes;
-    MoeBlock block;  // the first
+    FoundBlock block;  // the first
   };
 
   std::string path;
@@ -32,7 +32,7 @@ struct InspectReport {
   std::int64_t num_tensors = 0;
   std::int64_t bytes = 0;
   std::vector<Blocks> blocks;
-  std::vector<RankReads> ranks;
+  RankReads ranks;
   std::int64_t replicated_bytes = 0;          // of what every rank reads
   std::vector<std::string> not_counted = {};  // prefixes of blocks that are not whole
 };

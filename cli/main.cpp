@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "commands.h"
+#include "printable.h"
 #include "switchyard/build_info.h"
 
 int main(int argc, char** argv) {
@@ -28,7 +29,7 @@ int main(int argc, char** argv) {
                error.what());
     return 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "switchyard: {}\n", error.what());
+    fmt::print(stderr, "switchyard: {}\n", switchyard::cli::printable(error.what()));
     return 1;
   }
   return 0;

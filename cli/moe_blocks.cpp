@@ -1,17 +1,27 @@
 #include "moe_blocks.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "fold_names.h"
-#include "switchyard/placement.h"
 
 namespace switchyard::cli {
 namespace {
 
 constexpr std::int64_t kMostExperts = 65536;  // more is not a router
+
+// Where the dot behind the first so many parts of a name is.
+std::size_t end_of_parts(std::string_view name, int num_parts) {
+  auto end = name.find('.');
+  for (int i = 1; i < num_parts && end != std::string_view::npos; ++i) {
+    end = name.find('.', end + 1);
+  }
+  return end;
+}
 
 // The tensors under a prefix.
 class Block {
@@ -21,20 +31,30 @@ class Block {
 
   const std::string& prefix() const { return prefix_; }
 
-  // Null if there is none, or not of so many extents.
+  // Null if there is none, or not of so many extents, or no name.
   const TensorInfo* find(std::string_view name, std::size_t num_extents) const {
+    if (name.empty()) return nullptr;
     const auto found = tensors_.find(prefix_ + std::string(name));
     const bool fits = found != tensors_.end() && found->second.shape.size() == num_extents;
     return fits ? &found->second : nullptr;
   }
 
-  // Calls fn(name behind the stem, info) for every tensor under it.
+  // Calls fn(name behind the stem, info) for every tensor under it whose name there has at most
+  // so many parts. What is deeper is passed over, so that blocks within blocks cost no more.
   template <typename Fn>
-  void for_each(std::string_view stem, const Fn& fn) const {
+  void for_each(std::string_view stem, int most_parts, const Fn& fn) const {
     const auto whole = prefix_ + std::string(stem);
-    for (auto at = tensors_.lower_bound(whole);
-         at != tensors_.end() && at->first.starts_with(whole); ++at) {
-      fn(std::string_view(at->first).substr(whole.size()), at->second);
+    auto at = tensors_.lower_bound(whole);
+    while (at != tensors_.end() && at->first.starts_with(whole)) {
+      const auto name = std::string_view(at->first).substr(whole.size());
+      const auto end = end_of_parts(name, most_parts);
+      if (end == std::string_view::npos) {
+        fn(name, at->second);
+        ++at;
+      } else {
+        constexpr char kBehindDot = '.' + 1;
+        at = tensors_.lower_bound(at->first.substr(0, whole.size() + end) + kBehindDot);
+      }
     }
   }
 
@@ -43,37 +63,41 @@ class Block {
   std::string prefix_;
 };
 
-void add(MoeBlock& result, std::string_view name, const TensorInfo& info) {
+void add(FoundBlock& result, std::string_view name, const TensorInfo& info) {
   result.expert_tensors.push_back(result.prefix + std::string(name));
   result.is_readable = result.is_readable && info.is_readable;
 }
 
 // `main` tells what the experts are: [e, …], with the intermediate extent at `dim`, `per` times.
-void set_packed(MoeBlock& result, const TensorInfo& main, std::size_t dim, std::int64_t per) {
+void set_packed(FoundBlock& result, const TensorInfo& main, std::size_t dim, std::int64_t per) {
   result.num_held = main.shape[0];
   result.intermediate = main.shape[dim] / per;
   result.dtype = main.dtype;
 }
 
 // Every tensor of as many experts, so that scales and biases are among them.
-void add_packed(MoeBlock& result, const Block& block) {
-  block.for_each("experts.", [&](std::string_view name, const TensorInfo& info) {
+void add_packed(FoundBlock& result, const Block& block) {
+  block.for_each("experts.", 1, [&](std::string_view name, const TensorInfo& info) {
     if (info.shape.empty() || info.shape[0] != result.num_held) return;
     add(result, "experts." + std::string(name), info);
     result.packed_bytes += info.bytes;
   });
 }
 
-bool has_packed(MoeBlock& result, const Block& block) {
-  const auto* gate_up = block.find("experts.gate_up_proj", 3);
-  if (gate_up == nullptr) return false;
-  set_packed(result, *gate_up, 1, 2);
+bool has_packed(FoundBlock& result, const Block& block) {
+  if (const auto* gate_up = block.find("experts.gate_up_proj", 3)) {
+    set_packed(result, *gate_up, 1, 2);
+  } else if (const auto* up = block.find("experts.up_proj", 3)) {
+    set_packed(result, *up, 1, 1);  // experts without gates
+  } else {
+    return false;
+  }
   result.layout = "Hugging Face, packed";
   add_packed(result, block);
   return true;
 }
 
-bool has_gpt_oss(MoeBlock& result, const Block& block) {
+bool has_gpt_oss(FoundBlock& result, const Block& block) {
   if (const auto* gate_up = block.find("experts.gate_up_proj", 3)) {
     set_packed(result, *gate_up, 2, 2);
     result.layout = "gpt-oss, packed";
@@ -87,7 +111,7 @@ bool has_gpt_oss(MoeBlock& result, const Block& block) {
   return true;
 }
 
-bool has_kempner_forge(MoeBlock& result, const Block& block) {
+bool has_kempner_forge(FoundBlock& result, const Block& block) {
   const auto* up = block.find("up_w", 3);
   if (up == nullptr) return false;
   set_packed(result, *up, 2, 1);
@@ -101,8 +125,9 @@ bool has_kempner_forge(MoeBlock& result, const Block& block) {
   return true;
 }
 
-bool has_separate(MoeBlock& result, const Block& block, std::string_view system) {
-  block.for_each("experts.", [&](std::string_view name, const TensorInfo& info) {
+bool has_separate(FoundBlock& result, const Block& block, std::string_view system) {
+  constexpr int kMostParts = 4;  // 7.up_proj.weight, and one to spare
+  block.for_each("experts.", kMostParts, [&](std::string_view name, const TensorInfo& info) {
     const auto dot = name.find('.');
     const auto id = number_in(name.substr(0, dot));
     if (id < 0 || id >= result.num_experts || dot == std::string_view::npos) return;
@@ -129,9 +154,10 @@ struct Names {
 constexpr std::array<Names, 3> kNames{
     Names{"router.gate.weight", "", "router.expert_bias", "shared_expert.up_proj.weight"},
     Names{"router.weight", "router.bias", "", ""},
-    Names{"gate.weight", "", "gate.e_score_correction_bias", "shared_experts.up_proj.weight"}};
+    Names{"gate.weight", "gate.bias", "gate.e_score_correction_bias",
+          "shared_experts.up_proj.weight"}};
 
-bool has_experts(MoeBlock& result, const Block& block, const Names& names) {
+bool has_experts(FoundBlock& result, const Block& block, const Names& names) {
   if (names.router == "router.weight") return has_gpt_oss(result, block);
   if (names.router == "gate.weight") {
     return has_packed(result, block) || has_separate(result, block, "Hugging Face");
@@ -139,15 +165,15 @@ bool has_experts(MoeBlock& result, const Block& block, const Names& names) {
   return has_kempner_forge(result, block) || has_separate(result, block, "KempnerForge");
 }
 
-std::optional<MoeBlock> block_of(const TensorInfos& tensors, const std::string& router,
-                                 const Names& names) {
+std::optional<FoundBlock> block_of(const TensorInfos& tensors, const std::string& router,
+                                   const Names& names) {
   const Block block(tensors, router.substr(0, router.size() - names.router.size()));
   const auto* gate = block.find(names.router, 2);
   if (gate == nullptr || gate->shape[0] < 1 || gate->shape[0] > kMostExperts) return std::nullopt;
-  MoeBlock result{.prefix = block.prefix(),
-                  .num_experts = gate->shape[0],
-                  .hidden = gate->shape[1],
-                  .is_readable = gate->is_readable};
+  FoundBlock result{.prefix = block.prefix(),
+                    .num_experts = gate->shape[0],
+                    .hidden = gate->shape[1],
+                    .is_readable = gate->is_readable};
   if (!has_experts(result, block, names)) return std::nullopt;
   if (block.find(names.gate_bias, 1) != nullptr) result.bias.emplace_back("gate");
   if (block.find(names.score_bias, 1) != nullptr) result.bias.emplace_back("score");
@@ -158,23 +184,23 @@ std::optional<MoeBlock> block_of(const TensorInfos& tensors, const std::string& 
   return result;
 }
 
+// Of experts placed contiguously: the first `more` ranks have one more than the others.
+std::size_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks) {
+  const auto least = num_experts / num_ranks;
+  const auto more = num_experts % num_ranks;
+  const auto of_those = more * (least + 1);
+  const auto owner = expert < of_those ? expert / (least + 1) : more + (expert - of_those) / least;
+  return static_cast<std::size_t>(owner);
+}
+
 bool is_router(std::string_view name, std::string_view router) {
   return name == router || (name.ends_with(router) && name[name.size() - router.size() - 1] == '.');
 }
 
 }  // namespace
 
-std::int64_t MoeBlock::bytes_of(std::int64_t first, std::int64_t last) const {
-  std::int64_t bytes = packed_bytes / num_experts * (last - first);
-  for (auto at = bytes_of_expert.lower_bound(first);
-       at != bytes_of_expert.end() && at->first < last; ++at) {
-    bytes += at->second;
-  }
-  return bytes;
-}
-
-std::vector<MoeBlock> find_moe_blocks(const TensorInfos& tensors) {
-  std::vector<MoeBlock> result;
+std::vector<FoundBlock> find_moe_blocks(const TensorInfos& tensors) {
+  std::vector<FoundBlock> result;
   for (const auto& [name, info] : tensors) {
     for (const Names& names : kNames) {
       if (!is_router(name, names.router)) continue;
@@ -184,23 +210,36 @@ std::vector<MoeBlock> find_moe_blocks(const TensorInfos& tensors) {
   return result;
 }
 
-std::vector<RankReads> reads_of_ranks(const std::vector<MoeBlock>& blocks, int num_ranks) {
-  std::map<std::int64_t, std::vector<const MoeBlock*>> blocks_by_size;
-  for (const MoeBlock& block : blocks) {
-    if (block.is_whole()) blocks_by_size[block.num_experts].push_back(&block);
-  }
-  std::vector<RankReads> result(static_cast<std::size_t>(num_ranks));
-  for (const auto& [num_experts, members] : blocks_by_size) {
-    const auto placement = ExpertPlacement::contiguous(static_cast<int>(num_experts), num_ranks);
-    std::int64_t first = 0;
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      const auto last = first + static_cast<std::int64_t>(placement.experts_of(rank).size());
-      auto& reads = result[static_cast<std::size_t>(rank)];
-      reads.experts.push_back({num_experts, first, last});
-      for (const auto* block : members) reads.expert_bytes += block->bytes_of(first, last);
-      first = last;
+RankReads::Experts RankReads::experts_of(std::int64_t num_experts, std::int64_t rank) const {
+  const auto num_ranks = static_cast<std::int64_t>(expert_bytes.size());
+  const auto first_of = [&](std::int64_t r) {
+    return num_experts / num_ranks * r + std::min(num_experts % num_ranks, r);
+  };
+  return {num_experts, first_of(rank), first_of(rank + 1)};
+}
+
+RankReads reads_of_ranks(const std::vector<FoundBlock>& blocks, int num_ranks) {
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  RankReads result{.expert_bytes = std::vector<std::int64_t>(ranks)};
+  std::set<std::int64_t> sizes;
+  std::int64_t everywhere = 0;             // bytes that every rank reads of packed experts
+  std::vector<std::int64_t> until(ranks);  // and so many only the ranks before this one
+  for (const FoundBlock& block : blocks) {
+    if (!block.is_whole()) continue;
+    sizes.insert(block.num_experts);
+    const auto of_each = block.packed_bytes / block.num_experts;
+    everywhere += of_each * (block.num_experts / num_ranks);
+    until[static_cast<std::size_t>(block.num_experts % num_ranks)] += of_each;
+    for (const auto& [id, bytes] : block.bytes_of_expert) {
+      result.expert_bytes[owner_of(id, block.num_experts, num_ranks)] += bytes;
     }
   }
+  std::int64_t of_later = 0;
+  for (std::size_t rank = ranks; rank-- > 0;) {
+    result.expert_bytes[rank] += everywhere + of_later;
+    of_later += until[rank];
+  }
+  result.sizes.assign(sizes.begin(), sizes.end());
   return result;
 }
 

@@ -13,7 +13,7 @@ namespace switchyard::cli {
 
 using TensorInfos = std::map<std::string, TensorInfo, std::less<>>;
 
-struct MoeBlock {
+struct FoundBlock {
   std::string prefix;
   std::string layout = {};  // "Hugging Face, packed"
   std::int64_t num_experts = 0;
@@ -30,24 +30,24 @@ struct MoeBlock {
   std::int64_t packed_bytes = 0;                              // in tensors of all experts
 
   bool is_whole() const { return num_held == num_experts; }
-  // In experts first … last − 1 of a block that is whole.
-  std::int64_t bytes_of(std::int64_t first, std::int64_t last) const;
 };
 
 // In order of prefix.
-std::vector<MoeBlock> find_moe_blocks(const TensorInfos& tensors);
+std::vector<FoundBlock> find_moe_blocks(const TensorInfos& tensors);
 
-// What one of `num_ranks` ranks reads if experts are placed contiguously, over all blocks that are
-// whole.
+// What ranks read if experts are placed contiguously, over all blocks that are whole. Files may
+// have thousands of sizes, and there may be thousands of ranks: it holds no product of the two.
 struct RankReads {
   struct Experts {
     std::int64_t num_experts = 0;
     std::int64_t first = 0;
     std::int64_t last = 0;  // exclusive
   };
-  std::vector<Experts> experts;  // one for each number of experts that blocks have
-  std::int64_t expert_bytes = 0;
+  Experts experts_of(std::int64_t num_experts, std::int64_t rank) const;
+
+  std::vector<std::int64_t> sizes = {};         // the numbers of experts that blocks have
+  std::vector<std::int64_t> expert_bytes = {};  // [ranks]
 };
-std::vector<RankReads> reads_of_ranks(const std::vector<MoeBlock>& blocks, int num_ranks);
+RankReads reads_of_ranks(const std::vector<FoundBlock>& blocks, int num_ranks);
 
 }  // namespace switchyard::cli

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "json_line.h"
+#include "printable.h"
 
 namespace switchyard::cli {
 namespace {
@@ -42,7 +43,7 @@ std::string verdict(const Comparison& c) {
 void print_run(const std::string& name, const CaseReport::Run& run) {
   const auto head = fmt::format("{:<21} {:>5}  {:<25}", name, run.num_ranks, run.variant);
   if (!run.result.error.empty()) {
-    fmt::print("{}  FAILED: {}\n", head, run.result.error);
+    fmt::print("{}  FAILED: {}\n", head, printable(run.result.error));
     return;
   }
   for (const Comparison& c : run.result.comparisons) {
@@ -81,8 +82,8 @@ void print_verify_table(const std::vector<CaseReport>& cases) {
   fmt::print("{:<21} {:>5}  {:<25}  {:<35} {:>14}\n", "case", "ranks", "variant", "tensor",
              "relative error");
   for (const CaseReport& c : cases) {
-    for (const auto& run : c.runs) print_run(c.name, run);
-    if (!c.skipped.empty()) fmt::print("{:<21} skipped: {}\n", c.name, c.skipped);
+    for (const auto& run : c.runs) print_run(printable(c.name), run);
+    if (!c.skipped.empty()) fmt::print("{:<21} skipped: {}\n", printable(c.name), c.skipped);
   }
   const Totals totals(cases);
   fmt::print("\nCases passed: {}, failed: {}, skipped: {}. Runs: {}.\n", totals.passed,

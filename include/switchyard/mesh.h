@@ -17,6 +17,8 @@ struct MeshAxis {
   int size = 1;
 };
 
+struct AgreedAxes;
+
 // The world's ranks laid out along axes, outermost first: the last axis holds neighbouring ranks.
 // The world must outlive the mesh.
 class SWITCHYARD_API Mesh {
@@ -35,6 +37,8 @@ class SWITCHYARD_API Mesh {
   Communicator& group(const std::vector<std::string>& axes);
 
  private:
+  friend struct AgreedAxes;
+
   std::size_t index_of(std::string_view axis) const;
   int coordinate_at(std::size_t axis) const;
 
@@ -42,6 +46,7 @@ class SWITCHYARD_API Mesh {
   std::vector<MeshAxis> axes_;
   std::vector<int> strides_;  // ranks from one coordinate of an axis to the next
   std::map<std::vector<std::string>, std::unique_ptr<Communicator>> groups_;
+  std::shared_ptr<AgreedAxes> agreed_axes_;  // of reduce_gradients, from call to call
 };
 
 }  // namespace switchyard

@@ -34,9 +34,9 @@ concept HasMoeBlocks = requires(Model& model) {
 // that the mesh has: each rank keeps its own, and the memory of the others is given back; what
 // shared memory with them is copied. The router and the shared expert stay whole. Returns how many
 // layers it divided: none without a mesh, without the axes, or where they have one rank; with a
-// mesh, such layers get the group of this rank alone. Ranks of one group list the same layers. A
-// layer that is divided already is an InvalidArgument, the same on every rank, that names it, and
-// then nothing is changed. The mesh must outlive the blocks.
+// mesh, such layers get the group of this rank alone. Ranks of one group list the same layers in
+// the same order. A layer that is divided already is an InvalidArgument, the same on every rank,
+// that names it, and then nothing is changed. The mesh must outlive the blocks.
 SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                                          const std::vector<std::string>& axes = {"ep"});
 
@@ -55,9 +55,11 @@ struct GradientAxes {
 // Adds gradients up in rank order, never averaging: those of the experts over the axes that divide
 // neither experts nor layers; those of the router and the shared expert, and replicated ones of the
 // rest of a model, over all axes that do not divide layers. Collective over the latter; the first
-// call, which makes the groups, over the mesh's world. Gradients that are not alike on the ranks
-// they are added over are the same InvalidArgument on all. Where there is one rank it costs
-// nothing.
+// call with these axes over the mesh's world, which makes the groups. Gradients that are not alike
+// on the ranks they are added over, other axes on some ranks, and gradients that share memory (tied
+// ones are listed once) are the same InvalidArgument on all ranks of the call, and nothing is
+// added. Where no rank has copies, calls after the first cost nothing, and other axes than before
+// on some ranks only are not noticed before the communicator's timeout.
 SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
                                      const GradientAxes& axes = {});
 SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,

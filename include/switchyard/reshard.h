@@ -15,7 +15,8 @@ namespace switchyard {
 // Collective. Tensors [experts of this rank under `from`, …], of weights or of what an optimizer
 // keeps for them, become [experts of this rank under `to`, …]. An expert that changes its owner is
 // sent once, straight to the new one; the others are copied. A placement may be for fewer ranks
-// than there are: the rest own nothing.
+// than there are: the rest own nothing. At its peak a rank has the old tensors, the new ones, and a
+// packed copy of the largest of the old.
 SWITCHYARD_API std::vector<Tensor> reshard(std::span<const ConstTensorView> shard,
                                            const ExpertPlacement& from, const ExpertPlacement& to,
                                            Communicator& comm);

@@ -14,8 +14,9 @@ struct InQuotes {
   std::string_view text;
 };
 
-// Formats as 'text', shortened where a file has something absurd, with control characters as \x1b:
-// what a file has in its names must neither end a message nor reach a terminal. Still UTF-8.
+// Formats as 'text', shortened where a file has something absurd, with control characters, those
+// that turn the direction of text, and what is no UTF-8 as \x1b: what a file has in its names must
+// neither end a message nor reach a terminal. Still UTF-8.
 // Nothing is made before it is formatted, so that checks of thousands of names cost nothing.
 inline InQuotes in_quotes(std::string_view text) { return {text}; }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "moe/expert_tensors.h"
 #include "switchyard/moe_parameters.h"
 
 namespace switchyard {
@@ -14,22 +15,9 @@ namespace switchyard {
 template <typename View>
 using NamedViews = std::vector<std::pair<std::string, View>>;
 
-// An expert's tensors, in one order everywhere.
-constexpr std::size_t kGate = 0;
-constexpr std::size_t kUp = 1;
-constexpr std::size_t kDown = 2;
-constexpr std::size_t kGateBias = 3;
-constexpr std::size_t kUpBias = 4;
-constexpr std::size_t kDownBias = 5;
-constexpr std::size_t kNumExpertTensors = 6;
 constexpr std::array<std::string_view, kNumExpertTensors> kExpertTensorNames{
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",
     "gate_proj.bias",   "up_proj.bias",   "down_proj.bias"};
-
-template <typename View>
-std::array<View, kNumExpertTensors> tensors_of(const BasicExpertTensors<View>& e) {
-  return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
-}
 
 inline std::string expert_stem(std::string_view prefix, std::int64_t id) {
   return std::string(prefix) + "experts." + std::to_string(id) + ".";

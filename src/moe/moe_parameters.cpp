@@ -5,6 +5,7 @@
 
 #include "core/require.h"
 #include "moe/check_tensors.h"
+#include "moe/expert_tensors.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard {
@@ -71,7 +72,11 @@ std::vector<ExpertGradients> make_experts(const ExpertsOptions& options, std::in
 }
 
 ExpertWeights as_weights(const ExpertGradients& e) {
-  return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
+  ExpertWeights weights;
+  const auto from = tensors_of(e);
+  const auto to = tensors_in(weights);
+  for (std::size_t t = 0; t < kNumExpertTensors; ++t) *to[t] = from[t];
+  return weights;
 }
 
 void set_zero(const TensorView& view) {
@@ -81,9 +86,7 @@ void set_zero(const TensorView& view) {
 }
 
 void set_zero(const ExpertGradients& e) {
-  for (const auto& view : {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias}) {
-    set_zero(view);
-  }
+  for (const auto& view : tensors_of(e)) set_zero(view);
 }
 
 }  // namespace

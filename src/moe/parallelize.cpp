@@ -2,17 +2,18 @@
 #include "switchyard/parallelize.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <numeric>
 #include <set>
 
-#include "core/hash.h"
+#include "comm/gather_strings.h"
+#include "core/given.h"
 #include "core/require.h"
+#include "moe/agreement.h"
 #include "moe/check_arguments.h"
 #include "moe/expert_form.h"
+#include "moe/expert_tensors.h"
 #include "moe/mesh_axes.h"
-#include "moe/plan_record.h"
 
 namespace switchyard {
 namespace {
@@ -49,33 +50,50 @@ void require_whole(std::span<MoeBlock* const> blocks) {
 }
 
 void require_same_axes(Communicator& world, const std::vector<std::string>& axes) {
-  const auto joined = fmt::format("{}", fmt::join(axes, ", "));
-  const std::array<Field, 1> fields{
-      {{"the axes to divide over (their hash)", hash_of(std::span<const char>(joined))}}};
-  require_equal_fields(fields, gather_fields(world, fields));
+  Agreement agreement(kOperation, world);
+  agreement.add(list_of("axes to divide over", "axis to divide over, number", axes));
+  agreement.gather();
+  agreement.require_equal();
+}
+
+// "layers.3.mlp, 8 experts: up f32 [6,8], down f32 [8,6]"
+std::string text_of(const MoeBlock& block) {
+  std::vector<std::string> parts;
+  const auto tensors = tensors_of(block.parameters.views().experts.front());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (!is_given(tensors[t])) continue;
+    parts.push_back(fmt::format("{} {}", kExpertTensors[t], form_text(tensors[t])));
+  }
+  return fmt::format("{}, {} experts: {}", block.name, block.placement.num_experts(),
+                     fmt::join(parts, ", "));
 }
 
 // Collective over the group, whose ranks divide the same layers between them.
-void require_same_blocks(Communicator& group, std::span<MoeBlock* const> blocks) {
-  const std::array<Field, 1> number{
-      {{"the number of layers", static_cast<std::int64_t>(blocks.size())}}};
-  require_equal_fields(number, gather_fields(group, number));
-  std::vector<std::string> names;
-  for (const auto* block : blocks) names.push_back("num_experts of " + block->name);
-  std::vector<Field> fields;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    fields.push_back({names[i], blocks[i]->placement.num_experts()});
+void require_same_blocks(Communicator& group, int world_rank, std::span<MoeBlock* const> blocks) {
+  std::vector<std::string> texts;
+  for (const auto* block : blocks) texts.push_back(text_of(*block));
+  Agreement agreement(kOperation, group);
+  agreement.add(list_of("layers", "layer", texts));
+  agreement.gather(world_rank);
+  agreement.require_equal();
+}
+
+// A group's error becomes the whole world's.
+void require_same_blocks(Communicator& world, Communicator& group,
+                         std::span<MoeBlock* const> blocks) {
+  std::string objection;
+  try {
+    require_same_blocks(group, world.rank(), blocks);
+  } catch (const InvalidArgument& error) {
+    objection = error.what();
   }
-  require_equal_fields(fields, gather_fields(group, fields));
+  for (const auto& other : gather_strings(world, objection)) {
+    if (!other.empty()) throw InvalidArgument(other);
+  }
 }
 
 // Owners of memory, however they point to it.
 using Owners = std::set<std::shared_ptr<std::byte>, std::owner_less<>>;
-
-template <typename Fn>
-void for_each_tensor(ExpertGradients& e, Fn fn) {
-  for (auto* view : {&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias}) fn(*view);
-}
 
 std::vector<ExpertGradients> packed_anew(const MoeGradients& part) {
   const auto experts = MoeParameters::of(part).weights().experts;
@@ -103,20 +121,19 @@ MoeGradients part_of(MoeGradients whole, std::span<const std::int32_t> kept) {
       part.experts.push_back(whole.experts[e]);
       continue;
     }
-    for_each_tensor(whole.experts[e], [&](const TensorView& view) {
+    for (const auto& view : tensors_of(whole.experts[e])) {
       if (view.owner() != nullptr) going.insert(view.owner());
-    });
+    }
   }
   bool shared = false;
-  for (auto& expert : part.experts) {
-    for_each_tensor(expert, [&](const TensorView& v) { shared |= going.contains(v.owner()); });
+  for (const auto& expert : part.experts) {
+    for (const auto& view : tensors_of(expert)) shared |= going.contains(view.owner());
   }
   if (shared) part.experts = packed_anew(part);
-  const auto copy = [&](TensorView& view) { copy_if_owned_by(going, view); };
   for (auto* view : {&part.router.gate, &part.router.gate_bias, &part.router.score_bias}) {
-    copy(*view);
+    copy_if_owned_by(going, *view);
   }
-  for_each_tensor(part.shared, copy);
+  for (auto* view : tensors_in(part.shared)) copy_if_owned_by(going, *view);
   return part;
 }
 
@@ -137,7 +154,7 @@ int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
   const auto inside = axes_where(*mesh, [&](const auto& name) { return is_among(axes, name); });
   require_same_axes(world, inside);
   Communicator& group = mesh->group(inside);
-  check_together(kOperation, world, [&] { require_same_blocks(group, blocks); });
+  require_same_blocks(world, group, blocks);
   for (MoeBlock* block : blocks) {
     if (group.size() > 1) {
       divide(*block, group);

@@ -1,14 +1,17 @@
 // Sums of gradients over the ranks that hold copies of what they belong to. Sums are made element
 // by element in rank order, so that it changes no bit how tensors are laid side by side.
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include "core/given.h"
 #include "core/hash.h"
+#include "core/require.h"
+#include "moe/agreement.h"
+#include "moe/expert_tensors.h"
+#include "moe/gradient_axes.h"
 #include "moe/mesh_axes.h"
-#include "moe/plan_record.h"
 #include "switchyard/parallelize.h"
 
 namespace switchyard {
@@ -23,14 +26,17 @@ struct Run {
   std::shared_ptr<std::byte> owner = {};
 };
 
+void append_runs(std::vector<Run>& runs, const TensorView& tensor) {
+  const bool whole = tensor.is_contiguous();
+  for (std::int64_t r = 0; r < (whole ? 1 : tensor.rows()); ++r) {
+    runs.push_back({tensor.row(r), whole ? tensor.bytes() : tensor.row_bytes(), tensor.owner()});
+  }
+}
+
 std::vector<Run> runs_of(std::span<const TensorView> tensors, Dtype dtype) {
   std::vector<Run> runs;
   for (const TensorView& tensor : tensors) {
-    if (tensor.dtype() != dtype) continue;
-    const bool whole = tensor.is_contiguous();
-    for (std::int64_t r = 0; r < (whole ? 1 : tensor.rows()); ++r) {
-      runs.push_back({tensor.row(r), whole ? tensor.bytes() : tensor.row_bytes(), tensor.owner()});
-    }
+    if (tensor.dtype() == dtype) append_runs(runs, tensor);
   }
   return runs;
 }
@@ -82,60 +88,130 @@ void sum(std::span<const TensorView> tensors, Communicator& comm) {
   }
 }
 
-std::vector<TensorView> given_of(std::span<const TensorView> tensors) {
-  std::vector<TensorView> given;
-  std::ranges::copy_if(tensors, std::back_inserter(given), is_given);
-  return given;
+// Those of a list that are given.
+struct Gradients {
+  Gradients(std::span<const TensorView> list, std::function<std::string(std::size_t)> name)
+      : name_of_place(std::move(name)) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (!is_given(list[i])) continue;
+      tensors.push_back(list[i]);
+      places.push_back(i);
+    }
+  }
+
+  std::string name_of(std::size_t i) const { return name_of_place(places[i]); }
+
+  std::vector<TensorView> tensors;
+  std::vector<std::size_t> places;  // in the list
+  std::function<std::string(std::size_t)> name_of_place;
+};
+
+// By what they are as well as by their form: a gate is not added to an up.
+ComparedList compared(std::string_view all, std::string_view one, const Gradients& gradients) {
+  const std::vector<ConstTensorView> tensors(gradients.tensors.begin(), gradients.tensors.end());
+  const std::vector<std::int64_t> hashes{hash_of_shapes(tensors),
+                                         hash_of(std::span<const std::size_t>(gradients.places))};
+  return {all, one, hash_of(std::span<const std::int64_t>(hashes)), tensors.size(),
+          [&gradients](std::size_t i) {
+            return fmt::format("{}, {}", gradients.name_of(i), form_text(gradients.tensors[i]));
+          }};
 }
 
-void append(std::vector<TensorView>& list, const ExpertGradients& e) {
-  list.insert(list.end(), {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias});
-}
+struct Call {
+  std::string_view operation;
+  Gradients experts;
+  Gradients replicated;
+};
 
-// Replicated gradients must be alike on all ranks, an expert's on the ranks that hold it: those
-// that are at the same place of their EP groups.
-void require_alike(std::span<const TensorView> experts, std::span<const TensorView> replicated,
-                   int place, Communicator& comm) {
-  const auto number = [](auto tensors) { return static_cast<std::int64_t>(tensors.size()); };
-  const auto hash = [](auto tensors) {
-    return hash_of_shapes(std::vector<ConstTensorView>(tensors.begin(), tensors.end()));
+// Memory that is listed twice would be added twice, or not: by how it is cut into pieces.
+std::string objection_to(const Call& call) {
+  struct Part {
+    Run run;
+    const Gradients* list = nullptr;
+    std::size_t index = 0;
   };
-  const std::array<Field, 5> fields{
-      {{"the number of replicated gradients", number(replicated)},
-       {"dtypes and extents of the replicated gradients (their hash)", hash(replicated)},
-       {"the number of gradients of the same experts", number(experts)},
-       {"dtypes and extents of the gradients of the same experts (their hash)", hash(experts)},
-       {"place", place}}};
-  const auto values_of_rank = gather_fields(comm, fields);
-  require_equal_fields(std::span(fields).first(2), values_of_rank);
-  std::map<std::int64_t, std::vector<int>> ranks_at;
-  for (int r = 0; r < comm.size(); ++r) {
-    ranks_at[values_of_rank[static_cast<std::size_t>(r)].back()].push_back(r);
+  std::vector<Part> parts;
+  std::vector<Run> runs;
+  for (const auto* list : {&call.experts, &call.replicated}) {
+    for (std::size_t i = 0; i < list->tensors.size(); ++i) {
+      runs.clear();
+      append_runs(runs, list->tensors[i]);
+      for (auto& run : runs) {
+        if (run.bytes > 0) parts.push_back({std::move(run), list, i});
+      }
+    }
   }
-  for (const auto& [at, ranks] : ranks_at) {
-    require_equal_fields(std::span(fields).first(4), values_of_rank, ranks);
-  }
+  const auto data_of = [](const Part& part) { return part.run.data; };
+  std::ranges::sort(parts, std::less<>(), data_of);
+  const auto found = std::ranges::adjacent_find(
+      parts, [](const Part& a, const Part& b) { return a.run.data + a.run.bytes > b.run.data; });
+  if (found == parts.end()) return {};
+  const auto other = std::next(found);
+  return fmt::format("gradients {} and {} share memory: what is tied is listed once",
+                     found->list->name_of(found->index), other->list->name_of(other->index));
 }
 
-void reduce(std::span<const TensorView> experts, std::span<const TensorView> replicated, Mesh& mesh,
-            const GradientAxes& axes) {
-  const auto same_layers =
-      axes_where(mesh, [&](const auto& name) { return !is_among(axes.pipeline, name); });
-  const auto same_experts = axes_where(mesh, [&](const auto& name) {
-    return !is_among(axes.pipeline, name) && !is_among(axes.experts, name);
-  });
-  if (num_ranks_along(mesh, same_layers) == 1) return;
-  // Groups are made by the whole world: before a check that may fail in a part of it.
-  Communicator& layers_group = mesh.group(same_layers);
-  const bool experts_are_copied = num_ranks_along(mesh, same_experts) > 1;
-  Communicator* experts_group = experts_are_copied ? &mesh.group(same_experts) : nullptr;
+// Experts that ranks hold are told apart by where the ranks are in their EP groups.
+int place_of(const Mesh& mesh, const AxisUses& uses) {
   int place = 0;
-  for (const auto& axis : same_layers) {
-    if (is_among(axes.experts, axis)) place = place * mesh.size(axis) + mesh.coordinate(axis);
+  for (const auto& [name, role] : uses) {
+    if (role == AxisRole::experts) place = place * mesh.size(name) + mesh.coordinate(name);
   }
-  require_alike(experts, replicated, place, layers_group);
-  if (experts_group != nullptr) sum(experts, *experts_group);
-  sum(replicated, layers_group);
+  return place;
+}
+
+// Over the group of the last call, which knows then whether its ranks have other axes now.
+// Replicated gradients must be alike on all ranks, an expert's on the ranks that hold it.
+void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const AxisUses& uses) {
+  constexpr std::size_t kOfAll = 2;
+  constexpr std::size_t kOfSameExperts = 3;
+  Communicator& comm = mesh.group(axes_of_same_layers(last));
+  Agreement agreement(call.operation, comm);
+  const auto texts = texts_of(uses);
+  agreement.add(list_of("axes", "axis", texts));
+  agreement.add(compared("replicated gradients", "replicated gradient", call.replicated));
+  agreement.add(compared("gradients of the same experts", "gradient of the same experts, number",
+                         call.experts));
+  agreement.add({"place", place_of(mesh, uses)});
+  agreement.object(objection_to(call));
+  agreement.gather(mesh.world().rank());
+  agreement.require_equal(1);
+  if (uses != last) return;
+  agreement.require_equal(kOfAll);
+  std::map<std::int64_t, std::vector<int>> ranks_at;
+  for (int r = 0; r < comm.size(); ++r) ranks_at[agreement.values_of(r).back()].push_back(r);
+  for (const auto& [place, ranks] : ranks_at) agreement.require_equal(kOfSameExperts, ranks);
+}
+
+void sum(const Gradients& gradients, Mesh& mesh, const std::vector<std::string>& axes) {
+  if (num_ranks_along(mesh, axes) > 1) sum(gradients.tensors, mesh.group(axes));
+}
+
+void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {
+  if (mesh.world().size() == 1) return;
+  const auto uses = uses_of(mesh, axes);
+  AgreedAxes& agreed = AgreedAxes::of(mesh);
+  const auto check = [&] {
+    const bool alone = num_ranks_along(mesh, axes_of_same_layers(agreed.last)) == 1;
+    if (!alone) require_alike(call, mesh, agreed.last, uses);
+  };
+  if (!agreed.last.empty()) check();
+  if (agreed.last != uses) {
+    agreed.agree(call.operation, mesh, uses);
+    check();
+  }
+  sum(call.experts, mesh, axes_of_same_experts(uses));
+  sum(call.replicated, mesh, axes_of_same_layers(uses));
+}
+
+void append(std::vector<TensorView>& list, const ExpertGradients& expert) {
+  const auto tensors = tensors_of(expert);
+  list.insert(list.end(), tensors.begin(), tensors.end());
+}
+
+std::string name_of_expert_tensor(std::size_t place) {
+  return fmt::format("{} of local expert {}", kExpertTensors.at(place % kNumExpertTensors),
+                     place / kNumExpertTensors);
 }
 
 }  // namespace
@@ -145,12 +221,23 @@ void reduce_gradients(const MoeGradients& gradients, Mesh& mesh, const GradientA
   for (const auto& expert : gradients.experts) append(experts, expert);
   std::vector<TensorView> replicated{gradients.router.gate, gradients.router.gate_bias};
   append(replicated, gradients.shared);
-  reduce(given_of(experts), given_of(replicated), mesh, axes);
+  const auto name_of_replicated = [](std::size_t place) -> std::string {
+    if (place < 2) return place == 0 ? "gate of the router" : "gate_bias of the router";
+    return fmt::format("{} of the shared expert", kExpertTensors.at(place - 2));
+  };
+  reduce({.operation = "reduce_gradients",
+          .experts = {experts, name_of_expert_tensor},
+          .replicated = {replicated, name_of_replicated}},
+         mesh, axes);
 }
 
 void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,
                        const GradientAxes& axes) {
-  reduce({}, given_of(gradients), mesh, axes);
+  const auto name_of = [](std::size_t place) { return fmt::format("number {}", place); };
+  reduce({.operation = "reduce_replicated",
+          .experts = {{}, name_of},
+          .replicated = {gradients, name_of}},
+         mesh, axes);
 }
 
 }  // namespace switchyard

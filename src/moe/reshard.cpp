@@ -6,9 +6,9 @@
 
 #include "core/hash.h"
 #include "core/require.h"
+#include "moe/agreement.h"
 #include "moe/check_arguments.h"
 #include "moe/expert_form.h"
-#include "moe/plan_record.h"
 
 namespace switchyard {
 namespace {
@@ -25,6 +25,7 @@ void require_placements(const ExpertPlacement& from, const ExpertPlacement& to, 
   require(from.num_experts() == to.num_experts(),
           "experts are moved from a placement of {} to one of {}", from.num_experts(),
           to.num_experts());
+  require(from.num_experts() > 0, "the placements have no experts");
   for (const auto* placement : {&from, &to}) {
     require(placement->num_ranks() <= num_ranks,
             "a placement is for {} ranks, but the communicator has {}", placement->num_ranks(),
@@ -32,10 +33,27 @@ void require_placements(const ExpertPlacement& from, const ExpertPlacement& to, 
   }
 }
 
-std::vector<Field> fields_of(const ExpertPlacement& from, const ExpertPlacement& to) {
-  return {{"num_experts", from.num_experts()},
-          {"the placement to move from (its hash)", hash_of(from.owners())},
-          {"the placement to move to (its hash)", hash_of(to.owners())}};
+ComparedList owners_of(const ExpertPlacement& placement, std::string_view one) {
+  return {"owners", one, hash_of(placement.owners()), placement.owners().size(),
+          [&](std::size_t i) { return std::to_string(placement.owners()[i]); }};
+}
+
+constexpr std::size_t kNumOfPlacements = 3;
+
+void add_placements(Agreement& agreement, const ExpertPlacement& from, const ExpertPlacement& to) {
+  agreement.add({"num_experts", from.num_experts()});
+  agreement.add(owners_of(from, "the old owner of expert"));
+  agreement.add(owners_of(to, "the new owner of expert"));
+}
+
+// Of one expert's part, "f32 [1,4]": ranks have different numbers of them.
+ComparedList forms_of(std::span<const ConstTensorView> shard) {
+  return {"tensors", "an expert's part of tensor", hash_of_shapes(shard, 1), shard.size(),
+          [=](std::size_t i) {
+            const auto& tensor = shard[i];
+            return fmt::format("{} {}", name_of(tensor.dtype()),
+                               tensor.shape().with_rows(1).to_string());
+          }};
 }
 
 // What one rank has to do.
@@ -118,11 +136,11 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
               shard[i].shape().to_string(), num_experts);
     }
   });
-  auto fields = fields_of(from, to);
-  fields.push_back({"the number of tensors", static_cast<std::int64_t>(shard.size())});
-  fields.push_back({"dtypes and extents of the tensors (their hash)",
-                    hash_of_shapes(shard, 1)});  // first extents differ
-  require_equal_fields(fields, gather_fields(comm, fields));
+  Agreement agreement(kOperation, comm);
+  add_placements(agreement, from, to);
+  agreement.add(forms_of(shard));
+  agreement.gather();
+  agreement.require_equal();
 }
 
 // Ranks without experts learn the form from the others.
@@ -136,16 +154,15 @@ ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlac
             experts.size(), num_experts);
     form = form_of(experts);
   });
-  const auto placements = fields_of(from, to);
-  auto fields = placements;
-  for (const Field& field : form.fields()) fields.push_back(field);
-  const auto values_of_rank = gather_fields(comm, fields);
-  require_equal_fields(placements, values_of_rank);
+  Agreement agreement(kOperation, comm);
+  add_placements(agreement, from, to);
+  for (const Field& field : form.fields()) agreement.add(field);
+  agreement.gather();
+  agreement.require_equal(kNumOfPlacements);
   std::vector<int> owners(from.owners().begin(), from.owners().end());
   std::ranges::sort(owners);
-  require_equal_fields(fields, values_of_rank, owners);
-  const auto& values = values_of_rank[static_cast<std::size_t>(owners.front())];
-  return ExpertForm::from_fields(std::span(values).subspan(placements.size()));
+  agreement.require_equal(kNumOfPlacements + ExpertForm::kNumFields, owners);
+  return ExpertForm::from_fields(agreement.values_of(owners.front()).subspan(kNumOfPlacements));
 }
 
 }  // namespace

@@ -98,6 +98,55 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
                "Not counted, since not all of their experts are there: kempner.\n"});
 }
 
+// What save_checkpoint writes of experts without gates, and of a router with a bias.
+TEST_F(InspectBlocks, ExpertsWithoutGatesAndABiasOfTheRouter) {
+  const auto path =
+      put("a.safetensors", file_of({{"mlp.gate.weight", zeros("F32", {4, 8}, 4)},
+                                    {"mlp.gate.bias", zeros("F32", {4}, 4)},
+                                    {"mlp.experts.up_proj", zeros("F32", {4, 6, 8}, 4)},
+                                    {"mlp.experts.down_proj", zeros("F32", {4, 8, 6}, 4)},
+                                    {"mlp.experts.deeper.still", zeros("F32", {4}, 4)}}));
+  const auto outcome = run(shell(path) + "--json --ranks 4");
+  const auto block = about("block", outcome).at(0);
+  EXPECT_EQ(block.at("layout"), "Hugging Face, packed");
+  EXPECT_EQ(block.at("intermediate"), 6);
+  EXPECT_EQ(block.at("num_held"), 4);
+  EXPECT_EQ(block.at("router_bias"), json{"gate"});
+  EXPECT_EQ(about("rank", outcome).at(3).at("expert_bytes"), 2 * 6 * 8 * 4);
+}
+
+// Where a layout has no bias, its name is empty: the prefix itself is not one.
+TEST_F(InspectBlocks, ATensorCalledLikeThePrefixIsNoBias) {
+  const auto path =
+      put("a.safetensors", file_of({{"mlp.router.gate.weight", zeros("F32", {2, 8}, 4)},
+                                    {"mlp.up_w", zeros("F32", {2, 8, 6}, 4)},
+                                    {"mlp.", zeros("F32", {2}, 4)}}));
+  EXPECT_EQ(about("block", run(shell(path) + "--json")).at(0).at("router_bias"), json::array());
+}
+
+// Seven experts over so many ranks, packed and by expert: as ExpertPlacement::contiguous.
+TEST_F(InspectBlocks, RanksReadWhatTheyOwn) {
+  auto tensors = layers(0, 1, 7);
+  tensors["packed.gate.weight"] = zeros("BF16", {7, 8}, 2);
+  tensors["packed.experts.gate_up_proj"] = zeros("BF16", {7, 8, 8}, 2);
+  const auto path = put("a.safetensors", file_of(tensors));
+  constexpr int kExpert = 3 * 64 + 128;
+  for (const int num_ranks : {1, 2, 3, 7, 9}) {
+    const auto lines =
+        about("rank", run(shell(path) + "--json --ranks " + std::to_string(num_ranks)));
+    ASSERT_EQ(lines.size(), static_cast<std::size_t>(num_ranks));
+    int first = 0;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const auto& line = lines[static_cast<std::size_t>(rank)];
+      const int count = 7 / num_ranks + (rank < 7 % num_ranks ? 1 : 0);
+      EXPECT_EQ(line.at("experts"),
+                json::array({{{"num_experts", 7}, {"first", first}, {"count", count}}}));
+      EXPECT_EQ(line.at("expert_bytes"), count * kExpert);
+      first += count;
+    }
+  }
+}
+
 TEST_F(InspectBlocks, MarksWhatCannotBeRead) {
   const auto path = put(
       "a.safetensors", file_of({{"mlp.router.weight", zeros("BF16", {4, 64}, 2)},

@@ -66,27 +66,74 @@ TEST(ParallelizeErrors, AreTheSameOnEveryRank) {
                at_2 + "layers.4.mlp: local expert 1's down [8,6] is missing");
 }
 
+const std::string kForm =
+    "gate f32 [6,8], up f32 [6,8], down f32 [8,6], gate_bias f32 [6], up_bias f32 [6], down_bias "
+    "f32 [8]";
+
+std::string both(const std::string& what, const std::string& rank_2, const std::string& rank_3) {
+  return "apply_expert_parallel: ranks disagree about " + what + ": rank 2 has " + rank_2 +
+         ", rank 3 has " + rank_3;
+}
+
 // Of ranks 2 and 3, which divide the layers between them.
 TEST(ParallelizeErrors, NameWhatRanksDisagreeAbout) {
   expect_error(
       [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
         if (mesh.world().rank() == 3) blocks.pop_back();
       },
-      "apply_expert_parallel: rank 2: ranks disagree about the number of layers: rank 0 has 2, "
-      "rank 1 has 1");
+      "apply_expert_parallel: ranks disagree about the number of layers: rank 2 has 2, rank 3 "
+      "has 1");
   expect_error(
       [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
-        if (mesh.world().rank() == 3) *blocks[1] = block_of(5);
+        if (mesh.world().rank() == 3) *blocks[1] = block_of(5, "layers.4.mlp");
       },
-      "apply_expert_parallel: rank 2: ranks disagree about num_experts of layers.4.mlp: rank 0 "
-      "has 6, rank 1 has 5");
+      both("layer 1", "layers.4.mlp, 6 experts: " + kForm, "layers.4.mlp, 5 experts: " + kForm));
+  expect_error(
+      [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {
+        auto tensors = blocks[1]->parameters.views();
+        if (mesh.world().rank() == 3) tensors.experts[0].down_bias = {};
+        for (auto& expert : tensors.experts) expert.down_bias = tensors.experts[0].down_bias;
+        blocks[1]->parameters = MoeParameters::of(tensors);
+      },
+      both("layer 1", "layers.4.mlp, 6 experts: " + kForm,
+           "layers.4.mlp, 6 experts: " + kForm.substr(0, kForm.rfind(','))));
+}
+
+// As many layers with as many experts, in another order: each would be given the other's experts.
+TEST(ParallelizeErrors, NameTheFirstLayerOfAnotherOrder) {
+  run_ranks(2,
+            [](Communicator& world) {
+              Mesh mesh(world, {{"ep", 2}});
+              MoeBlock a = block_of(4, "a");
+              MoeBlock b = block_of(4, "b");
+              std::vector<MoeBlock*> blocks{&a, &b};
+              if (world.rank() == 1) std::swap(blocks[0], blocks[1]);
+              const auto error =
+                  error_of<InvalidArgument>([&] { apply_expert_parallel(blocks, &mesh); });
+              EXPECT_EQ(error,
+                        "apply_expert_parallel: ranks disagree about layer 0: rank 0 has a, "
+                        "4 experts: " +
+                            kForm + ", rank 1 has b, 4 experts: " + kForm);
+              EXPECT_EQ(a.group, nullptr);
+            },
+            {.timeout = testing::kTestTimeout});
+}
+
+TEST(ParallelizeErrors, NameTheAxisThatRanksDisagreeAbout) {
   run_ranks(2, [](Communicator& world) {
     Mesh mesh(world, {{"ep", 2}, {"sp", 1}});
     MoeBlock block = block_of(4);
+    const auto with = [&](const std::vector<std::string>& axes) {
+      return error_of<InvalidArgument>([&] { apply(block, &mesh, axes); });
+    };
     const std::string axis = world.rank() == 0 ? "ep" : "sp";
-    const auto error = error_of<InvalidArgument>([&] { apply(block, &mesh, {axis}); });
-    EXPECT_EQ(error.substr(0, error.find(": rank")),
-              "ranks disagree about the axes to divide over (their hash)");
+    EXPECT_EQ(
+        with({axis}),
+        "apply_expert_parallel: ranks disagree about axis to divide over, number 0: rank 0 has ep, "
+        "rank 1 has sp");
+    EXPECT_EQ(with({"ep", axis}),
+              "apply_expert_parallel: ranks disagree about the number of axes to divide over: "
+              "rank 0 has 1, rank 1 has 2");
   });
 }
 

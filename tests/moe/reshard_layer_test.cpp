@@ -222,12 +222,12 @@ TEST(ReshardLayerErrors, NameWhatRanksDisagreeAbout) {
       [](MoeGradients& t) {
         for (auto& expert : t.experts) expert.down_bias = {};
       },
-      "ranks disagree about the dtype of down_bias: rank 1 has -1, rank 2 has 0");
+      "reshard: ranks disagree about the dtype of down_bias: rank 1 has -1, rank 2 has 0");
   expect_error(
       [](MoeGradients& t) {
         for (auto& expert : t.experts) expert.gate = expert.gate_bias = {};
       },
-      "ranks disagree about whether experts have gates: rank 1 has 0, rank 2 has 1");
+      "reshard: ranks disagree about whether experts have gates: rank 1 has 0, rank 2 has 1");
 }
 
 }  // namespace

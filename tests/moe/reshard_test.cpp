@@ -186,8 +186,7 @@ TEST(ReshardErrors, AreTheSameOnEveryRank) {
   const auto even = ExpertPlacement::contiguous(6, 3);
   const auto call = [](const ExpertPlacement& from, const ExpertPlacement& to, const Shape& shape,
                        Dtype dtype, Communicator& comm) {
-    const Tensor tensor(shape, dtype);
-    const std::vector<ConstTensorView> shard{tensor};
+    const std::vector<ConstTensorView> shard{Tensor(shape, dtype)};
     (void)reshard(shard, from, to, comm);
   };
   const auto with = [&](const ExpertPlacement& from, const ExpertPlacement& to) {
@@ -208,7 +207,17 @@ TEST(ReshardErrors, AreTheSameOnEveryRank) {
         const std::vector<ConstTensorView> shard(comm.rank() == 2 ? 2 : 1, tensor);
         (void)reshard(shard, even, even, comm);
       },
-      "ranks disagree about the number of tensors: rank 0 has 1, rank 2 has 2");
+      "reshard: ranks disagree about the number of tensors: rank 0 has 1, rank 2 has 2");
+}
+
+TEST(ReshardErrors, PlacementsWithoutExperts) {
+  const ExpertPlacement none;
+  const auto call = [&](const auto& shard) {
+    expect_error([&](Communicator& comm) { (void)reshard(shard, none, none, comm); },
+                 "reshard: rank 0: the placements have no experts");
+  };
+  call(std::vector<ConstTensorView>{});
+  call(MoeParameters::of({}));
 }
 
 TEST(ReshardErrors, NameWhatRanksDisagreeAbout) {
@@ -220,26 +229,24 @@ TEST(ReshardErrors, NameWhatRanksDisagreeAbout) {
     Shape shape = {2, 4};
     Dtype dtype = Dtype::f32;
   };
-  const auto error_with = [&](const Case& last) {  // of rank 2; the others are right
-    std::string error;
-    run_ranks(3, [&](Communicator& comm) {
-      const Case mine = comm.rank() == 2 ? last : Case{even, even};
-      const Tensor tensor(mine.shape, mine.dtype);
-      const std::vector<ConstTensorView> shard{tensor};
-      const auto message =
-          error_of<InvalidArgument>([&] { (void)reshard(shard, mine.from, mine.to, comm); });
-      if (comm.rank() == 0) error = message.substr(0, message.find(": rank 0 has"));
-    });
-    return error;
+  const auto expect = [&](const Case& last, const std::string& expected) {  // of rank 2
+    expect_error(
+        [&](Communicator& comm) {
+          const Case mine = comm.rank() == 2 ? last : Case{even, even};
+          const std::vector<ConstTensorView> shard{Tensor(mine.shape, mine.dtype)};
+          (void)reshard(shard, mine.from, mine.to, comm);
+        },
+        "reshard: ranks disagree about " + expected);
   };
-  EXPECT_EQ(error_with({ExpertPlacement::contiguous(7, 3), ExpertPlacement::contiguous(7, 3)}),
-            "ranks disagree about num_experts");
-  EXPECT_EQ(error_with({odd, even}), "ranks disagree about the placement to move from (its hash)");
-  EXPECT_EQ(error_with({even, odd}), "ranks disagree about the placement to move to (its hash)");
-  const std::string forms = "ranks disagree about dtypes and extents of the tensors (their hash)";
-  EXPECT_EQ(error_with({even, even, {2, 5}}), forms);
-  EXPECT_EQ(error_with({even, even, {2, 2, 2}}), forms);
-  EXPECT_EQ(error_with({even, even, {2, 4}, Dtype::i32}), forms);
+  expect(
+      {ExpertPlacement::from_owners({0, 1, 2, 0, 1, 2, 0}, 3), ExpertPlacement::contiguous(7, 3)},
+      "num_experts: rank 0 has 6, rank 2 has 7");
+  expect({odd, even}, "the old owner of expert 1: rank 0 has 0, rank 2 has 1");
+  expect({even, odd}, "the new owner of expert 1: rank 0 has 0, rank 2 has 1");
+  const std::string part = "an expert's part of tensor 0: rank 0 has f32 [1,4], rank 2 has ";
+  expect({even, even, {2, 5}}, part + "f32 [1,5]");
+  expect({even, even, {2, 2, 2}}, part + "f32 [1,2,2]");
+  expect({even, even, {2, 4}, Dtype::i32}, part + "i32 [1,4]");
 }
 
 }  // namespace

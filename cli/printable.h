@@ -1,0 +1,13 @@
+// Text from files, fit for a terminal.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace switchyard::cli {
+
+// With "?" for every control character, those of C1 and those that turn the direction of text among
+// them, and for every byte that is no UTF-8.
+std::string printable(std::string_view text);
+
+}  // namespace switchyard::cli
