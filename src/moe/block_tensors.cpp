@@ -41,7 +41,7 @@ std::int64_t BlockTensors::extent(std::string_view name, int num_extents, int di
 }
 
 ConstTensorView BlockTensors::get(std::string_view name, const Shape& shape) const {
-  const auto view = at(name);
+  auto view = at(name);
   require_matrix(view, shape, full(name));
   return view;
 }
