@@ -25,9 +25,10 @@ class SWITCHYARD_API Checkpoint {
  public:
   // A safetensors file; an index in Hugging Face's form (*.safetensors.index.json); or a folder
   // that holds one index, or without any, safetensors files that have no tensor in common. Hidden
-  // files do not count. InvalidArgument says what is wrong with a file, and for an index names the
-  // tensor that is not where it says, or the file that is missing. Tensors that an index does not
-  // list are left out, and its total_size is not checked: systems differ in what they count.
+  // files do not count. A folder that is replaced meanwhile is opened as it was before or after,
+  // never as parts of both. InvalidArgument says what is wrong with a file, and for an index names
+  // the tensor that is not where it says, or the file that is missing. Tensors that an index does
+  // not list are left out, and its total_size is not checked: systems differ in what they count.
   static Checkpoint open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const;
@@ -36,8 +37,8 @@ class SWITCHYARD_API Checkpoint {
   const std::map<std::string, std::string>& metadata() const;
   // In order of name; each is mapped once.
   const std::vector<SafetensorsFile>& files() const;
-  // Of all tensors, ascending, including those that cannot be read.
-  std::vector<std::string> names() const;
+  // Of the tensors whose names begin with `prefix`, ascending, including those that cannot be read.
+  std::vector<std::string> names(std::string_view prefix = {}) const;
   // The one that holds the tensor. InvalidArgument if there is no such tensor.
   const SafetensorsFile& file_of(std::string_view name) const;
 
@@ -77,21 +78,27 @@ enum class CheckpointForm {
 };
 
 // Collective, over ranks that share a file system. Every tensor, and every expert, is written once,
-// by the lowest rank that holds it, and all experts must be there. Nothing appears under `path`
-// before everything is on the disk; what was there before is replaced at once, and stays as it is
-// when anything fails. A folder that holds anything but safetensors files and indices is not
-// replaced. What cannot be saved is an InvalidArgument, and a file that cannot be written a
-// StorageError: the same on every rank, and the communicator stays usable. Its timeout must be
-// longer than one rank's writing takes. A process that is killed leaves a hidden file or folder
-// ".NAME.tmp-…" beside `path`, which may be removed.
+// by the lowest rank that holds it, and all experts must be there. Whole tensors must not have
+// names of a block's parts. Nothing appears under `path` before everything is on the disk; what was
+// there before is replaced at once, and stays as it is when anything fails. Only a regular file, or
+// a folder that holds nothing but safetensors files and indices, is replaced: also when something
+// else came into it meanwhile, the folder stays. A file keeps its mode. What cannot be saved is an
+// InvalidArgument, and a file that cannot be written a StorageError: the same on every rank, and
+// the communicator stays usable. Its timeout must be longer than one rank's writing takes.
+//
+// A process that is killed leaves a hidden file or folder ".NAME.tmp-…" beside `path`, which may be
+// removed. Where the file system cannot exchange two names, there is no folder at `path` for a
+// moment: a process that is killed then leaves the old checkpoint as ".NAME.old-…", and renaming
+// that to `path` restores it. What cannot be removed of an old folder stays under that name too.
 SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::path& path,
                                     const CheckpointContents& contents,
                                     CheckpointForm form = CheckpointForm::one_file);
 
 // Copies the rank's part of the block under `prefix` into these tensors, whatever form and however
 // many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that does not
-// fit, or that only the checkpoint or only `into` has; then nothing is written. Not collective;
-// reads only that part.
+// fit, or that only the checkpoint or only `into` has, and Unsupported one that cannot be read;
+// then nothing is written. Not collective; reads only that part, and where a file does not align
+// its tensors, copies those that hold it.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                                const ExpertPlacement& placement, int rank,
                                const MoeGradients& into);

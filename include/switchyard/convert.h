@@ -22,7 +22,7 @@ using NamedTensors = std::map<std::string, ConstTensorView>;
 // experts only. Gradients under the same names convert in the same way.
 //
 // InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
-// missing, the names that were looked for.
+// missing, the names that were looked for; or a tensor of a shared expert that has no up_proj.
 
 // Of Hugging Face Transformers, and of save_checkpoint:
 //   gate.weight [E, H]; gate.bias [E] and gate.e_score_correction_bias [E], if there

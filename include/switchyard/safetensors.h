@@ -14,6 +14,8 @@
 
 namespace switchyard {
 
+struct MappedFile;
+
 // What a file says of a tensor.
 struct TensorInfo {
   std::string dtype;  // as the file has it: "BF16", "F8_E4M3"
@@ -53,6 +55,8 @@ class SWITCHYARD_API SafetensorsFile {
  private:
   struct Contents;
   explicit SafetensorsFile(std::shared_ptr<const Contents> contents);
+  friend SafetensorsFile safetensors_in(const MappedFile& mapping,
+                                        const std::filesystem::path& path);
 
   std::shared_ptr<const Contents> contents_;
 };

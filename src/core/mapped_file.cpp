@@ -22,9 +22,11 @@ std::string last_error() { return std::generic_category().message(errno); }
 
 }  // namespace
 
-MappedFile map_file(const std::string& file) {
+MappedFile map_file(const std::string& file) { return map_file_in(AT_FDCWD, file, file); }
+
+MappedFile map_file_in(int folder, const std::string& name, const std::string& file) {
   // Without O_NONBLOCK, opening a pipe would wait for someone to write.
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int descriptor = ::openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   require(descriptor >= 0, "cannot open {}: {}", file, last_error());
   const Closer closer{descriptor};
   struct stat status = {};

@@ -15,5 +15,7 @@ struct MappedFile {
 
 // InvalidArgument says why `file` cannot be opened or mapped; only regular files can.
 MappedFile map_file(const std::string& file);
+// Of a name in a folder that is open as this descriptor; messages call it `file`.
+MappedFile map_file_in(int folder, const std::string& name, const std::string& file);
 
 }  // namespace switchyard

@@ -1,7 +1,8 @@
 #include "core/replacement.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -10,17 +11,26 @@
 #include <utility>
 
 #include "core/file_writer.h"
+#include "core/in_quotes.h"
+#include "core/require.h"
 
 namespace switchyard {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr std::size_t kMostOfName = 200;  // of the 255 bytes that a name may have
 
-bool rename_to(const std::filesystem::path& from, const std::filesystem::path& to) {
+fs::path hidden_beside(const fs::path& path, std::string_view mark, std::string_view token) {
+  const auto name = path.filename().string().substr(0, kMostOfName);
+  return path.parent_path() / fmt::format(".{}.{}-{}", name, mark, token);
+}
+
+bool rename_to(const fs::path& from, const fs::path& to) {
   return std::rename(from.c_str(), to.c_str()) == 0;
 }
 
-bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) {
+bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
@@ -28,11 +38,37 @@ bool is_unsupported(int reason) {
   return reason == EINVAL || reason == ENOSYS || reason == EOPNOTSUPP;
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(fs::symlink_status(path, ignored));
+}
+
+// Names would be exchanged whatever they are of.
+void require_same_kind(const fs::path& temporary, const fs::path& path) {
+  struct stat ignored = {};
+  const bool both =
+      ::lstat(temporary.c_str(), &ignored) == 0 && ::lstat(path.c_str(), &ignored) == 0;
+  if (!both || is_folder(temporary) == is_folder(path)) return;
+  errno = is_folder(path) ? EISDIR : ENOTDIR;
+  throw_storage_error("replace", path.string());
+}
+
+// As good as it can be done: it is no reason not to replace the file.
+void keep_mode(const fs::path& temporary, const fs::path& path) {
+  constexpr mode_t kPermissions = 07777;
+  struct stat old = {};
+  if (::stat(path.c_str(), &old) != 0 || !S_ISREG(old.st_mode) || is_folder(temporary)) return;
+  [[maybe_unused]] const int ignored = ::chmod(temporary.c_str(), old.st_mode & kPermissions);
+}
+
 }  // namespace
 
-std::filesystem::path temporary_beside(const std::filesystem::path& path, std::string_view token) {
-  const auto name = path.filename().string().substr(0, kMostOfName);
-  return path.parent_path() / fmt::format(".{}.tmp-{}", name, token);
+fs::path temporary_beside(const fs::path& path, std::string_view token) {
+  return hidden_beside(path, "tmp", token);
+}
+
+fs::path aside_of(const fs::path& path, std::string_view token) {
+  return hidden_beside(path, "old", token);
 }
 
 std::string random_token() {
@@ -40,37 +76,97 @@ std::string random_token() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-Replacement::Replacement(std::filesystem::path path, std::string_view token)
-    : path_(std::move(path)), temporary_(temporary_beside(path_, token)) {}
+void require_removable(const fs::path& folder, const std::string& name,
+                       const MayRemove& may_remove) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    require<StorageError>(may_remove(*at),
+                          "{} holds {}, which is not part of a checkpoint and would be lost; "
+                          "choose another folder",
+                          name, in_quotes(at->path().filename().string()));
+  }
+  require<StorageError>(!error, "cannot list the folder {}: {}", name, error.message());
+}
+
+Replacement::Replacement(fs::path path, std::string_view token, MayRemove may_remove)
+    : path_(std::move(path)),
+      temporary_(temporary_beside(path_, token)),
+      aside_(aside_of(path_, token)),
+      may_remove_(std::move(may_remove)) {}
 
 Replacement::~Replacement() {
   std::error_code ignored;  // whether it can be removed changes nothing about what is in its place
-  std::filesystem::remove_all(temporary_, ignored);
+  if (owns_temporary_) fs::remove_all(temporary_, ignored);
 }
 
-void replace_in_two_steps(const std::filesystem::path& temporary,
-                          const std::filesystem::path& path) {
-  const auto aside = temporary_beside(path, random_token());
-  if (!rename_to(path, aside)) throw_storage_error("move aside", path.string());
-  if (!rename_to(temporary, path)) {
-    const int reason = errno;
-    rename_to(aside, path);
-    errno = reason;
-    throw_storage_error("replace", path.string());
+void replace_in_two_steps(const fs::path& temporary, const fs::path& path, const fs::path& aside) {
+  // A file gets a second name; a folder cannot have one.
+  const bool is_aside = ::link(path.c_str(), aside.c_str()) == 0 || rename_to(path, aside);
+  if (!is_aside) throw_storage_error("move aside", path.string());
+  if (rename_to(temporary, path)) return;
+  const int reason = errno;
+  rename_to(aside, path);
+  ::unlink(aside.c_str());  // renaming one name of a file to another does nothing
+  errno = reason;
+  throw_storage_error("replace", path.string());
+}
+
+// Returns where the old one is now; empty: there was none.
+fs::path Replacement::put_in_place() const {
+  if (exchange(temporary_, path_)) return temporary_;
+  if (is_unsupported(errno)) {
+    struct stat ignored = {};
+    if (::lstat(path_.c_str(), &ignored) == 0) {
+      replace_in_two_steps(temporary_, path_, aside_);
+      return aside_;
+    }
+  } else if (errno != ENOENT) {
+    throw_storage_error("replace", path_.string());
   }
-  rename_to(aside, temporary);
+  if (!rename_to(temporary_, path_)) throw_storage_error("replace", path_.string());
+  return {};
+}
+
+void Replacement::put_back(const fs::path& old) {
+  if (old.empty()) {
+    rename_to(path_, temporary_);
+  } else if (old == temporary_) {
+    owns_temporary_ = exchange(temporary_, path_);
+    if (!owns_temporary_) rename_to(temporary_, aside_);
+  } else if (!rename_to(old, path_)) {  // a file is replaced at once
+    rename_to(path_, temporary_);
+    rename_to(old, path_);
+  }
+}
+
+void Replacement::remove_old(const fs::path& old) const {
+  std::error_code ignored;
+  if (!is_folder(old)) {
+    fs::remove(old, ignored);
+    return;
+  }
+  for (fs::directory_iterator at(old, ignored), end; !ignored && at != end; at.increment(ignored)) {
+    std::error_code of_this;
+    if (may_remove_(*at)) fs::remove(at->path(), of_this);
+  }
+  if (::rmdir(old.c_str()) != 0) rename_to(old, aside_);
 }
 
 void Replacement::commit() {
-  // Replaces a file or an empty folder at once, and refuses a folder that holds something.
-  if (!rename_to(temporary_, path_)) {
-    if (errno != EEXIST && errno != ENOTEMPTY) throw_storage_error("replace", path_.string());
-    if (!exchange(temporary_, path_)) {
-      if (!is_unsupported(errno)) throw_storage_error("replace", path_.string());
-      replace_in_two_steps(temporary_, path_);
-    }
+  require_same_kind(temporary_, path_);
+  if (is_folder(path_)) require_removable(path_, path_.string(), may_remove_);
+  keep_mode(temporary_, path_);
+  const auto old = put_in_place();
+  try {
+    sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+    // Once more: nothing comes in by its old name from here on.
+    if (is_folder(old)) require_removable(old, path_.string(), may_remove_);
+  } catch (const StorageError&) {
+    put_back(old);
+    throw;
   }
-  sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+  owns_temporary_ = false;
+  if (!old.empty()) remove_old(old);
 }
 
 }  // namespace switchyard

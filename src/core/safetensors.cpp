@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/mapped_file.h"
+#include "core/mapped_safetensors.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 
@@ -126,14 +126,18 @@ SafetensorsFile::SafetensorsFile(std::shared_ptr<const Contents> contents)
     : contents_(std::move(contents)) {}
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+  return safetensors_in(map_file(path.string()), path);
+}
+
+SafetensorsFile safetensors_in(const MappedFile& mapping, const std::filesystem::path& path) {
   const std::string file = path.string();
-  const MappedFile mapping = map_file(file);
   const std::string_view json = header_of(mapping, file);
   const auto data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
   auto header = parse_safetensors_header(json, file);
   check_layout(header.entries, mapping.bytes - data_begin, file);
-  return SafetensorsFile(std::make_shared<const Contents>(
-      Contents{path, mapping, mapping.data.get() + data_begin, std::move(header)}));
+  return SafetensorsFile(
+      std::make_shared<const SafetensorsFile::Contents>(SafetensorsFile::Contents{
+          path, mapping, mapping.data.get() + data_begin, std::move(header)}));
 }
 
 const std::filesystem::path& SafetensorsFile::path() const { return contents_->path; }

@@ -71,7 +71,8 @@ SafetensorsLayout lay_out(const Tensors& tensors,
   require_metadata(metadata);
   SafetensorsLayout layout;
   Json header = Json::object();
-  if (!metadata.empty()) header[std::string(kSafetensorsMetadata)] = metadata;
+  auto& entries = header.get_ref<Json::object_t&>();  // its operator[] would look through all
+  if (!metadata.empty()) entries.emplace_back(std::string(kSafetensorsMetadata), metadata);
   std::int64_t end = 0;
   for (const auto* tensor : in_file_order(tensors)) {
     const auto& [name, form] = *tensor;
@@ -79,9 +80,9 @@ SafetensorsLayout lay_out(const Tensors& tensors,
     const auto begin = end;
     end += form.bytes();
     layout.offsets[name] = begin;
-    header[name] = {{"dtype", safetensors_name(form.dtype)},
-                    {"shape", extents_of(form.shape)},
-                    {"data_offsets", {begin, end}}};
+    entries.emplace_back(name, Json{{"dtype", safetensors_name(form.dtype)},
+                                    {"shape", extents_of(form.shape)},
+                                    {"data_offsets", {begin, end}}});
   }
   std::string json = header.dump();
   std::uint64_t length = 0;

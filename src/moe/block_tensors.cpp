@@ -16,7 +16,7 @@ bool has_rows_of(const Shape& packed, const Shape& shape) {
 
 }  // namespace
 
-BlockTensors::BlockTensors(const NamedTensors& tensors, std::string_view prefix,
+BlockTensors::BlockTensors(const TensorSource& tensors, std::string_view prefix,
                            const ExpertPlacement& placement, int rank)
     : tensors_(tensors), prefix_(prefix), num_experts_(placement.num_experts()) {
   require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
@@ -34,20 +34,20 @@ std::string_view BlockTensors::first_of(std::initializer_list<std::string_view> 
 }
 
 std::int64_t BlockTensors::extent(std::string_view name, int num_extents, int dim) const {
-  const auto& shape = at(name).shape();
+  const auto shape = at(name).shape();
   require(shape.rank() == num_extents, "{} is {}, but must have {} extents", full(name),
           shape.to_string(), num_extents);
   return shape[dim];
 }
 
 ConstTensorView BlockTensors::get(std::string_view name, const Shape& shape) const {
-  const auto& view = at(name);
+  auto view = at(name);
   require_matrix(view, shape, full(name));
   return view;
 }
 
 std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const Shape& shape) const {
-  const auto& view = at(name);
+  const auto view = at(name);
   const auto num_own = static_cast<std::int64_t>(ids_.size());
   require(is_real(view.dtype()) && (view.rows() == num_experts_ || view.rows() == num_own) &&
               has_rows_of(view.shape(), shape),

@@ -21,18 +21,39 @@ struct MatrixNames {
 constexpr MatrixNames kProjections{"gate_proj", "up_proj", "down_proj"};
 constexpr MatrixNames kMixtral{"w1", "w3", "w2"};
 
+// Named tensors, of which only those that are asked for are read.
+class TensorSource {
+ public:
+  TensorSource() = default;
+  virtual ~TensorSource() = default;
+  TensorSource(const TensorSource&) = delete;
+  TensorSource& operator=(const TensorSource&) = delete;
+
+  virtual bool has(const std::string& name) const = 0;
+  // Of one that is there.
+  virtual ConstTensorView at(const std::string& name) const = 0;
+  // The first whose name begins with `prefix`, or "".
+  virtual std::string first_under(const std::string& prefix) const = 0;
+};
+
+// from_hugging_face of such.
+MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
+                                    const ExpertPlacement& placement, int rank);
+
 // The tensors under a prefix as one rank sees them; names are given without the prefix. Refers to
 // the tensors and the placement.
 class BlockTensors {
  public:
-  BlockTensors(const NamedTensors& tensors, std::string_view prefix,
+  BlockTensors(const TensorSource& tensors, std::string_view prefix,
                const ExpertPlacement& placement, int rank);
 
   std::int64_t num_experts() const { return num_experts_; }
   // The rank's experts.
   std::span<const std::int32_t> ids() const { return ids_; }
 
-  bool has(std::string_view name) const { return tensors_.contains(full(name)); }
+  bool has(std::string_view name) const { return tensors_.has(full(name)); }
+  // The first whose name begins so, with the block's prefix; or "".
+  std::string first_under(std::string_view stem) const { return tensors_.first_under(full(stem)); }
   // The first of these names that is there.
   std::string_view first_of(std::initializer_list<std::string_view> names) const;
   // One extent of a tensor that has so many.
@@ -58,11 +79,9 @@ class BlockTensors {
 
  private:
   std::string full(std::string_view name) const { return prefix_ + std::string(name); }
-  const ConstTensorView& at(std::string_view name) const {
-    return tensors_.at(full(first_of({name})));
-  }
+  ConstTensorView at(std::string_view name) const { return tensors_.at(full(first_of({name}))); }
 
-  const NamedTensors& tensors_;
+  const TensorSource& tensors_;
   std::string prefix_;
   std::int64_t num_experts_;
   std::span<const std::int32_t> ids_;

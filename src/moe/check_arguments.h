@@ -42,14 +42,18 @@ void check_arguments(std::string_view operation, const std::vector<Communicator*
 std::string first_objection(Communicator& comm, std::string_view operation,
                             const std::string& objection);
 
-// Runs something that may fail on one rank alone, and tells all ranks: they throw the same.
-template <typename Caught, typename Thrown = Caught, typename Work>
+// Runs something that may fail on one rank alone, and tells all ranks: whatever it throws, they
+// throw the same. Only what a communicator throws passes, of which its ranks know already.
+template <typename Thrown, typename Work>
 void succeed_together(std::string_view operation, Communicator& comm, Work work) {
   std::string objection;
   try {
     work();
-  } catch (const Caught& error) {
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
     objection = error.what();
+    if (objection.empty()) objection = "an error that does not say what it is";
   }
   const auto first = first_objection(comm, operation, objection);
   if (!first.empty()) throw Thrown(first);

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/mapped_file.h"
+#include "core/mapped_safetensors.h"
+#include "core/open_folder.h"
 #include "core/require.h"
 #include "core/safetensors_index.h"
 
@@ -29,54 +30,44 @@ struct Found {
   std::map<std::string, std::size_t, std::less<>> places;  // of a tensor's file in `files`
 };
 
-struct Folder {
-  std::vector<fs::path> indexes;
-  std::vector<fs::path> files;
+struct Listing {
+  std::vector<std::string> indexes;
+  std::vector<std::string> files;
 };
 
-Folder list(const fs::path& path) {
-  Folder result;
-  std::error_code error;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const auto name = entry->path().filename().string();
+Listing list(const OpenFolder& folder) {
+  Listing result;
+  for (auto& name : folder.names()) {
     if (name.starts_with('.')) continue;
-    if (name.ends_with(kIndexSuffix)) result.indexes.push_back(entry->path());
-    if (name.ends_with(kFileSuffix)) result.files.push_back(entry->path());
+    if (name.ends_with(kIndexSuffix)) result.indexes.push_back(name);
+    if (name.ends_with(kFileSuffix)) result.files.push_back(std::move(name));
   }
-  require(!error, "cannot list the folder {}: {}", path.string(), error.message());
-  std::ranges::sort(result.indexes);
-  std::ranges::sort(result.files);
+  // What is replaced is removed next, and may have been listed in part.
+  require(!folder.is_replaced(), "{} was replaced while it was listed", folder.path().string());
   return result;
 }
 
 // The first few, so that a folder of thousands fits a message.
-std::string names_of(const std::vector<fs::path>& paths) {
+std::string words_for(const std::vector<std::string>& names) {
   constexpr std::size_t kMost = 8;
-  std::vector<std::string> names;
-  for (const auto& path : paths) {
-    if (names.size() == kMost) {
-      names.push_back(fmt::format("{} more", paths.size() - kMost));
+  std::vector<std::string> words;
+  for (const auto& name : names) {
+    if (words.size() == kMost) {
+      words.push_back(fmt::format("{} more", names.size() - kMost));
       break;
     }
-    names.push_back(fmt::format("{}", in_quotes(path.filename().string())));
+    words.push_back(fmt::format("{}", in_quotes(name)));
   }
-  return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{}", fmt::join(words, ", "));
 }
 
-// Of a file that is in the index, for the tensor `name` among others.
-SafetensorsFile open_beside(const fs::path& index, const std::string& file,
-                            const std::string& name) {
-  const auto path = index.parent_path() / file;
-  std::error_code error;
-  require(fs::exists(path, error), "{}: there is no file {} beside it, where tensor {} should be",
-          index.string(), in_quotes(file), in_quotes(name));
-  return SafetensorsFile::open(path);
+SafetensorsFile open_in(const OpenFolder& folder, const std::string& name) {
+  return safetensors_in(folder.map(name), folder.path() / name);
 }
 
-Found open_index(const fs::path& path) {
-  const std::string text = path.string();
-  const auto mapping = map_file(text);
+Found open_index(const OpenFolder& folder, const std::string& own_name) {
+  const std::string text = (folder.path() / own_name).string();
+  const auto mapping = folder.map(own_name);
   require(mapping.bytes <= kMaxIndex, "{} has {} bytes, more than the limit of {} for an index",
           text, mapping.bytes, kMaxIndex);
   auto index = parse_safetensors_index(
@@ -88,8 +79,11 @@ Found open_index(const fs::path& path) {
   for (const auto& [name, file] : index.weight_map) first_tensors.emplace(file, name);
   std::map<std::string_view, std::size_t> place_of;
   for (const auto& [file, name] : first_tensors) {
+    require(folder.has(std::string(file)),
+            "{}: there is no file {} beside it, where tensor {} should be", text, in_quotes(file),
+            in_quotes(name));
     place_of.emplace(file, result.files.size());
-    result.files.push_back(open_beside(path, std::string(file), std::string(name)));
+    result.files.push_back(open_in(folder, std::string(file)));
   }
   for (const auto& [name, file] : index.weight_map) {
     const auto place = place_of.at(file);
@@ -109,38 +103,58 @@ void keep_common(std::map<std::string, std::string>& metadata,
   });
 }
 
-Found open_files(const std::vector<fs::path>& paths) {
-  Found result;
-  for (const auto& path : paths) {
-    const auto place = result.files.size();
-    const auto& file = result.files.emplace_back(SafetensorsFile::open(path));
-    for (auto& name : file.names()) {
-      const auto [at, is_new] = result.places.try_emplace(std::move(name), place);
-      if (is_new) continue;
-      throw InvalidArgument(fmt::format("tensor {} is in {} and in {}, and there is no index",
-                                        in_quotes(at->first),
-                                        result.files[at->second].path().string(), path.string()));
-    }
-    if (place == 0) result.metadata = file.metadata();
-    keep_common(result.metadata, file.metadata());
+void add_file(Found& result, const SafetensorsFile& opened) {
+  const auto place = result.files.size();
+  const auto& file = result.files.emplace_back(opened);
+  for (auto& name : file.names()) {
+    const auto [at, is_new] = result.places.try_emplace(std::move(name), place);
+    if (is_new) continue;
+    throw InvalidArgument(
+        fmt::format("tensor {} is in {} and in {}, and there is no index", in_quotes(at->first),
+                    result.files[at->second].path().string(), file.path().string()));
   }
+  if (place == 0) result.metadata = file.metadata();
+  keep_common(result.metadata, file.metadata());
+}
+
+Found open_all(const OpenFolder& folder) {
+  const auto path = folder.path().string();
+  const auto [indexes, files] = list(folder);
+  require(indexes.size() <= 1, "{} has {} indexes: {}; open one of them", path, indexes.size(),
+          words_for(indexes));
+  if (!indexes.empty()) return open_index(folder, indexes.front());
+  require(!files.empty(), "{} has neither an index (*{}) nor a file *{}", path, kIndexSuffix,
+          kFileSuffix);
+  Found result;
+  for (const auto& name : files) add_file(result, open_in(folder, name));
   return result;
 }
 
-Found open_folder(const fs::path& path) {
-  const auto folder = list(path);
-  require(folder.indexes.size() <= 1, "{} has {} indexes: {}; open one of them", path.string(),
-          folder.indexes.size(), names_of(folder.indexes));
-  if (!folder.indexes.empty()) return open_index(folder.indexes.front());
-  require(!folder.files.empty(), "{} has neither an index (*{}) nor a file *{}", path.string(),
-          kIndexSuffix, kFileSuffix);
-  return open_files(folder.files);
+// Files that are missing because the folder was replaced are there in the new one.
+template <typename Open>
+Found open_while_replaced(const fs::path& path, const Open& open) {
+  constexpr int kMostTries = 16;
+  for (int tries = 1;; ++tries) {
+    const OpenFolder folder(path);
+    try {
+      return open(folder);
+    } catch (const InvalidArgument&) {
+      if (tries == kMostTries || !folder.is_replaced()) throw;
+    }
+  }
 }
 
 Found open_any(const fs::path& path) {
   std::error_code error;
-  if (fs::is_directory(path, error)) return open_folder(path);
-  return path.extension() == ".json" ? open_index(path) : open_files({path});
+  if (fs::is_directory(path, error)) return open_while_replaced(path, open_all);
+  if (path.extension() == ".json") {
+    return open_while_replaced(
+        path.has_parent_path() ? path.parent_path() : ".",
+        [&](const OpenFolder& folder) { return open_index(folder, path.filename().string()); });
+  }
+  Found result;
+  add_file(result, SafetensorsFile::open(path));
+  return result;
 }
 
 }  // namespace
@@ -170,9 +184,13 @@ const std::map<std::string, std::string>& Checkpoint::metadata() const {
 
 const std::vector<SafetensorsFile>& Checkpoint::files() const { return contents_->found.files; }
 
-std::vector<std::string> Checkpoint::names() const {
+std::vector<std::string> Checkpoint::names(std::string_view prefix) const {
+  const auto& places = contents_->found.places;
   std::vector<std::string> result;
-  for (const auto& [name, file] : contents_->found.places) result.push_back(name);
+  for (auto at = places.lower_bound(prefix); at != places.end(); ++at) {
+    if (!at->first.starts_with(prefix)) break;
+    result.push_back(at->first);
+  }
   return result;
 }
 

@@ -9,11 +9,38 @@
 
 #include "core/require.h"
 #include "moe/block_names.h"
+#include "moe/block_tensors.h"
 #include "moe/check_tensors.h"
 #include "switchyard/checkpoint.h"
 
 namespace switchyard {
 namespace {
+
+// A checkpoint's tensors under a prefix. Views of copies, where a file does not align its tensors,
+// are kept: each is asked for several times.
+class CheckpointSource : public TensorSource {
+ public:
+  CheckpointSource(const Checkpoint& checkpoint, std::string_view prefix)
+      : checkpoint_(checkpoint), names_(checkpoint.names(prefix)) {}
+
+  bool has(const std::string& name) const override {
+    return std::ranges::binary_search(names_, name);
+  }
+  ConstTensorView at(const std::string& name) const override {
+    const auto known = views_.find(name);
+    if (known != views_.end()) return known->second;
+    return views_.emplace(name, checkpoint_.tensor(name)).first->second;
+  }
+  std::string first_under(const std::string& prefix) const override {
+    const auto found = std::ranges::lower_bound(names_, prefix);
+    return found != names_.end() && found->starts_with(prefix) ? *found : "";
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::vector<std::string> names_;
+  mutable NamedTensors views_;
+};
 
 // Bytes that lie together on both sides.
 struct Run {
@@ -119,7 +146,8 @@ NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<
 
 void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                 const ExpertPlacement& placement, int rank, const MoeGradients& into) {
-  const auto found = from_hugging_face(checkpoint.tensors(), prefix, placement, rank);
+  const auto found =
+      from_hugging_face_source(CheckpointSource(checkpoint, prefix), prefix, placement, rank);
   const auto ids = placement.experts_of(rank);
   require(into.experts.size() == ids.size(),
           "there are {} experts to load into, but rank {} owns {}", into.experts.size(), rank,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "core/in_quotes.h"
 #include "core/require.h"
@@ -33,6 +34,23 @@ void add_whole_tensors(CheckpointPlan& plan, const CheckpointRecord& record, int
     throw InvalidArgument(fmt::format("tensor {} is {} on rank {}, but {} on rank {}",
                                       in_quotes(name), planned.form.to_string(), planned.rank,
                                       form.to_string(), rank));
+  }
+}
+
+// Loading would take such a tensor for a part of the block.
+void require_no_parts(std::span<const CheckpointRecord> records, const std::string& prefix) {
+  for (const std::string_view part :
+       {"experts.", "router.", "gate.", "shared_experts.", "shared_expert_gate."}) {
+    const auto begin = prefix + std::string(part);
+    for (std::size_t r = 0; r < records.size(); ++r) {
+      const auto& [tensors, of_blocks] = std::tie(records[r].tensors, records[r].of_blocks);
+      for (auto at = tensors.lower_bound(begin); at != tensors.end(); ++at) {
+        if (!at->first.starts_with(begin)) break;
+        require(of_blocks.contains(at->first),
+                "tensor {} is given by rank {}, but names that begin with {} are of block {}",
+                in_quotes(at->first), r, in_quotes(begin), in_quotes(prefix));
+      }
+    }
   }
 }
 
@@ -99,17 +117,11 @@ void require_all_experts(const AgreedBlock& block, const std::string& prefix) {
 
 void add_block(CheckpointPlan& plan, const std::string& prefix, const AgreedBlock& block,
                CheckpointForm form) {
-  std::set<std::string> own;
   for (std::size_t id = 0; id < block.owners.size(); ++id) {
     for (std::size_t t = 0; t < kNumExpertTensors; ++t) {
       if (!block.record.forms[t]) continue;
       const auto place = place_of(prefix, block.record, static_cast<std::int64_t>(id), t, form);
-      const PlannedTensor planned{place.whole, block.owners[id]};
-      const bool is_new = plan.tensors.emplace(place.name, planned).second;
-      const bool is_mine = is_new || own.contains(place.name);
-      if (is_new) own.insert(place.name);
-      require(is_mine, "tensor {} is given by rank {}, but experts of block {} have that name",
-              in_quotes(place.name), plan.tensors.at(place.name).rank, in_quotes(prefix));
+      plan.tensors.emplace(place.name, PlannedTensor{place.whole, block.owners[id]});
     }
   }
   plan.owners[prefix] = block.owners;
@@ -149,6 +161,7 @@ CheckpointPlan plan_checkpoint(std::span<const CheckpointRecord> records) {
   }
   for (const auto& [prefix, block] : agree_on_blocks(records)) {
     require_all_experts(block, prefix);
+    require_no_parts(records, prefix);
     add_block(plan, prefix, block, records.front().form);
   }
   return plan;

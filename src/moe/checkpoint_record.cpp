@@ -89,7 +89,8 @@ BlockRecord record_of(const CheckpointBlock& block) {
     if (i == 0) record.forms = forms;
     require_alike(forms, record.forms, stem);
   }
-  if (is_given(tensors.shared.up)) {
+  const auto shared = tensors_of(tensors.shared);
+  if (std::ranges::any_of(shared, [](const auto& view) { return is_given(view); })) {
     checked_forms(tensors.shared, prefix + "shared_experts.", hidden);
   }
   return record;
@@ -116,9 +117,10 @@ std::optional<TensorForm> form_from(const Json& json) {
 }
 
 std::string to_bytes(const CheckpointRecord& record) {
-  Json json{{"path", record.path},       {"form", static_cast<int>(record.form)},
-            {"token", record.token},     {"metadata", record.metadata},
-            {"tensors", Json::object()}, {"blocks", Json::object()}};
+  Json json{{"path", record.path},          {"form", static_cast<int>(record.form)},
+            {"token", record.token},        {"metadata", record.metadata},
+            {"tensors", Json::object()},    {"blocks", Json::object()},
+            {"of_blocks", record.of_blocks}};
   for (const auto& [name, form] : record.tensors) json["tensors"][name] = to_json(form);
   for (const auto& [prefix, block] : record.blocks) {
     Json forms = Json::array();
@@ -137,7 +139,8 @@ CheckpointRecord from_bytes(const std::string& bytes) {
                           json.at("token"),
                           json.at("metadata"),
                           {},
-                          {}};
+                          {},
+                          json.at("of_blocks")};
   for (const auto& [name, form] : json.at("tensors").items()) {
     record.tensors[name] = *form_from(form);
   }
@@ -163,7 +166,8 @@ CheckpointRecord record_of(const std::filesystem::path& path, const CheckpointCo
   require(!name.empty() && name != "." && name != "..",
           "path '{}' has no name at its end that could be given to a file or folder",
           path.string());
-  CheckpointRecord record{named.string(), form, random_token(), contents.metadata, {}, {}};
+  const auto whole_path = std::filesystem::absolute(named).string();
+  CheckpointRecord record{whole_path, form, random_token(), contents.metadata, {}, {}, {}};
   require_metadata(contents.metadata);
   require(form == CheckpointForm::one_file || !contents.metadata.contains("total_size"),
           "the metadata has a 'total_size', which an index has of its own");
@@ -172,7 +176,9 @@ CheckpointRecord record_of(const std::filesystem::path& path, const CheckpointCo
     const bool is_new = record.blocks.emplace(block.prefix, record_of(block)).second;
     require(is_new, "block {} is given twice", in_quotes(block.prefix));
     for (const auto& [tensor, view] : replicated_tensors(block.prefix, block.tensors)) {
-      if (is_given(view)) add_tensor(record, tensor, view);
+      if (!is_given(view)) continue;
+      add_tensor(record, tensor, view);
+      record.of_blocks.insert(tensor);
     }
   }
   return record;

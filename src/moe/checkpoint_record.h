@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,13 @@ struct BlockRecord {
 };
 
 struct CheckpointRecord {
-  std::string path;  // without a slash at its end
+  std::string path;  // absolute, without a slash at its end
   CheckpointForm form = CheckpointForm::one_file;
   std::string token;  // rank 0's names the temporary
   std::map<std::string, std::string> metadata;
   std::map<std::string, TensorForm> tensors;  // held whole, those of blocks among them
   std::map<std::string, BlockRecord> blocks;  // by prefix
+  std::set<std::string> of_blocks = {};       // those of `tensors` that blocks brought
 };
 
 // Throws InvalidArgument if something cannot be saved.

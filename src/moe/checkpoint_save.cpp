@@ -6,15 +6,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "core/file_writer.h"
-#include "core/in_quotes.h"
 #include "core/replacement.h"
 #include "core/require.h"
 #include "core/safetensors_header.h"
 #include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
 #include "moe/checkpoint_plan.h"
+#include "moe/checkpoint_target.h"
 
 namespace switchyard {
 namespace {
@@ -35,16 +36,14 @@ struct Piece {
 class Saver {
  public:
   Saver(Communicator& comm, const CheckpointContents& contents,
-        const std::vector<CheckpointRecord>& records)
-      : comm_(comm),
-        records_(records),
-        plan_(plan_checkpoint(records)),
-        path_(records.front().path) {
+        const std::vector<CheckpointRecord>& records, CheckpointPlan plan)
+      : comm_(comm), records_(records), plan_(std::move(plan)), path_(records.front().path) {
     add_whole_tensors(contents);
     add_experts(contents);
   }
 
   void save() {
+    lay_out_files();
     try {
       form() == CheckpointForm::one_file ? save_one_file() : save_file_per_rank();
     } catch (const StorageError&) {  // on every rank, and none shall see what is left of it
@@ -58,27 +57,34 @@ class Saver {
   CheckpointForm form() const { return records_.front().form; }
   const std::string& token() const { return records_.front().token; }
 
-  void save_one_file() {
-    auto metadata = records_.front().metadata;
+  // The file that this rank has a part in. Throws before anything is written.
+  void lay_out_files() {
+    const bool is_file = form() == CheckpointForm::one_file;
+    auto metadata = is_file ? records_.front().metadata : std::map<std::string, std::string>();
     metadata.emplace("format", "pt");
-    const auto layout = lay_out(forms_of(std::nullopt), metadata);
+    check_together(kOperation, comm_, [&] {
+      layout_ = lay_out(forms_of(is_file ? std::nullopt : std::optional(comm_.rank())), metadata);
+    });
+  }
+
+  void save_one_file() {
     on_rank_0([&] {
-      replacement_.emplace(path_, token());
+      replacement_.emplace(path_, token(), is_of_checkpoints);
       const auto file = FileWriter::create(replacement_->temporary(), path_.string());
-      file.reserve(layout.bytes);
-      file.write(std::as_bytes(std::span(layout.head)), 0);
+      file.reserve(layout_.bytes);
+      file.write(std::as_bytes(std::span(layout_.head)), 0);
       if (pieces_.empty()) file.sync();
     });
     together([&] {
       if (pieces_.empty()) return;
-      write_pieces(FileWriter::open(temporary_beside(path_, token()), path_.string()), layout);
+      write_pieces(FileWriter::open(temporary_beside(path_, token()), path_.string()));
     });
-    on_rank_0([&] { replace(); });
+    on_rank_0([&] { replacement_->commit(); });
   }
 
   void save_file_per_rank() {
     on_rank_0([&] {
-      replacement_.emplace(path_, token());
+      replacement_.emplace(path_, token(), is_of_checkpoints);
       const bool made = ::mkdir(replacement_->temporary().c_str(), 0777) == 0;
       if (!made) throw_storage_error("create", path_.string());
     });
@@ -86,11 +92,10 @@ class Saver {
     together([&] {
       const auto own = files.find(comm_.rank());
       if (own == files.end()) return;
-      const auto layout = lay_out(forms_of(comm_.rank()), {{"format", "pt"}});
       const auto file = create_in_folder(own->second);
-      file.reserve(layout.bytes);
-      file.write(std::as_bytes(std::span(layout.head)), 0);
-      write_pieces(file, layout);
+      file.reserve(layout_.bytes);
+      file.write(std::as_bytes(std::span(layout_.head)), 0);
+      write_pieces(file);
     });
     on_rank_0([&] {
       const std::string index = index_of(files);
@@ -98,20 +103,14 @@ class Saver {
       file.write(std::as_bytes(std::span(index)), 0);
       file.sync();
       sync_folder(replacement_->temporary());
-      replace();
+      replacement_->commit();
     });
-  }
-
-  // And removes what was there before.
-  void replace() {
-    replacement_->commit();
-    replacement_.reset();
   }
 
   // Any error: the other ranks wait for this one.
   template <typename Work>
   void together(const Work& work) {
-    succeed_together<std::exception, StorageError>(kOperation, comm_, work);
+    succeed_together<StorageError>(kOperation, comm_, work);
   }
   template <typename Work>
   void on_rank_0(const Work& work) {
@@ -158,9 +157,9 @@ class Saver {
     return forms;
   }
 
-  void write_pieces(const FileWriter& file, const SafetensorsLayout& layout) const {
+  void write_pieces(const FileWriter& file) const {
     for (const auto& piece : pieces_) {
-      file.write(piece.values, layout.offsets.at(piece.name) + piece.first);
+      file.write(piece.values, layout_.offsets.at(piece.name) + piece.first);
     }
     file.sync();
   }
@@ -181,11 +180,12 @@ class Saver {
   }
 
   std::string index_of(const std::map<int, std::string>& files) const {
-    nlohmann::ordered_json index{{"metadata", records_.front().metadata},
-                                 {"weight_map", nlohmann::ordered_json::object()}};
+    nlohmann::json index{{"metadata", records_.front().metadata},
+                         {"weight_map", nlohmann::json::object()}};
+    auto& weight_map = index["weight_map"];
     std::int64_t total = 0;
     for (const auto& [name, tensor] : plan_.tensors) {
-      index["weight_map"][name] = files.at(tensor.rank);
+      weight_map[name] = files.at(tensor.rank);
       total += tensor.form.bytes();
     }
     index["metadata"]["total_size"] = total;
@@ -197,34 +197,9 @@ class Saver {
   CheckpointPlan plan_;
   fs::path path_;
   std::vector<Piece> pieces_;
+  SafetensorsLayout layout_;
   std::optional<Replacement> replacement_;  // rank 0's
 };
-
-bool is_of_checkpoints(const fs::directory_entry& entry) {
-  const auto name = entry.path().filename().string();
-  std::error_code ignored;
-  return entry.is_regular_file(ignored) &&
-         (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-}
-
-// What is replaced is removed: a folder that holds anything else was not meant.
-void require_replaceable(const fs::path& path, CheckpointForm form) {
-  std::error_code error;
-  const auto status = fs::status(path, error);
-  const bool is_folder = fs::is_directory(status);
-  if (!fs::exists(status)) return;
-  require(is_folder == (form == CheckpointForm::file_per_rank),
-          "{} is {}, but the checkpoint is to be {}", path.string(),
-          is_folder ? "a folder" : "not a folder",
-          is_folder ? "one file" : "a folder with a file a rank");
-  if (!is_folder) return;
-  for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
-    require(is_of_checkpoints(*at),
-            "{} holds {}, which is not part of a checkpoint and would be lost; choose another "
-            "folder",
-            path.string(), in_quotes(at->path().filename().string()));
-  }
-}
 
 }  // namespace
 
@@ -236,7 +211,9 @@ void save_checkpoint(Communicator& comm, const fs::path& path, const CheckpointC
     if (comm.rank() == 0) require_replaceable(own.path, form);
   });
   const auto records = gather_records(comm, own);
-  Saver(comm, contents, records).save();
+  CheckpointPlan plan;
+  check_arguments(kOperation, {}, [&] { plan = plan_checkpoint(records); });  // alike on all ranks
+  Saver(comm, contents, records, std::move(plan)).save();
 }
 
 }  // namespace switchyard

@@ -50,6 +50,21 @@ ConstTensorView picked(const ConstTensorView& vector, const Columns& columns) {
   return {column.data(), column.dtype(), {column.rows()}, 1, column.owner()};
 }
 
+class NamedSource : public TensorSource {
+ public:
+  explicit NamedSource(const NamedTensors& tensors) : tensors_(tensors) {}
+
+  bool has(const std::string& name) const override { return tensors_.contains(name); }
+  ConstTensorView at(const std::string& name) const override { return tensors_.at(name); }
+  std::string first_under(const std::string& prefix) const override {
+    const auto found = tensors_.lower_bound(prefix);
+    return found != tensors_.end() && found->first.starts_with(prefix) ? found->first : "";
+  }
+
+ private:
+  const NamedTensors& tensors_;
+};
+
 constexpr std::string_view kPackedGateUp = "experts.gate_up_proj";
 constexpr std::string_view kPackedUp = "experts.up_proj";
 constexpr std::string_view kPackedDown = "experts.down_proj";
@@ -152,10 +167,25 @@ std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std:
   return block.separate_experts(kProjections, hidden);
 }
 
+// None where nothing has its name.
+ExpertWeights shared_expert(const BlockTensors& block, const std::string& stem,
+                            std::int64_t hidden) {
+  const auto first = block.first_under(stem);
+  if (first.empty()) return {};
+  require(block.has(fmt::format("{}{}.weight", stem, kProjections.up)),
+          "there is {}, but no {}.weight beside it", first, kProjections.up);
+  return block.expert(stem, kProjections, hidden);
+}
+
 }  // namespace
 
 MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
                              const ExpertPlacement& placement, int rank) {
+  return from_hugging_face_source(NamedSource(tensors), prefix, placement, rank);
+}
+
+MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
+                                    const ExpertPlacement& placement, int rank) {
   const BlockTensors block(tensors, prefix, placement, rank);
   if (block.first_of({"gate.weight", "router.weight"}) == "router.weight") {
     return from_gpt_oss(block);
@@ -171,23 +201,20 @@ MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefi
       block.get_if_there("gate.e_score_correction_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
   result.experts = hugging_face_experts(block, hidden);
-  if (block.has("shared_experts.up_proj.weight")) {
-    result.shared = block.expert("shared_experts.", kProjections, hidden);
-  }
+  result.shared = shared_expert(block, "shared_experts.", hidden);
   return result;
 }
 
 MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
                               const ExpertPlacement& placement, int rank) {
-  const BlockTensors block(tensors, prefix, placement, rank);
+  const NamedSource source(tensors);
+  const BlockTensors block(source, prefix, placement, rank);
   MoeWeights result;
   result.router.gate = block.router("router.gate.weight");
   result.router.score_bias = block.get_if_there("router.expert_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
   result.experts = kempner_forge_experts(block, hidden);
-  if (block.has("shared_expert.up_proj.weight")) {
-    result.shared = block.expert("shared_expert.", kProjections, hidden);
-  }
+  result.shared = shared_expert(block, "shared_expert.", hidden);
   return result;
 }
 

@@ -50,7 +50,7 @@ TEST_F(CheckpointErrors, NamesWhatIsNotThere) {
             "DIR/a.safetensors has 0 bytes, but a safetensors file begins with a length of 8");
 }
 
-TEST_F(CheckpointErrors, NamesAFolderThatCannotBeListed) {
+TEST_F(CheckpointErrors, NamesAFolderThatCannotBeOpened) {
   rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit none = before;
@@ -58,7 +58,7 @@ TEST_F(CheckpointErrors, NamesAFolderThatCannotBeListed) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   const auto message = checkpoint_error(directory_);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(message, "cannot list the folder DIR: Too many open files");
+  EXPECT_EQ(message, "cannot open the folder DIR: Too many open files");
 }
 
 TEST_F(CheckpointErrors, FoldersMustNotBeAmbiguous) {

@@ -116,13 +116,18 @@ TEST(CheckpointPlan, EveryExpertMustBeThere) {
 }
 
 TEST(CheckpointPlan, NamesMustNotMeanTwoThings) {
-  auto records = records_of({{0, 1}, {2}});
-  records[1].tensors["mlp.experts.down_proj"] = {Dtype::f32, {1}};
-  EXPECT_EQ(error(records),
-            "tensor 'mlp.experts.down_proj' is given by rank 1, but experts of block 'mlp.' have "
-            "that name");
-  records[0].form = records[1].form = CheckpointForm::file_per_rank;
-  EXPECT_EQ(error(records), "no error");
+  for (const auto form : {CheckpointForm::one_file, CheckpointForm::file_per_rank}) {
+    for (const std::string part :
+         {"experts.", "router.", "gate.", "shared_experts.", "shared_expert_gate."}) {
+      auto records = records_of({{0, 1}, {2}}, form);
+      const auto name = "mlp." + part + "x";
+      records[1].tensors[name] = {Dtype::f32, {1}};
+      EXPECT_EQ(error(records), "tensor '" + name + "' is given by rank 1, but names that begin " +
+                                    "with 'mlp." + part + "' are of block 'mlp.'");
+      records[1].of_blocks.insert(name);
+      EXPECT_EQ(error(records), "no error");
+    }
+  }
 }
 
 }  // namespace

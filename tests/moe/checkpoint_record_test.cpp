@@ -43,8 +43,10 @@ ConstTensorView zeros(const Shape& shape, Dtype dtype = Dtype::f32) {
 
 TEST(CheckpointRecord, TellsNamesFormsAndExperts) {
   const auto record = record_of("a/b/", everything(), CheckpointForm::file_per_rank);
-  EXPECT_EQ(record.path, "a/b");
+  EXPECT_EQ(record.path, std::filesystem::current_path() / "a/b");
   EXPECT_EQ(record.tensors.size(), 1U + 3U + 6U);
+  EXPECT_EQ(record.of_blocks.size(), 3U + 6U);
+  EXPECT_FALSE(record.of_blocks.contains("norm"));
   EXPECT_EQ(record.tensors.at("mlp.gate.weight"), (TensorForm{Dtype::f32, {6, 6}}));
   const auto& block = record.blocks.at("mlp.");
   EXPECT_EQ(block.num_experts, 6);
@@ -121,6 +123,12 @@ TEST(CheckpointRecord, RefusesExpertsThatAreNotWhole) {
             }),
             "mlp.experts.3.gate_proj.weight is bf16 [4,6], but mlp.experts.3.up_proj.weight is f32 "
             "[4,6]");
+}
+
+TEST(CheckpointRecord, RefusesASharedExpertWithoutUp) {
+  EXPECT_EQ(block_error([](auto& block) { block.tensors.shared.up = {}; }),
+            "mlp.shared_experts.up_proj.weight is [0], but must have 2 extents");
+  EXPECT_EQ(block_error([](auto& block) { block.tensors.shared = {}; }), "no error");
 }
 
 TEST(CheckpointRecord, RefusesExpertsThatDiffer) {

@@ -77,7 +77,7 @@ TEST_P(CheckpointSaveErrorsTest, WhatRanksDoNotAgreeOn) {
     const CheckpointContents contents{
         .tensors = {{"v", Tensor::zeros({comm.rank() < 1 ? 2 : 3}, Dtype::f32)}}};
     EXPECT_EQ(save_error<InvalidArgument>(comm, path, contents, form),
-              "tensor 'v' is f32 [2] on rank 0, but f32 [3] on rank 1");
+              "save_checkpoint: tensor 'v' is f32 [2] on rank 0, but f32 [3] on rank 1");
   });
 }
 

@@ -1,0 +1,53 @@
+#include "moe/check_arguments.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace switchyard::testing {
+namespace {
+
+class CheckTogetherTest : public ::testing::TestWithParam<RankCase> {
+ protected:
+  // What every rank says when the last one throws this.
+  template <typename Thrown>
+  static void expect_error(const Thrown& thrown, const std::string& expected) {
+    on_ranks(GetParam(), [&](Communicator& comm) {
+      const int last = comm.size() - 1;
+      EXPECT_EQ(error_of<InvalidArgument>([&] {
+                  check_together("op", comm, [&] {
+                    if (comm.rank() == last) throw thrown;
+                  });
+                }),
+                "op: rank " + std::to_string(last) + ": " + expected);
+      comm.barrier();  // it stays usable
+    });
+  }
+};
+
+TEST_P(CheckTogetherTest, NoRankWaitsForOneThatFails) {
+  expect_error(InvalidArgument("bad"), "bad");
+  expect_error(Unsupported("not here"), "not here");
+  expect_error(std::runtime_error("odd"), "odd");
+}
+
+TEST_P(CheckTogetherTest, AnErrorNeedNotHaveWords) {
+  expect_error(std::runtime_error(""), "an error that does not say what it is");
+}
+
+TEST_P(CheckTogetherTest, WhatACommunicatorThrowsPasses) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    EXPECT_EQ(error_of<CommunicationError>(
+                  [&] { check_together("op", comm, [] { throw CommunicationError("gone"); }); }),
+              "gone");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CheckTogetherTest, ::testing::ValuesIn(rank_cases()),
+                         rank_case_name);
+
+}  // namespace
+}  // namespace switchyard::testing

@@ -1,0 +1,85 @@
+// Loading blocks of files that save_checkpoint would not write.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include "support/checkpoint_files.h"
+#include "switchyard/checkpoint.h"
+
+namespace switchyard::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+// One expert of hidden and intermediate size 1.
+FileTensors block() {
+  return {{"m.experts.down_proj", zeros("F32", {1, 1, 1}, 4)},
+          {"m.experts.gate_up_proj", zeros("F32", {1, 2, 1}, 4)},
+          {"m.gate.weight", zeros("F32", {1, 1}, 4)}};
+}
+
+class CheckpointLoadFiles : public CheckpointFiles {
+ protected:
+  static void load(const fs::path& path) {
+    const auto one = [] { return Tensor::zeros({1, 1}, Dtype::f32); };
+    MoeGradients into;
+    into.router.gate = one();
+    into.experts.push_back({.gate = one(), .up = one(), .down = one()});
+    load_block(Checkpoint::open(path), "m.", ExpertPlacement::contiguous(1, 1), 0, into);
+  }
+
+  // Of the block with one more tensor, or another one; the file as FILE.
+  template <typename Error>
+  std::string load_error(const std::string& name, const FileTensor& tensor) const {
+    auto tensors = block();
+    tensors["m." + name] = tensor;
+    const auto path = put("x.safetensors", file_of(tensors));
+    return replace_all(error_of<Error>([&] { load(path); }), path.string(), "FILE");
+  }
+};
+
+// Most memory that this process ever had, in KiB.
+long peak_memory() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+
+TEST_F(CheckpointLoadFiles, DoesNotCopyTheRestOfAnUnalignedFile) {
+  constexpr std::size_t kOther = std::size_t{1} << 30;
+  std::string header =
+      R"({"m.gate.weight":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},)"
+      R"("m.experts.gate_up_proj":{"dtype":"F32","shape":[1,2,1],"data_offsets":[4,12]},)"
+      R"("m.experts.down_proj":{"dtype":"F32","shape":[1,1,1],"data_offsets":[12,16]},)"
+      R"("m.other":{"dtype":"F32","shape":[268435456],"data_offsets":[16,1073741840]}})";
+  if (header.size() % 4 == 0) header += ' ';
+  const auto path = put("x.safetensors", file_of(header, ""));
+  fs::resize_file(path, 8 + header.size() + 16 + kOther);  // a hole: no disk
+  const auto before = peak_memory();
+  load(path);
+  EXPECT_LT(peak_memory() - before, 64 << 10);
+}
+
+TEST_F(CheckpointLoadFiles, RefusesWhatItCannotRead) {
+  EXPECT_EQ(load_error<Unsupported>("gate.e_score_correction_bias", zeros("F64", {1}, 8)),
+            "FILE: tensor 'm.gate.e_score_correction_bias' is of dtype 'F64'; F32, BF16, I32 and "
+            "I64 can be read");
+  EXPECT_EQ(load_error<Unsupported>("gate.weight", zeros("F16", {1, 1}, 2)),
+            "FILE: tensor 'm.gate.weight' is of dtype 'F16'; F32, BF16, I32 and I64 can be read");
+  EXPECT_EQ(load_error<Unsupported>("experts.down_proj", zeros("F32", {1, 1, 1, 1, 1}, 4)),
+            "FILE: tensor 'm.experts.down_proj' has 5 extents; up to 4 can be read");
+}
+
+TEST_F(CheckpointLoadFiles, WhatIsNotOfTheBlockNeedNotBeRead) {
+  EXPECT_EQ(load_error<Error>("other", zeros("F64", {1}, 8)), "no error");
+  EXPECT_EQ(load_error<Error>("experts.1.up_proj.weight", zeros("F64", {1}, 8)), "no error");
+}
+
+TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
+  EXPECT_EQ(load_error<InvalidArgument>("shared_experts.down_proj.weight", zeros("F32", {1, 1}, 4)),
+            "there is m.shared_experts.down_proj.weight, but no up_proj.weight beside it");
+  EXPECT_EQ(load_error<InvalidArgument>("shared_experts.gate_up_proj", zeros("F64", {1}, 8)),
+            "there is m.shared_experts.gate_up_proj, but no up_proj.weight beside it");
+}
+
+}  // namespace
+}  // namespace switchyard::testing
