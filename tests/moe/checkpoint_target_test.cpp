@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <thread>
 
 #include "support/child.h"
 #include "support/errors.h"
@@ -103,23 +102,6 @@ TEST_F(CheckpointTarget, AFolderThatCannotBeListedIsNotReplaced) {
   });
   fs::permissions(path, fs::perms::owner_all);
   EXPECT_EQ(error, "save_checkpoint: rank 0: cannot list the folder PATH: Permission denied");
-}
-
-TEST_F(CheckpointTarget, WhatCameIntoTheFolderMeanwhileIsKept) {
-  const auto path = folder_ / "model";
-  save(path, CheckpointForm::file_per_rank);
-  std::thread other([&] {
-    while (folder_.names().size() < 2) std::this_thread::yield();  // the temporary
-    std::ofstream(path / "config.json") << "{}";
-  });
-  const auto error = save_error<StorageError>(path, CheckpointForm::file_per_rank,
-                                              {{"w", Tensor::zeros({64 << 20}, Dtype::f32)}});
-  other.join();
-  EXPECT_EQ(error,
-            "save_checkpoint: rank 0: PATH holds 'config.json', which is not part of a checkpoint "
-            "and would be lost; choose another folder");
-  EXPECT_TRUE(fs::exists(path / "config.json"));
-  EXPECT_EQ(folder_.names(), Names{"model"});
 }
 
 // Before anything is written.
