@@ -47,7 +47,7 @@ void PanelSums::add_scores(const float* scores) {
     unit *= std::accumulate(scores, scores + n, 1e-20F);
   }
   for (std::size_t e = 0; e < n; ++e) {
-    row_[n + e] += static_cast<std::int64_t>(double{scores[e]} / unit + 0.5);
+    row_[n + e] += static_cast<std::int64_t>(double{scores[e]} / unit);
   }
 }
 
