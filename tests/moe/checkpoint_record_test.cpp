@@ -67,7 +67,7 @@ TEST(CheckpointRecord, RefusesNamesAndMetadataThatAFileCannotHave) {
             "no tensor can be called __metadata__");
   EXPECT_EQ(error({.metadata = {{"a", "\xff"}}}),
             "the metadata's 'a' is '\ufffd', which is not UTF-8");
-  EXPECT_EQ(block_error([](auto& block) { block.prefix = "\xff"; }),
+  EXPECT_EQ(block_error([](auto& block) { block.prefix = std::string(1, '\xff'); }),
             "the tensor's name '\ufffdgate.weight' is not UTF-8");
   const CheckpointContents sized{.metadata = {{"total_size", "7"}}};
   EXPECT_EQ(error(sized), "no error");
