@@ -1,11 +1,11 @@
 // Checkpoints that are damaged, hostile or not there: each is an error that names what it is about.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <string>
 
+#include "core/open_folder.h"
 #include "support/checkpoint_files.h"
 #include "switchyard/checkpoint.h"
 
@@ -51,14 +51,9 @@ TEST_F(CheckpointErrors, NamesWhatIsNotThere) {
 }
 
 TEST_F(CheckpointErrors, NamesAFolderThatCannotBeOpened) {
-  rlimit before = {};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 0;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const auto message = checkpoint_error(directory_);
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(message, "cannot open the folder DIR: Too many open files");
+  const auto gone = directory_ / "gone";
+  EXPECT_EQ(error_of<InvalidArgument>([&] { const OpenFolder folder(gone); }),
+            "cannot open the folder " + gone.string() + ": No such file or directory");
 }
 
 TEST_F(CheckpointErrors, FoldersMustNotBeAmbiguous) {
