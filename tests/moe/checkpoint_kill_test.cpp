@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <set>
 
@@ -52,16 +54,26 @@ void expect_one_version(const std::filesystem::path& path) {
   EXPECT_EQ(versions.size(), 1U);
 }
 
-void kill_while_saving(const std::filesystem::path& path, CheckpointForm form,
-                       testing::Random& random) {
+std::size_t num_temporaries(const testing::Folder& folder) {
+  const auto names = folder.names();
+  return static_cast<std::size_t>(
+      std::ranges::count_if(names, [](const auto& name) { return name.starts_with('.'); }));
+}
+
+// Once one version is there and another has begun: at once, or a little later.
+void kill_while_saving(const testing::Folder& folder, CheckpointForm form, useconds_t later) {
+  const auto left_before = num_temporaries(folder);
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
-  if (child == 0) keep_saving(path, form, ends[1]);
+  if (child == 0) keep_saving(folder / "model", form, ends[1]);
   ::close(ends[1]);
   char saved = 0;
   EXPECT_EQ(::read(ends[0], &saved, 1), 1);
-  ::usleep(static_cast<useconds_t>(random.below(12'000)));
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (num_temporaries(folder) == left_before && std::chrono::steady_clock::now() < give_up) {
+  }
+  ::usleep(later);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   ::close(ends[0]);
@@ -71,9 +83,10 @@ void expect_always_whole(CheckpointForm form) {
   const testing::Folder folder;
   testing::Random random(1);
   for (int i = 0; i < 20; ++i) {
-    kill_while_saving(folder / "model", form, random);
+    kill_while_saving(folder, form, i % 2 == 0 ? 0 : static_cast<useconds_t>(random.below(12'000)));
     expect_one_version(folder / "model");
   }
+  EXPECT_GT(num_temporaries(folder), 0U) << "none was killed in the middle";
 }
 
 TEST(CheckpointKill, AFileIsAlwaysWhole) { expect_always_whole(CheckpointForm::one_file); }
