@@ -77,8 +77,11 @@ void MoeLayer::Data::weigh_losses(Step& step, const LayerInput& in, RouterSums s
 void MoeLayer::Data::scale_outputs(Step& step) {
   const GradientScale rule = options.gradient_scale;
   if (rule == GradientScale::off) return;
-  const auto all = sum_over(rule == GradientScale::global ? batch : comm, *step.statistics);
-  step.output_scales = output_scales(rule, all.picks, placement);
+  const bool is_global = rule == GradientScale::global;
+  const bool is_known = is_global && step.loss_terms && options.losses.scope == LossScope::global;
+  const auto picks = is_known ? step.loss_terms->totals().picks
+                              : sum_over(is_global ? batch : comm, *step.statistics).picks;
+  step.output_scales = output_scales(rule, picks, placement);
   step.scaled_weights = scaled(step.routing.weights, step.routing.expert_ids, step.output_scales);
 }
 
