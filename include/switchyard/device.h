@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,12 @@ class SWITCHYARD_API Device {
   int num_threads() const;
   // Memory that was taken for results and scratch, in use or kept for reuse.
   std::int64_t bytes_held() const;
+
+  // Cuts 0 … count − 1 into pieces, calls piece(first, last) for each on the device's threads, and
+  // returns when all are done; the first error is thrown here. How it is cut depends on the number
+  // of threads: what is computed for one index must not depend on what comes with it. Only on CPUs.
+  void parallel_for(std::int64_t count,
+                    const std::function<void(std::int64_t first, std::int64_t last)>& piece) const;
 
   const DeviceBackend& backend() const { return *backend_; }
 

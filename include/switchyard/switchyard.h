@@ -10,6 +10,7 @@
 #include "switchyard/error.h"           // IWYU pragma: export
 #include "switchyard/experts.h"         // IWYU pragma: export
 #include "switchyard/load_balancer.h"   // IWYU pragma: export
+#include "switchyard/matmul.h"          // IWYU pragma: export
 #include "switchyard/mesh.h"            // IWYU pragma: export
 #include "switchyard/moe_layer.h"       // IWYU pragma: export
 #include "switchyard/moe_parameters.h"  // IWYU pragma: export

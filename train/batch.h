@@ -1,0 +1,26 @@
+// Which tokens a rank has of a batch of sequences.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/mesh.h"
+#include "switchyard/sequence.h"
+
+namespace switchyard::train {
+
+// This rank's part of a batch: its sequences, and of each its piece along sp.
+struct TokenBatch {
+  SequenceShard shard;
+  std::vector<std::uint8_t> tokens;   // [shard.num_tokens()]
+  std::vector<std::uint8_t> targets;  // [shard.num_tokens()]: the byte after each
+  std::int64_t total_tokens = 0;      // of the batch, over all ranks
+};
+
+// windows: the whole batch, each of length + 1 bytes, the same on every rank. Sequences are cut
+// evenly over (dp, ep), in order, whether or not they divide; each is cut over sp.
+TokenBatch cut_batch(Mesh& mesh, std::span<const std::string_view> windows, std::int64_t length);
+
+}  // namespace switchyard::train

@@ -1,0 +1,13 @@
+// The baseline: a byte predicted from the one before it.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace switchyard::train {
+
+// Mean −log p of every byte after the first of each window, under the bigrams of `training`,
+// smoothed by its single bytes.
+double bigram_loss(std::string_view training, std::span<const std::string_view> windows);
+
+}  // namespace switchyard::train

@@ -1,0 +1,42 @@
+// What a run shows while it goes on: a live line on a terminal, plain lines elsewhere, or JSON.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "history.h"
+
+namespace switchyard::train {
+
+enum class ConsoleMode {
+  live,   // one line that is replaced
+  plain,  // a line now and then, never more often than every two seconds
+  json,   // an object a step
+};
+
+// Of rank 0; other ranks have none.
+class Console {
+ public:
+  Console(ConsoleMode mode, std::int64_t steps) : mode_(mode), steps_(steps) {}
+  // live on a terminal, plain elsewhere.
+  static ConsoleMode mode_of_this_terminal();
+
+  void step(const StepRecord& record);
+  void held_out(const HeldOutRecord& record);
+  // A line of its own; with JSON on the standard error.
+  void say(const std::string& line);
+  // Removes the live line.
+  void finish();
+
+ private:
+  std::string line_of(const StepRecord& record) const;
+
+  ConsoleMode mode_;
+  std::int64_t steps_;
+  double last_shown_ = -1e9;  // seconds on the clock
+  double seconds_ = 0.0;      // of the steps so far
+  std::int64_t counted_ = 0;
+  bool line_is_open_ = false;
+};
+
+}  // namespace switchyard::train

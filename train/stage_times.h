@@ -1,0 +1,48 @@
+// Where a step's time goes on one rank.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard::train {
+
+struct StageTime {
+  std::string name;
+  double seconds = 0.0;
+};
+
+// Stages in the order in which they were first seen.
+class StageTimes {
+ public:
+  void add(std::string_view name, double seconds) {
+    for (auto& stage : stages_) {
+      if (stage.name == name) {
+        stage.seconds += seconds;
+        return;
+      }
+    }
+    stages_.push_back({std::string(name), seconds});
+  }
+  // Calls fn and adds the time it takes.
+  template <typename Fn>
+  decltype(auto) timed(std::string_view name, const Fn& fn) {
+    struct Clock {
+      StageTimes& times;
+      std::string_view name;
+      std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+      ~Clock() {
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        times.add(name, took.count());
+      }
+    } clock{*this, name};
+    return fn();
+  }
+  const std::vector<StageTime>& stages() const { return stages_; }
+
+ private:
+  std::vector<StageTime> stages_;
+};
+
+}  // namespace switchyard::train

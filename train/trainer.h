@@ -1,0 +1,62 @@
+// One training run: a model, its optimizer, its data and where it has got to.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "adamw.h"
+#include "config.h"
+#include "corpus.h"
+#include "history.h"
+#include "switchyard/load_balancer.h"
+#include "switchyard/mesh.h"
+#include "transformer.h"
+
+namespace switchyard::train {
+
+// Where a run has got to: with the parameters and moments, all that its next step depends on.
+struct Progress {
+  std::int64_t step = 0;      // steps done
+  std::int64_t position = 0;  // windows of the text drawn
+};
+
+// Every function is collective over the mesh's world. The mesh and the corpus must outlive this.
+class Trainer {
+ public:
+  Trainer(const TrainConfig& config, Mesh& mesh, const Device& device, const Corpus& corpus);
+
+  StepRecord step();
+  double held_out_loss();
+  double bigram_loss() const;
+  // [MoE layers][experts]: picks since this was last called.
+  std::vector<std::vector<std::int64_t>> take_load();
+
+  const TrainConfig& config() const { return config_; }
+  Mesh& mesh() { return mesh_; }
+  Transformer& model() { return model_; }
+  AdamW& optimizer() { return optimizer_; }
+  std::vector<LoadBalancer>& balancers() { return balancers_; }  // [MoE layers]; others: none
+  Progress& progress() { return progress_; }
+  History& history() { return history_; }
+  const Corpus& corpus() const { return corpus_; }
+
+ private:
+  TokenBatch next_batch();
+  double clip_scale(double norm) const;
+  void balance_experts();
+
+  TrainConfig config_;
+  Mesh& mesh_;
+  const Corpus& corpus_;
+  WindowOrder order_;
+  std::vector<std::string_view> held_out_;
+  Transformer model_;
+  AdamW optimizer_;
+  std::vector<LoadBalancer> balancers_;
+  Progress progress_;
+  History history_;
+  std::vector<std::vector<std::int64_t>> load_;
+};
+
+}  // namespace switchyard::train
