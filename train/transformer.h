@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention.h"
@@ -22,6 +24,7 @@ struct ModelLosses {
   double cross_entropy = 0.0;  // this rank's share of the mean over the whole batch
   double balance = 0.0;        // mean over MoE layers, the same on every rank
   double z = 0.0;
+  bool ran_again = false;  // bounded buffers overflowed
 };
 
 // Every function is collective over the mesh's world; a rank may have no tokens. The mesh must
@@ -46,28 +49,52 @@ class Transformer {
   std::vector<MoeLayer*> moe_layers();  // in the order of values().blocks()
   Compute& compute() { return compute_; }
   Mesh& mesh() { return mesh_; }
-  StageTimes& times() { return times_; }
+  // By stage, of training alone.
+  const StageTimes& times() const { return times_; }
+  // Of training in MoE layers alone: "forward" and "backward".
+  const StageTimes& moe_times() const { return moe_times_; }
+  std::int64_t moe_bytes() const { return moe_bytes_; }  // that this rank exchanged in them
+  void add_time(std::string_view stage, double seconds) { times_.add(stage, seconds); }
   const ModelConfig& config() const { return config_; }
 
  private:
   struct Saved;
   struct LayerSaved;
+  enum class Keeping { nothing, for_backward };
+  struct NormBackward {
+    const Tensor& x;
+    TensorView weight;
+    const Tensor& rms;
+    const Tensor& d_y;
+    TensorView d_weight;
+  };
+
+  // Runs a step, again if bounded buffers overflowed in it; returns whether it did.
+  bool run(const std::function<void()>& step);
+  Tensor forward(const TokenBatch& batch, Saved& saved, ModelLosses& losses);
+  void backward(const TokenBatch& batch, Saved& saved, const Tensor& d_logits);
 
   Tensor embed_tokens(const TokenBatch& batch);
-  void forward_layer(int layer, const TokenBatch& batch, Tensor& x, LayerSaved* saved);
-  void feed_forward(int layer, const ConstTensorView& normed, const TensorView& x,
-                    LayerSaved* saved);
-  Tensor head(Tensor& x, Saved* saved);
-  void head_backward(const Saved& saved, const ConstTensorView& d_logits, const TensorView& d_x);
+  void forward_layer(int layer, const TokenBatch& batch, Tensor& x, LayerSaved& saved,
+                     Keeping keeping);
+  Tensor experts_forward(int moe, LayerSaved& saved, Keeping keeping);
+  Tensor dense_forward(const ExpertGradients& tensors, LayerSaved& saved);
+  Tensor head(Tensor x, Saved& saved);
+  Tensor norm(const Tensor& x, const TensorView& weight, Tensor& rms);
+
+  Tensor head_backward(const Saved& saved, const Tensor& d_logits);
   void backward_layer(int layer, const TokenBatch& batch, LayerSaved& saved, Tensor& d_x);
-  void feed_forward_backward(int layer, LayerSaved& saved, const ConstTensorView& d_y,
-                             const TensorView& d_normed);
+  void experts_backward(int moe, LayerSaved& saved, const Tensor& d_y, Tensor& d_normed);
+  void dense_backward(int layer, LayerSaved& saved, const Tensor& d_y, Tensor& d_normed);
+  void norm_backward(const NormBackward& args, Tensor& d_x);
 
   ModelConfig config_;
   MeshConfig mesh_config_;
   Mesh& mesh_;
   Compute compute_;
   StageTimes times_;
+  StageTimes moe_times_;
+  std::int64_t moe_bytes_ = 0;
   ParameterSet values_;
   ParameterSet gradients_;
   Attention attention_;
