@@ -31,16 +31,21 @@ bool is_shown(std::uint32_t code) {
          !within(0x2066, 0x2069);
 }
 
-}  // namespace
-
-std::string printable(std::string_view text) {
+std::string printable_but(std::string_view text, std::string_view kept) {
   std::string result;
   while (!text.empty()) {
     const auto [bytes, code] = first_of(text);
-    result += is_shown(code) ? text.substr(0, bytes) : "?";
+    const bool is_kept = kept.find(text.front()) != std::string_view::npos;
+    result += is_kept || is_shown(code) ? text.substr(0, bytes) : "?";
     text.remove_prefix(bytes);
   }
   return result;
 }
+
+}  // namespace
+
+std::string printable(std::string_view text) { return printable_but(text, ""); }
+
+std::string printable_lines(std::string_view text) { return printable_but(text, "\n\t"); }
 
 }  // namespace switchyard::cli

@@ -1,0 +1,116 @@
+// switchyard sample: text from a checkpoint of switchyard train.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "checkpoints.h"
+#include "commands.h"
+#include "launch.h"
+#include "options.h"
+#include "printable.h"
+#include "sampler.h"
+#include "switchyard/device.h"
+#include "switchyard/mesh.h"
+#include "transformer.h"
+
+namespace switchyard::cli {
+namespace {
+
+struct SampleFlags {
+  std::string path;
+  std::optional<std::string> prompt;  // none: the run's own
+  train::SampleOptions sample;
+  LaunchOptions launch = {.ranks = 1};
+  bool raw = false;
+};
+
+// Shows text while it grows: as it is, or fit for a terminal.
+class TextOutput {
+ public:
+  explicit TextOutput(bool raw) : raw_(raw) {}
+
+  void add(std::string_view text) {
+    pending_ += text;
+    // A character may have several bytes, of which none is ASCII: those wait for the next that is.
+    const bool is_whole = !pending_.empty() && static_cast<unsigned char>(pending_.back()) < 0x80U;
+    if (raw_ || is_whole) show();
+  }
+  void finish() {
+    if (!raw_) pending_ += '\n';
+    show();
+  }
+
+ private:
+  void show() {
+    const auto text = raw_ ? pending_ : printable_lines(pending_);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+    pending_.clear();
+  }
+
+  bool raw_;
+  std::string pending_;
+};
+
+void sample_on_rank(Communicator& world, const SampleFlags& flags) {
+  const auto header = train::read_header(flags.path);
+  const train::MeshConfig mesh_config;  // all ranks along ep
+  Mesh mesh(world, train::mesh_axes(mesh_config, world.size()));
+  const auto device =
+      Device::cpu({.num_threads = std::max(1, num_cores() / std::max(1, world.size()))});
+  train::Transformer model(header.config.model, mesh_config, mesh, device, header.config.seed);
+  train::load_values(model, header);
+  const auto prompt = flags.prompt.value_or(header.config.prompt);
+  if (world.rank() != 0) {
+    train::sample(model, prompt, flags.sample);
+    return;
+  }
+  TextOutput output(flags.raw);
+  output.add(prompt);
+  auto options = flags.sample;
+  options.on_byte = [&](char byte) { output.add({&byte, 1}); };
+  train::sample(model, prompt, options);
+  output.finish();
+}
+
+}  // namespace
+
+void add_sample_command(CLI::App& app) {
+  auto* command = app.add_subcommand("sample", "Text from a checkpoint of switchyard train");
+  const auto o = std::make_shared<SampleFlags>();
+  command
+      ->add_option("PATH", o->path,
+                   "A checkpoint (step-N.safetensors), or a folder of them: then its newest")
+      ->required();
+  command->add_option("--prompt", o->prompt, "What the text begins with [that of the training]")
+      ->type_name("TEXT");
+  command->add_option("--bytes", o->sample.bytes, "How many bytes follow it [400]")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->type_name("N");
+  command
+      ->add_option("--temperature", o->sample.temperature,
+                   "Below 1 prefers likely bytes; 0 takes the likeliest always [0.7]")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->type_name("X");
+  command->add_option("--seed", o->sample.seed, "Another one gives another text [1]")
+      ->type_name("N");
+  command->add_flag("--raw", o->raw,
+                    "Write bytes as they are; otherwise control characters, but newlines and tabs, "
+                    "and bytes that are no UTF-8 show as ?");
+  auto* ranks = command->add_option("--ranks", o->launch.ranks, "Ranks that share the experts [1]")
+                    ->check(CLI::Range(1, 1024))
+                    ->type_name("N");
+  command->add_option("--comm", o->launch.comm, "How ranks are connected [threads]")
+      ->check(CLI::IsMember({"threads", "mpi"}));
+  command->callback([o, ranks] {
+    if (o->launch.comm != "threads" && ranks->count() == 0) o->launch.ranks = 0;
+    launch(o->launch, [&](Communicator& world) { sample_on_rank(world, *o); });
+  });
+}
+
+}  // namespace switchyard::cli
