@@ -11,7 +11,6 @@
 
 #include "checkpoints.h"
 #include "console.h"
-#include "on_rank_0.h"
 #include "options.h"
 #include "report/report.h"
 #include "sampler.h"
@@ -19,6 +18,7 @@
 #include "sum_over_ranks.h"
 #include "summary.h"
 #include "switchyard/error.h"
+#include "together.h"
 #include "trainer.h"
 
 namespace switchyard::train {
@@ -111,7 +111,8 @@ class Run {
   }
 
   void prepare_folder() {
-    on_rank_0(world_, [&] {
+    together(world_, [&] {
+      if (world_.rank() != 0) return;
       std::error_code error;
       fs::create_directories(config_.save, error);
       if (error) {
@@ -180,7 +181,9 @@ class Run {
     }
     summary.prompt = config_.prompt;
     summary.sample = sample_;
-    on_rank_0(world_, [&] { train::write_report(config_.report, summary); });
+    together(world_, [&] {
+      if (world_.rank() == 0) train::write_report(config_.report, summary);
+    });
   }
 
   void say_where() {

@@ -1,15 +1,11 @@
-// Sums over ranks, errors of rank 0, and wishes to stop.
+// Sums over ranks, and wishes to stop.
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "on_rank_0.h"
 #include "stop_signals.h"
 #include "sum_over_ranks.h"
-#include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {
@@ -22,28 +18,6 @@ TEST(SumOverRanks, AddsInRankOrder) {
     EXPECT_EQ(sums, (std::vector<double>{1e16, 3.0, 1.5}));
     EXPECT_TRUE(train::sum_over_ranks(world, {}).empty());
   });
-}
-
-template <typename Exception>
-void expect_everywhere(const std::string& message, const std::function<void()>& fn) {
-  run_ranks(3, [&](Communicator& world) {
-    try {
-      train::on_rank_0(world, fn);
-      ADD_FAILURE() << "no error";
-    } catch (const Exception& error) {
-      EXPECT_EQ(error.what(), message);
-    }
-    world.barrier();  // still usable
-  });
-}
-
-TEST(OnRank0, ItsErrorIsEverybodys) {
-  expect_everywhere<StorageError>("no room on \xc3\xa4",
-                                  [] { throw StorageError("no room on \xc3\xa4"); });
-  expect_everywhere<InvalidArgument>("odd", [] { throw std::runtime_error("odd"); });
-  int calls = 0;
-  run_ranks(3, [&](Communicator& world) { train::on_rank_0(world, [&] { ++calls; }); });
-  EXPECT_EQ(calls, 1);
 }
 
 TEST(StopSignals, TheFirstIsNotedAndTheSecondAsEver) {
