@@ -105,8 +105,7 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 }
 
 void prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
-  together(world, [&] {
-    if (world.rank() != 0) return;
+  on_rank_0(world, [&] {
     make_folder(folder);
     remove_leftovers(folder);
     const auto all = list_checkpoints(folder);
