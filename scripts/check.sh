@@ -11,11 +11,11 @@ check_format() {
   git ls-files '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 }
 
-# Lints the library and the command; headers are linted through the sources that include them.
+# Lints the library, the model and the command; headers are linted through the sources that include them.
 check_lint() {
   say "Lint"
   [ -f build/dev/compile_commands.json ] || cmake --preset dev
-  git ls-files 'src/*.cpp' 'cli/*.cpp' | grep -v unavailable.cpp |
+  git ls-files 'src/*.cpp' 'train/*.cpp' 'cli/*.cpp' | grep -v unavailable.cpp |
     xargs -P "$(nproc)" -n 4 clang-tidy-16 -p build/dev --quiet --warnings-as-errors='*'
 }
 

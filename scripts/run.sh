@@ -5,5 +5,5 @@
 ensure_packages "${build_packages[@]}" >&2
 build_preset release >&2
 
-[ $# -gt 0 ] || set -- bench layer
+[ $# -gt 0 ] || set -- train --report build/report.html
 exec build/release/cli/switchyard "$@"

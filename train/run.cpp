@@ -160,7 +160,9 @@ class Run {
     }
     summary.prompt = config_.prompt;
     summary.sample = sample_;
-    on_rank_0(world_, [&] { train::write_report(config_.report, summary); });
+    together(world_, [&] {
+      if (world_.rank() == 0) train::write_report(config_.report, summary);
+    });
   }
 
   void say_where() {

@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 
 #include "switchyard/capacity.h"
 #include "switchyard/experts.h"
+#include "switchyard/matmul.h"
 #include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
@@ -171,6 +173,12 @@ class DeviceBackend {
   // Every token through one expert. A token's bits depend on nothing but the token.
   virtual void shared_forward(const SharedForward& args) const = 0;
   virtual void shared_backward(const SharedBackward& args) const = 0;
+
+  // Products that fit, in any order. Bits depend on a product's sizes, strides and dtypes alone.
+  virtual void multiply(std::span<const Matmul> products) const = 0;
+  // piece(first, last) over parts of 0 … count − 1, on all threads.
+  virtual void split(std::int64_t count,
+                     const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
 
   // Uninitialised memory, kept for reuse when the last view of it is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;

@@ -3,6 +3,7 @@
 #include "core/require.h"
 #include "device/cpu/capacity.h"
 #include "device/cpu/experts.h"
+#include "device/cpu/matmul.h"
 #include "device/cpu/plan.h"
 #include "device/cpu/route.h"
 #include "device/cpu/rows.h"
@@ -43,6 +44,13 @@ class CpuDevice final : public DeviceBackend {
   void shared_backward(const SharedBackward& args) const override {
     cpu::shared_backward(args, workers_, memory_);
   }
+  void multiply(std::span<const Matmul> products) const override {
+    cpu::multiply(products, workers_);
+  }
+  void split(std::int64_t count,
+             const std::function<void(std::int64_t, std::int64_t)>& piece) const override {
+    workers_.split(count, piece);
+  }
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return memory_.take(shape, dtype);
   }
@@ -68,5 +76,12 @@ Device Device::cpu(const CpuOptions& options) {
 
 int Device::num_threads() const { return backend_->num_threads(); }
 std::int64_t Device::bytes_held() const { return backend_->bytes_held(); }
+
+void Device::parallel_for(
+    std::int64_t count,
+    const std::function<void(std::int64_t first, std::int64_t last)>& piece) const {
+  require(count >= 0, "count ({}) must not be negative", count);
+  if (count > 0) backend_->split(count, piece);
+}
 
 }  // namespace switchyard

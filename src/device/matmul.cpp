@@ -1,0 +1,80 @@
+// The checks of public products.
+#include "switchyard/matmul.h"
+
+#include <string>
+#include <string_view>
+
+#include "core/require.h"
+#include "device/device_backend.h"
+
+namespace switchyard {
+namespace {
+
+bool is_matrix(const ConstTensorView& view) {
+  return view.shape().rank() == 2 && (view.dtype() == Dtype::f32 || view.dtype() == Dtype::bf16);
+}
+
+// As named: whichever way round it lies.
+struct Extents {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+Extents extents_of(const ConstTensorView& view, MatrixLayout layout) {
+  const auto& shape = view.shape();
+  if (layout == MatrixLayout::plain) return {shape[0], shape[1]};
+  return {shape[1], shape[0]};
+}
+
+// All checks, without a message's parts: products are small and many.
+bool fits(const Matmul& product) {
+  if (!is_matrix(product.a) || !is_matrix(product.b) || !is_matrix(product.c)) return false;
+  const auto a = extents_of(product.a, product.a_layout);
+  const auto b = extents_of(product.b, product.b_layout);
+  const auto& c = product.c.shape();
+  return product.a.dtype() == product.b.dtype() &&
+         (product.c.dtype() == product.a.dtype() || product.c.dtype() == Dtype::f32) &&
+         a.columns == b.rows && c[0] == a.rows && c[1] == b.columns;
+}
+
+std::string text_of(const ConstTensorView& view, MatrixLayout layout) {
+  return view.shape().to_string() + (layout == MatrixLayout::plain ? "" : " transposed");
+}
+
+// Throws what is wrong with a product that does not fit.
+void explain(const Matmul& product, const std::string& where) {
+  const auto require_matrix = [&](const ConstTensorView& view, std::string_view name) {
+    require(is_matrix(view), "{}{} is {} {}, but must be a matrix of f32 or bf16", where, name,
+            name_of(view.dtype()), view.shape().to_string());
+  };
+  require_matrix(product.a, "a");
+  require_matrix(product.b, "b");
+  require_matrix(product.c, "c");
+  require(product.a.dtype() == product.b.dtype(), "{}a is {}, but b is {}: they must be alike",
+          where, name_of(product.a.dtype()), name_of(product.b.dtype()));
+  require(product.c.dtype() == product.a.dtype() || product.c.dtype() == Dtype::f32,
+          "{}c is {}, but must be f32 as a and b are", where, name_of(product.c.dtype()));
+  const auto a = extents_of(product.a, product.a_layout);
+  const auto b = extents_of(product.b, product.b_layout);
+  require(a.columns == b.rows, "{}a is {} and b is {}: a has {} columns, but b has {} rows", where,
+          text_of(product.a, product.a_layout), text_of(product.b, product.b_layout), a.columns,
+          b.rows);
+  require(product.c.shape() == Shape{a.rows, b.columns},
+          "{}c is {}, but the product of a {} and b {} is [{},{}]", where,
+          product.c.shape().to_string(), text_of(product.a, product.a_layout),
+          text_of(product.b, product.b_layout), a.rows, b.columns);
+}
+
+}  // namespace
+
+void matmul(const Device& device, const Matmul& product) { matmul(device, {&product, 1}); }
+
+void matmul(const Device& device, std::span<const Matmul> products) {
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    if (fits(products[i])) continue;
+    explain(products[i],
+            products.size() == 1 ? "" : fmt::format("product {} of {}: ", i, products.size()));
+  }
+  device.backend().multiply(products);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,71 @@
+// The report's title and key figures.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "report/numbers.h"
+#include "report/sections.h"
+#include "report/text.h"
+
+namespace switchyard::train {
+namespace {
+
+// `value` and `about` are HTML.
+std::string tile(const char* name, const std::string& value, const std::string& about) {
+  return fmt::format(
+      "<div class=\"tile\"><dt>{}</dt><dd class=\"value\">{}</dd><dd "
+      "class=\"about\">{}</dd></div>\n",
+      name, value, about);
+}
+
+std::string compared_with_bigram(const RunSummary& run) {
+  if (!std::isfinite(run.held_out_loss)) return "<span class=\"bad\">not finite</span>";
+  const double below = run.bigram_loss - run.held_out_loss;
+  if (!std::isfinite(below)) return "nats a byte";
+  return fmt::format("<span class=\"{}\">{} {}</span> bigram’s {}", below > 0 ? "good" : "bad",
+                     loss_text(std::abs(below)), below > 0 ? "below" : "above",
+                     loss_text(run.bigram_loss));
+}
+
+double seconds_of_steps(const RunSummary& run) {
+  double seconds = 0.0;
+  for (const StepRecord& record : run.history.steps) seconds += record.seconds;
+  return seconds;
+}
+
+// Of what the history holds: a run that was resumed has trained on more.
+double tokens_a_second(const RunSummary& run) {
+  double tokens = 0.0;
+  for (const StepRecord& record : run.history.steps) {
+    tokens += record.tokens_per_second * record.seconds;
+  }
+  const double seconds = seconds_of_steps(run);
+  return seconds > 0.0 ? tokens / seconds : std::nan("");
+}
+
+std::string tiles(const RunSummary& run) {
+  const auto& steps = run.history.steps;
+  const auto num_steps = static_cast<double>(steps.size());
+  const auto num_parameters = static_cast<double>(run.parameters);
+  const auto num_active = static_cast<double>(run.active_parameters);
+  return tile("Held-out loss", loss_text(run.held_out_loss), compared_with_bigram(run)) +
+         tile("Tokens trained", count_text(static_cast<double>(run.tokens)),
+              whole_text(num_steps) + (steps.size() == 1 ? " step" : " steps")) +
+         tile("Tokens a second", count_text(tokens_a_second(run)), "mean over the steps") +
+         tile("Time", duration_text(run.seconds),
+              duration_text(seconds_of_steps(run) / num_steps) + " a step") +
+         tile("Parameters", count_text(num_parameters),
+              count_text(num_active) + " active for a token") +
+         tile("Balance at the end", ratio_text(steps.empty() ? std::nan("") : steps.back().balance),
+              "fullest expert / mean, worst layer");
+}
+
+}  // namespace
+
+std::string header_html(const RunSummary& run) {
+  return fmt::format(
+      "<header><h1>Switchyard training run</h1><p>{}</p>\n<dl class=\"tiles\">\n{}</dl></header>\n",
+      escaped(run.title), tiles(run));
+}
+
+}  // namespace switchyard::train

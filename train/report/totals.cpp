@@ -1,0 +1,81 @@
+// The report's sums over the run: time by stage, bytes by kind.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "report/bars.h"
+#include "report/numbers.h"
+#include "report/sections.h"
+
+namespace switchyard::train {
+namespace {
+
+double mean_over_steps(const RunSummary& run, double (*value)(const StepRecord&)) {
+  double sum = 0.0;
+  double count = 0.0;
+  for (const StepRecord& record : run.history.steps) {
+    if (!std::isfinite(value(record))) continue;
+    sum += value(record);
+    count += 1.0;
+  }
+  return count > 0.0 ? sum / count : std::nan("");
+}
+
+std::string products_html(const RunSummary& run) {
+  if (run.history.steps.empty()) return "";
+  const double share = mean_over_steps(run, [](const StepRecord& r) { return r.gemm_share; });
+  auto text =
+      fmt::format("<b>{}</b> of the ranks’ time is in matrix products.", percent_text(share));
+  const double seconds = mean_over_steps(run, [](const StepRecord& r) { return r.moe_seconds; });
+  const double gflops = mean_over_steps(run, [](const StepRecord& r) { return r.moe_gflops; });
+  if (seconds > 0.0 && gflops > 0.0) {
+    text += fmt::format(
+        " MoE layers take {} a step, in which the experts’ products reach {} GFLOP/s over all "
+        "ranks.",
+        duration_text(seconds), short_text(gflops));
+  }
+  const auto again = std::count_if(run.history.steps.begin(), run.history.steps.end(),
+                                   [](const StepRecord& r) { return r.ran_again; });
+  if (again > 0) {
+    text += fmt::format(" {} {} ran again because bounded buffers overflowed.",
+                        count_text(static_cast<double>(again)), again == 1 ? "step" : "steps");
+  }
+  return "<p class=\"note\">" + text + "</p>\n";
+}
+
+}  // namespace
+
+std::string stages_html(const RunSummary& run) {
+  double total = 0.0;
+  for (const StageTime& stage : run.stages) total += stage.seconds;
+  const auto num_steps = static_cast<double>(run.history.steps.size());
+  BarTable table{.name_title = "Stage", .first_title = "a step", .second_title = "share"};
+  for (const StageTime& stage : run.stages) {
+    table.bars.push_back({.name = stage.name,
+                          .amount = stage.seconds,
+                          .first_text = duration_text(stage.seconds / num_steps),
+                          .second_text = percent_text(stage.seconds / total)});
+  }
+  return (table.bars.empty() ? "" : bars_html(std::move(table))) + products_html(run);
+}
+
+std::string bytes_html(const RunSummary& run) {
+  if (run.bytes.empty()) return "";
+  double total = 0.0;
+  const auto num_steps = static_cast<double>(run.history.steps.size());
+  BarTable table{.name_title = "What", .first_title = "a step", .second_title = "in all"};
+  for (const auto& [name, count] : run.bytes) {
+    const auto bytes = static_cast<double>(count);
+    total += bytes;
+    table.bars.push_back({.name = name,
+                          .amount = bytes,
+                          .first_text = bytes_text(bytes / num_steps),
+                          .second_text = bytes_text(bytes)});
+  }
+  return bars_html(std::move(table)) +
+         fmt::format("<p class=\"note\"><b>{}</b> between ranks in all, <b>{}</b> a step.</p>\n",
+                     bytes_text(total), bytes_text(total / num_steps));
+}
+
+}  // namespace switchyard::train

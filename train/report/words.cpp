@@ -1,0 +1,27 @@
+// The report's texts that come from outside: the sample and the configuration.
+#include <fmt/format.h>
+
+#include "report/sections.h"
+#include "report/text.h"
+
+namespace switchyard::train {
+
+std::string sample_html(const RunSummary& run) {
+  if (run.prompt.empty() && run.sample.empty()) return "";
+  return fmt::format(
+      "<p class=\"note\">What the model writes after the prompt, which is marked.</p>\n"
+      "<pre><b>{}</b>{}</pre>\n",
+      escaped(run.prompt), escaped(run.sample));
+}
+
+std::string configuration_html(const RunSummary& run) {
+  if (run.configuration.empty()) return "";
+  std::string html = "<dl class=\"settings\">\n";
+  for (const auto& [name, value] : run.configuration) {
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(name),
+                        value.empty() ? "–" : escaped(value));
+  }
+  return html + "</dl>\n";
+}
+
+}  // namespace switchyard::train
