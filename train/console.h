@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <string>
 
 #include "history.h"
@@ -14,10 +16,17 @@ enum class ConsoleMode {
   json,   // an object a step
 };
 
+// Where it is shown, and the time in seconds since whenever.
+struct ConsoleOutput {
+  std::FILE* out = stdout;
+  std::FILE* aside = stderr;           // for people, where `out` is for programs
+  std::function<double()> clock = {};  // none: the real one
+};
+
 // Of rank 0; other ranks have none.
 class Console {
  public:
-  Console(ConsoleMode mode, std::int64_t steps) : mode_(mode), steps_(steps) {}
+  Console(ConsoleMode mode, std::int64_t steps, ConsoleOutput output = {});
   // live on a terminal, plain elsewhere.
   static ConsoleMode mode_of_this_terminal();
 
@@ -31,10 +40,13 @@ class Console {
   void finish();
 
  private:
+  bool is_due(const StepRecord& record);
+  void print(const std::string& line);
   std::string line_of(const StepRecord& record) const;
 
   ConsoleMode mode_;
   std::int64_t steps_;
+  ConsoleOutput output_;
   double last_shown_ = -1e9;  // seconds on the clock
   double seconds_ = 0.0;      // of the steps so far
   std::int64_t counted_ = 0;
