@@ -105,8 +105,7 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 }
 
 void prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
-  together(world, [&] {
-    if (world.rank() != 0) return;
+  on_rank_0(world, [&] {
     make_folder(folder);
     remove_leftovers(folder);
     const auto all = list_checkpoints(folder);
@@ -170,7 +169,11 @@ std::string words_for_damage(const fs::path& path, std::string_view what) {
 }
 
 std::string words_for_last_good(const fs::path& folder, std::int64_t step) {
-  const auto all = list_checkpoints(folder);
+  std::vector<fs::path> all;
+  try {
+    all = list_checkpoints(folder);
+  } catch (const InvalidArgument&) {  // there is an error to report already
+  }
   const auto last = std::ranges::find_if(
       all, [&](const fs::path& path) { return step_of(path) < step && can_be_opened(path); });
   return last == all.end() ? fmt::format("there is no checkpoint in {} yet", folder.string())

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -75,11 +74,7 @@ T number(const Metadata& metadata, const char* name, int base = 10) {
 
 TrainConfig config_from(const Metadata& metadata) {
   TrainConfig config;
-  const auto options = options_of(config);
-  for (const auto& [name, value] : parse_config(field(metadata, kConfigField), kConfigField)) {
-    const auto found = std::ranges::find(options, name, &Option::name);
-    if (found != options.end()) found->set(value);
-  }
+  assign(config, parse_config(field(metadata, kConfigField), kConfigField));
   return config;
 }
 

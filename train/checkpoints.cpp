@@ -99,9 +99,7 @@ void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
   } catch (const StorageError& error) {
     throw StorageError(fmt::format("{}; {}", error.what(), words_for_last_good(folder, step)));
   }
-  together(world, [&] {
-    if (world.rank() == 0) prune_checkpoints(folder, step, keep);
-  });
+  on_rank_0(world, [&] { prune_checkpoints(folder, step, keep); });
 }
 
 void load(Trainer& trainer, const CheckpointHeader& header) {

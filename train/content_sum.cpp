@@ -11,8 +11,8 @@ namespace {
 // Every step of it can be undone, so that no word's change is lost on the way.
 std::uint64_t absorb(std::uint64_t hash, std::uint64_t word) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15U;
-  constexpr int kTurn = 29;
-  return std::rotl((hash ^ word) * kFactor, kTurn);
+  const std::uint64_t product = (hash ^ word) * kFactor;
+  return product ^ (product >> 29);  // or the highest bits would stay where they are
 }
 
 std::uint64_t absorb_all(std::uint64_t hash, std::span<const std::byte> bytes) {

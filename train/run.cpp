@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,8 +22,6 @@
 
 namespace switchyard::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::int64_t kLoadRecords = 200;  // of a run
 
@@ -63,7 +60,7 @@ class Run {
 
   void begin() {
     require_one_text(world_, corpus_);
-    if (!config_.save.empty()) prepare_folder();
+    if (!config_.save.empty()) prepare_folder(world_, config_.save, config_.resume);
     if (!config_.resume.empty()) resume();
     introduce();
     write_report();
@@ -74,15 +71,15 @@ class Run {
       const StepRecord record = trainer_.step();
       if (console_) console_->step(record);
       const bool is_last = record.step == config_.steps;
-      if (record.step % load_interval() == 0 || is_last) {
-        trainer_.history().loads.push_back({record.step, trainer_.take_load()});
-      }
       if (config_.evaluate_every > 0 && record.step % config_.evaluate_every == 0 && !is_last) {
         evaluate();
       }
       const double wishes = signals_.received() ? 1.0 : 0.0;
       stopped_ = sum_over_ranks(world_, {&wishes, 1})[0] > 0.0;
       const bool is_due = record.step % config_.every == 0 || is_last || stopped_;
+      if (record.step % load_interval() == 0 || is_due) {
+        trainer_.history().loads.push_back({record.step, trainer_.take_load()});
+      }
       if (!config_.save.empty() && is_due) save(trainer_, config_.save, config_.keep);
     }
   }
@@ -108,24 +105,6 @@ class Run {
 
   std::int64_t load_interval() const {
     return std::max<std::int64_t>(1, config_.steps / kLoadRecords);
-  }
-
-  void prepare_folder() {
-    together(world_, [&] {
-      if (world_.rank() != 0) return;
-      std::error_code error;
-      fs::create_directories(config_.save, error);
-      if (error) {
-        throw StorageError(
-            fmt::format("--save {}: the folder cannot be made: {}", config_.save, error.message()));
-      }
-      const auto there = list_checkpoints(config_.save);
-      if (there.empty() || !config_.resume.empty()) return;
-      throw InvalidArgument(fmt::format(
-          "--save {} holds checkpoints of another run, up to {}; go on from it with --resume {}, "
-          "or choose another folder",
-          config_.save, there.front().filename().string(), config_.save));
-    });
   }
 
   void resume() {

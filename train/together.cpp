@@ -49,4 +49,10 @@ void together(Communicator& comm, const std::function<void()>& work) {
   throw InvalidArgument(message);
 }
 
+void on_rank_0(Communicator& comm, const std::function<void()>& work) {
+  together(comm, [&] {
+    if (comm.rank() == 0) work();
+  });
+}
+
 }  // namespace switchyard::train

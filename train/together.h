@@ -12,4 +12,7 @@ namespace switchyard::train {
 // communicator throws passes: its ranks know already.
 void together(Communicator& comm, const std::function<void()>& work);
 
+// Collective. The same for what rank 0 does for all.
+void on_rank_0(Communicator& comm, const std::function<void()>& work);
+
 }  // namespace switchyard::train

@@ -93,9 +93,9 @@ TEST_F(HistoryTensors, AnEmptyOneIsOneToo) {
 TEST_F(HistoryTensors, WhatDoesNotFitIsNamed) {
   auto tensors = to_tensors(some_history(), kConfig);
   tensors["history.loads"] = Tensor::zeros({1, 6}, Dtype::i64);
-  EXPECT_EQ(error_of(tensors), "history.loads is i64 [1, 6], but must be i64 [1, 7]");
+  EXPECT_EQ(error_of(tensors), "history.loads is i64 [1,6], but must be i64 [1,7]");
   tensors["history.held_out"] = Tensor::zeros({1, 2}, Dtype::f32);
-  EXPECT_EQ(error_of(tensors), "history.held_out is f32 [1, 2], but must be i64 [1, 2]");
+  EXPECT_EQ(error_of(tensors), "history.held_out is f32 [1,2], but must be i64 [1,2]");
   tensors.erase("history.steps");
   EXPECT_NE(error_of(tensors).find("has no tensor 'history.steps'"), std::string::npos);
 }

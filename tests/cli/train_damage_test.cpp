@@ -1,0 +1,97 @@
+// Damaged checkpoints and full disks, as a user meets them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "cli/train_runs.h"
+
+namespace switchyard::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void put(const std::string& path, const std::string& bytes) {
+  fs::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+class TrainDamage : public TrainRuns {
+ protected:
+  void SetUp() override {
+    TrainRuns::SetUp();
+    straight_ = losses("--ranks 2 --steps 6 --every 2 --save " + saved());
+  }
+
+  void expect_refused(const std::string& what) const {
+    const auto outcome = train("--ranks 2 --resume " + saved());
+    EXPECT_NE(outcome.status, 0) << what;
+    EXPECT_NE(outcome.output.find(checkpoint(6) + " is damaged: "), std::string::npos)
+        << what << ": " << outcome.output;
+    EXPECT_NE(outcome.output.find("; go on from the one before it with --resume " + checkpoint(4)),
+              std::string::npos)
+        << what << ": " << outcome.output;
+  }
+
+  Losses straight_;
+};
+
+TEST_F(TrainDamage, ADamagedCheckpointIsNamedAndTheOneBeforeItOffered) {
+  const auto whole = bytes_of(checkpoint(6));
+  auto flipped = whole;
+  flipped[whole.size() / 2] ^= 1;
+  put(checkpoint(6), flipped);
+  expect_refused("a bit");
+  put(checkpoint(6), whole.substr(0, whole.size() - 10));
+  expect_refused("cut off");
+  put(checkpoint(6), std::string(whole.size(), 'x'));
+  expect_refused("garbage");
+  put(checkpoint(6), "");
+  expect_refused("empty");
+  const auto resumed = losses("--ranks 2 --resume " + checkpoint(4) + " --save " + saved());
+  EXPECT_EQ(resumed.size(), 2U);
+  expect_same(straight_, resumed, 5, 6);
+  EXPECT_EQ(bytes_of(checkpoint(6)).size(), whole.size()) << "replaced by a good one";
+}
+
+// A limit on files stands for a disk that is full.
+TEST_F(TrainDamage, AFullDiskLeavesTheLastGoodOne) {
+  fs::remove(checkpoint(6));
+  const auto outcome =
+      train("--ranks 2 --resume " + saved() + " --save " + saved(), "trap '' XFSZ; ulimit -f 8;");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.output.find("for " + checkpoint(6) + ": File too large"), std::string::npos)
+      << outcome.output;
+  EXPECT_NE(outcome.output.find("; the last good checkpoint is " + checkpoint(4)),
+            std::string::npos)
+      << outcome.output;
+  EXPECT_EQ(Folder::names_in(saved()),
+            (std::set<std::string>{"step-00000002.safetensors", "step-00000004.safetensors"}));
+  const auto resumed = losses("--ranks 2 --resume " + saved());
+  EXPECT_EQ(resumed.size(), 2U);
+  expect_same(straight_, resumed, 5, 6);
+}
+
+TEST_F(TrainDamage, WhatIsNoCheckpointIsSaidToBeNone) {
+  const auto none = train("--resume " + (folder_ / "none").string());
+  EXPECT_NE(none.status, 0);
+  EXPECT_NE(none.output.find("there is no checkpoint " + (folder_ / "none").string()),
+            std::string::npos)
+      << none.output;
+  const auto empty = train("--resume " + folder_.path().string());
+  EXPECT_NE(empty.status, 0);
+  EXPECT_NE(empty.output.find("there is no checkpoint (step-N.safetensors) in the folder " +
+                              folder_.path().string()),
+            std::string::npos)
+      << empty.output;
+}
+
+}  // namespace
+}  // namespace switchyard::testing

@@ -1,0 +1,112 @@
+// However a run is stopped, it goes on from its newest checkpoint as if it never had been.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "cli/train_runs.h"
+#include "support/random.h"
+
+namespace switchyard::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainStop : public TrainRuns {
+ protected:
+  std::int64_t newest() const {
+    std::int64_t step = 0;
+    if (!fs::exists(saved())) return step;
+    for (const auto& name : Folder::names_in(saved())) {
+      if (name.starts_with("step-"))
+        step = std::max<std::int64_t>(step, std::stoll(name.substr(5)));
+    }
+    return step;
+  }
+  std::string endless(const std::string& more) const {
+    return "--ranks 2 --steps 100000 --evaluate-every 0 " + more;
+  }
+};
+
+void pause(std::int64_t milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+TEST_F(TrainStop, AnInterruptSavesAndTheRunGoesOnBitwise) {
+  for (const int number : {SIGINT, SIGTERM}) {
+    fs::remove_all(saved());
+    Losses before;
+    {
+      Background command(arguments(endless("--every 50000 --json --save " + saved())));
+      add_loss(before, nlohmann::json::parse(command.line()));
+      command.signal(number);
+      for (auto line = command.line(); !line.empty(); line = command.line()) {
+        add_loss(before, nlohmann::json::parse(line));
+      }
+      const int status = command.status();
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    }
+    const auto last = static_cast<std::int64_t>(before.size());
+    EXPECT_EQ(newest(), last);
+    const auto straight = losses_up_to(last + 4, endless(""));
+    const auto after = losses_up_to(last + 4, "--ranks 2 --resume " + saved());
+    expect_same(straight, before, 1, last);
+    expect_same(straight, after, last + 1, last + 4);
+    EXPECT_EQ(after.size(), 4U);
+  }
+}
+
+TEST_F(TrainStop, WithoutAFolderAnInterruptJustEnds) {
+  Background command(arguments(endless("--json")));
+  command.line();
+  EXPECT_EQ(command.stop(SIGINT), 0);
+}
+
+// Of a step that takes longer than anybody waits.
+TEST_F(TrainStop, ASecondInterruptStopsAtOnce) {
+  Background command(arguments(
+      "--ranks 2 --layers 64 --hidden 512 --intermediate 2048 --batch 512 --context 64 --json"));
+  pause(500);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!command.has_ended() && std::chrono::steady_clock::now() < give_up) {
+    command.signal(SIGINT);
+    pause(20);
+  }
+  const int status = command.status();
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
+}
+
+TEST_F(TrainStop, AKillLosesNothingThatWasSaved) {
+  constexpr int kRounds = 5;
+  Random random(1);
+  Losses seen;
+  std::string from;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto had = newest();
+    {
+      Background command(arguments(endless("--every 1 --keep 2 --save " + saved() + from) + " > " +
+                                   (folder_ / "log").string() + " --json"));
+      while (newest() == had && !command.has_ended()) pause(1);
+      pause(random.below(40));
+      const int status = command.stop(SIGKILL);
+      ASSERT_TRUE(WIFSIGNALED(status)) << status;
+    }
+    std::ifstream log(folder_ / "log");
+    Losses of_round;
+    for (std::string line; std::getline(log, line) && line.ends_with('}');) {
+      add_loss(of_round, nlohmann::json::parse(line));
+    }
+    // It went on from the newest checkpoint, and lost at most the step that it was at.
+    EXPECT_EQ(of_round.begin()->first, had + 1);
+    EXPECT_GE(newest(), of_round.rbegin()->first - 1);
+    seen.insert(of_round.begin(), of_round.end());
+    from = " --resume " + saved();
+  }
+  const auto last = seen.rbegin()->first;
+  expect_same(losses_up_to(last, endless("")), seen, 1, last);
+}
+
+}  // namespace
+}  // namespace switchyard::testing
