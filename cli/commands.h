@@ -8,11 +8,8 @@ namespace switchyard::cli {
 void add_bench_command(CLI::App& app);
 void add_info_command(CLI::App& app);
 void add_inspect_command(CLI::App& app);
-<<<<<<< HEAD
 void add_sample_command(CLI::App& app);
-=======
 void add_train_command(CLI::App& app);
->>>>>>> dat
 void add_verify_command(CLI::App& app);
 
 }  // namespace switchyard::cli
