@@ -99,6 +99,14 @@ void Console::held_out(const HeldOutRecord& record) {
   }
 }
 
+void Console::result(double held_out_loss, double bigram_loss, const std::string& report) {
+  if (mode_ != ConsoleMode::json) return;
+  const nlohmann::ordered_json values{
+      {"held_out_loss", held_out_loss}, {"bigram_loss", bigram_loss}, {"report", report}};
+  print(nlohmann::ordered_json{{"result", values}}.dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
 void Console::say(const std::string& line) {
   finish();
   if (mode_ != ConsoleMode::json) return print(line);
