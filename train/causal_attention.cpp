@@ -15,7 +15,7 @@ constexpr auto kTransposed = MatrixLayout::transposed;
 constexpr auto kAccumulate = GradientMode::accumulate;
 
 constexpr std::int64_t kBlock = 64;                          // positions of one product
-constexpr std::int64_t kMostScores = std::int64_t{1} << 18;  // at once, for each thread
+constexpr std::int64_t kMostScores = std::int64_t{1} << 17;  // at once, for each thread
 
 // Where the block of this position ends.
 std::int64_t block_end(std::int64_t position) { return (position / kBlock + 1) * kBlock; }
@@ -131,7 +131,8 @@ void for_each_part(const Compute& compute, const SequenceShard& shard, std::int6
 }
 
 float scale_of(const ConstTensorView& queries, std::int64_t heads) {
-  return 1.0F / std::sqrt(static_cast<float>(queries.shape()[1] / heads));
+  const auto size = queries.shape()[1] / heads;
+  return 1.0F / std::sqrt(static_cast<float>(size));
 }
 
 // Scores become probabilities, and zeros for the keys of the block that come after the query.

@@ -1,10 +1,10 @@
 #include "device/cpu/matmul.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "device/cpu/gemm.h"
-#include "device/cpu/panel_rows.h"
 #include "device/cpu/panels.h"
 
 namespace switchyard::cpu {
@@ -22,32 +22,61 @@ Sizes sizes_of(const Matmul& product) {
           .k = product.a.shape()[product.a_layout == MatrixLayout::plain ? 1 : 0]};
 }
 
-// Rows of c that one task makes: by sizes alone, and so many that packing b for them costs little.
-std::int64_t rows_of_task(const Sizes& sizes) {
-  constexpr std::int64_t kProductsOfTask = std::int64_t{1} << 23;
-  constexpr std::int64_t kLeastRows = 64;
-  const auto most = std::clamp(kProductsOfTask / std::max<std::int64_t>(sizes.n * sizes.k, 1),
-                               kLeastRows, kMostPanelRows);
-  return round_up(ceil_div(sizes.m, ceil_div(sizes.m, most)), 16);
+// Nearly equal parts of n, of at most so many.
+std::int64_t even_part(std::int64_t n, std::int64_t most) {
+  return round_up(ceil_div(n, ceil_div(n, most)), 16);
 }
+
+// What one task makes of c, by sizes alone. More rows pack b less often; where there would be few
+// tasks, those with much to add up have fewer.
+struct Tile {
+  explicit Tile(const Sizes& sizes) {
+    constexpr std::int64_t kMostColumns = 512;
+    constexpr std::int64_t kLeastRows = 64;
+    constexpr std::int64_t kFewTasks = 8;
+    constexpr std::int64_t kProductsOfTask = std::int64_t{1} << 23;
+    if (sizes.m == 0 || sizes.n == 0) return;
+    columns = even_part(sizes.n, kMostColumns);
+    num_across = ceil_div(sizes.n, columns);
+    auto most_rows = kMostPanelRows;
+    if (ceil_div(sizes.m, most_rows) * num_across < kFewTasks) {
+      const auto of_row = std::max<std::int64_t>(columns * sizes.k, 1);
+      most_rows = std::clamp(kProductsOfTask / of_row, kLeastRows, most_rows);
+    }
+    rows = even_part(sizes.m, most_rows);
+    num_down = ceil_div(sizes.m, rows);
+  }
+
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t num_down = 0;  // none, if c has no elements
+  std::int64_t num_across = 1;
+};
 
 Layout layout_of(MatrixLayout layout) {
   return layout == MatrixLayout::plain ? Layout::plain : Layout::transposed;
 }
 
-// Rows first … first + rows_of_task − 1 of c.
-void multiply_rows(const Matmul& product, std::int64_t first, Scratch& scratch) {
+// The matrix from this row and column on, as it is named.
+MatrixIn from(const ConstTensorView& view, MatrixLayout layout, std::int64_t row,
+              std::int64_t column) {
+  if (layout == MatrixLayout::transposed) std::swap(row, column);
+  return {view.row(row) + column * size_of(view.dtype()), view.row_stride(), layout_of(layout)};
+}
+
+void multiply_tile(const Matmul& product, std::int64_t index, Scratch& scratch) {
   const auto sizes = sizes_of(product);
-  const auto& a = product.a;
-  const bool is_plain = product.a_layout == MatrixLayout::plain;
-  gemm({.m = std::min(rows_of_task(sizes), sizes.m - first),
-        .n = sizes.n,
+  const Tile tile(sizes);
+  const auto row = index / tile.num_across * tile.rows;
+  const auto column = index % tile.num_across * tile.columns;
+  gemm({.m = std::min(tile.rows, sizes.m - row),
+        .n = std::min(tile.columns, sizes.n - column),
         .k = sizes.k,
-        .dtype = a.dtype(),
-        .a = {is_plain ? a.row(first) : a.data() + first * size_of(a.dtype()), a.row_stride(),
-              layout_of(product.a_layout)},
-        .b = in(product.b, layout_of(product.b_layout)),
-        .c = {product.c.row(first), product.c.row_stride(), product.c.dtype()},
+        .dtype = product.a.dtype(),
+        .a = from(product.a, product.a_layout, row, 0),
+        .b = from(product.b, product.b_layout, 0, column),
+        .c = {product.c.row(row) + column * size_of(product.c.dtype()), product.c.row_stride(),
+              product.c.dtype()},
         .accumulate = product.mode == GradientMode::accumulate},
        scratch);
 }
@@ -58,14 +87,13 @@ void multiply(std::span<const Matmul> products, Workers& workers) {
   std::vector<std::int64_t> task_offsets{0};  // [products + 1]
   task_offsets.reserve(products.size() + 1);
   for (const Matmul& product : products) {
-    const auto sizes = sizes_of(product);
-    const auto tasks = sizes.m == 0 || sizes.n == 0 ? 0 : ceil_div(sizes.m, rows_of_task(sizes));
-    task_offsets.push_back(task_offsets.back() + tasks);
+    const Tile tile(sizes_of(product));
+    task_offsets.push_back(task_offsets.back() + tile.num_down * tile.num_across);
   }
   workers.run(task_offsets.back(), [&](std::int64_t task, Scratch& scratch) {
     const auto after = std::upper_bound(task_offsets.begin(), task_offsets.end(), task);
     const Matmul& product = products[static_cast<std::size_t>(after - task_offsets.begin() - 1)];
-    multiply_rows(product, (task - *(after - 1)) * rows_of_task(sizes_of(product)), scratch);
+    multiply_tile(product, task - *(after - 1), scratch);
   });
 }
 
