@@ -107,7 +107,7 @@ pre b { background: var(--mark); font-weight: 600; border-radius: 3px; padding: 
 .settings { columns: 3; column-gap: 36px; margin: 10px 0 0; font-size: 14px; }
 .settings div { display: flex; justify-content: space-between; gap: 14px; padding: 5px 0;
   border-top: 1px solid var(--faint); break-inside: avoid; }
-.settings dt { color: var(--soft); overflow-wrap: anywhere; }
+.settings dt { color: var(--soft); }
 .settings dd { margin: 0; text-align: right; overflow-wrap: anywhere; min-width: 0; }
 footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
 @media (max-width: 860px) {
