@@ -61,6 +61,14 @@ Range range_of(std::span<const double> values) {
   return has_any ? range : Range{};
 }
 
+void Axis::add_ticks(double first, double last, double distance) {
+  const auto count = std::lround(last - first);
+  for (long i = 0; i <= count; ++i) {
+    const double value = (first + static_cast<double>(i)) * distance;
+    ticks_.push_back({value, label_of(value, distance, size_of(range_))});
+  }
+}
+
 Axis Axis::rounded(Range range, int most_ticks) {
   range = with_room(range);
   const double distance = round_distance(range.high - range.low, most_ticks);
@@ -68,9 +76,7 @@ Axis Axis::rounded(Range range, int most_ticks) {
   const double first = std::floor(range.low / distance + 1e-6);
   const double last = std::ceil(range.high / distance - 1e-6);
   axis.range_ = {first * distance, last * distance};
-  for (double i = first; i <= last; ++i) {
-    axis.ticks_.push_back({i * distance, label_of(i * distance, distance, size_of(axis.range_))});
-  }
+  axis.add_ticks(first, last, distance);
   return axis;
 }
 
@@ -87,9 +93,7 @@ Axis Axis::whole(Range range, int most_ticks) {
   if (first * distance - range.low > 0.4 * distance) {  // so that the labels do not touch
     axis.ticks_.push_back({range.low, whole_text(range.low)});
   }
-  for (double i = first; i <= std::floor(range.high / distance); ++i) {
-    axis.ticks_.push_back({i * distance, label_of(i * distance, distance, size_of(range))});
-  }
+  axis.add_ticks(first, std::floor(range.high / distance), distance);
   return axis;
 }
 
@@ -100,8 +104,9 @@ Axis Axis::logarithmic(Range range, int most_ticks) {
   double last = std::ceil(std::log10(range.high) - 1e-6);
   const double stride = std::max(1.0, std::ceil((last - first) / most_ticks));
   last = first + std::max(1.0, std::ceil((last - first) / stride)) * stride;
-  for (double power = first; power <= last; power += stride) {
-    const double value = std::pow(10.0, power);
+  const auto count = std::lround((last - first) / stride);
+  for (long i = 0; i <= count; ++i) {
+    const double value = std::pow(10.0, first + static_cast<double>(i) * stride);
     axis.ticks_.push_back({value, label_of(value, value, value)});
   }
   axis.range_ = {std::pow(10.0, first), std::pow(10.0, last)};

@@ -36,6 +36,9 @@ class Axis {
   Range range() const { return range_; }
 
  private:
+  // At the multiples of `distance` from `first` to `last`; the range is known.
+  void add_ticks(double first, double last, double distance);
+
   Range range_;
   bool is_logarithmic_ = false;
   std::vector<Tick> ticks_;

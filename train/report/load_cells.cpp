@@ -31,8 +31,9 @@ std::vector<double> shares_of(std::span<const LoadRecord> records, std::size_t l
       total += static_cast<double>(counted[e]);
     }
   }
-  for (double& pick : picks)
+  for (double& pick : picks) {
     pick = total > 0.0 ? pick * static_cast<double>(num_experts) / total : kNone;
+  }
   return picks;
 }
 

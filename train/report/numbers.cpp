@@ -62,9 +62,9 @@ std::string bytes_text(double bytes) {
 
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds)) return kDash;
+  if (seconds < 0.0 || seconds > 1e12) return three_digits(seconds) + " s";
   if (seconds < 0.9995) return three_digits(seconds * kThousand) + " ms";
   if (seconds < 59.5) return three_digits(seconds) + " s";
-  if (seconds > 1e12) return three_digits(seconds) + " s";
   const auto whole = std::llround(seconds);
   if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
   return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);

@@ -44,7 +44,10 @@ std::vector<Line> loss_lines(const History& history) {
   const auto training = series_of(history.steps, [](const StepRecord& r) { return r.loss; });
   const auto window = training.size() / 25 | 1U;
   if (!training.empty()) {
-    lines.push_back({.name = "training", .style = "raw", .points = thinned(training, kMostPoints)});
+    lines.push_back({.name = "training",
+                     .style = "raw",
+                     .points = thinned(training, kMostPoints),
+                     .has_dots = training.size() == 1});
   }
   if (window > 1) {
     lines.push_back(
@@ -74,8 +77,10 @@ struct SmallChart {
 
 std::string small_chart_html(const History& history, const SmallChart& small) {
   const auto series = series_of(history.steps, small.value);
-  std::vector<Line> lines{
-      {.name = small.title, .style = "mean", .points = thinned(series, kMostSmallPoints)}};
+  std::vector<Line> lines{{.name = small.title,
+                           .style = "mean",
+                           .points = thinned(series, kMostSmallPoints),
+                           .has_dots = series.size() == 1}};
   auto up = upward_axis(lines, {}, kSmallTicks);
   if (small.from_zero) {
     std::vector<double> values{0.0};

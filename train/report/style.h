@@ -7,11 +7,11 @@ constexpr const char* kStyle = R"css(
 :root { color-scheme: light dark;
   --page: #f4f5f7; --card: #ffffff; --ink: #1a2230; --soft: #566273; --line: #e2e6eb;
   --faint: #eef0f3; --blue: #2468b8; --pale: #a9c6e8; --orange: #cf5a12; --green: #1b7a4b;
-  --red: #b3372b; --mark: #fff3d6; }
+  --red: #b3372b; --mark: #fff3d6; --bar: #4079b8; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #0e1217; --card: #161b22; --ink: #e4e9f0; --soft: #98a4b3; --line: #2a323c;
   --faint: #1f262f; --blue: #6cb2ff; --pale: #35557a; --orange: #ff9a52; --green: #5fcf95;
-  --red: #ff8577; --mark: #3a3018; } }
+  --red: #ff8577; --mark: #3a3018; --bar: #4b87c9; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
@@ -54,7 +54,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 path.raw { stroke: var(--pale); stroke-width: 1.2; }
 path.mean { stroke: var(--blue); stroke-width: 2.2; }
 path.held { stroke: var(--orange); stroke-width: 1.6; }
-path.dots.held { stroke-width: 7.5; }
+.plot path.dots { stroke-width: 7.5; }
 .plot > span { position: absolute; line-height: 1; white-space: nowrap; }
 .plot .y { right: 100%; transform: translateY(-50%); padding-right: 9px; }
 .plot .x { top: 100%; transform: translateX(-50%); padding-top: 9px; }
@@ -94,10 +94,10 @@ path.dots.held { stroke-width: 7.5; }
 .bars th, .bars td { padding: 6px 0; font-weight: 400; text-align: left; line-height: 1.35; }
 .bars thead th { color: var(--soft); font-size: 12px; padding-bottom: 4px; }
 .bars tbody tr { border-top: 1px solid var(--faint); }
-.bars tbody th { white-space: nowrap; padding-right: 20px; min-width: 170px; }
+.bars tbody th { padding-right: 20px; min-width: 180px; overflow-wrap: anywhere; }
 .bars td:nth-child(2) { width: 100%; }
 .bars i { display: block; height: 12px; min-width: 2px; border-radius: 2px;
-  background: var(--blue); }
+  background: var(--bar); }
 .bars th:nth-child(n+3), .bars td:nth-child(n+3) { text-align: right; white-space: nowrap;
   padding-left: 26px; min-width: 92px; }
 pre { margin: 12px 0 0; padding: 16px 18px; background: var(--faint); border-radius: 8px;
@@ -121,7 +121,7 @@ footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
   .settings { columns: 1; } .strips.many { gap: 14px 12px; } .ramp { width: 190px; }
   .bars th:nth-child(n+3), .bars td:nth-child(n+3) { padding-left: 12px;
     min-width: 0; }
-  .bars tbody th { white-space: normal; padding-right: 10px; min-width: 0; overflow-wrap: anywhere; }
+  .bars tbody th { padding-right: 10px; min-width: 96px; }
   .bars td:nth-child(2) { width: 40%; } }
 @media print { body { background: none; } section { break-inside: avoid; } }
 )css";
