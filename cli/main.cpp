@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   switchyard::cli::add_info_command(app);
   switchyard::cli::add_inspect_command(app);
   switchyard::cli::add_sample_command(app);
+  switchyard::cli::add_train_command(app);
   switchyard::cli::add_verify_command(app);
   try {
     app.parse(argc, argv);

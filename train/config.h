@@ -36,7 +36,7 @@ struct ModelConfig {
   bool tied = true;                       // the head is the embedding's matrix
 
   Balance balance = Balance::bias;
-  float balance_rate = 1e-3F;    // of Balance::bias
+  float balance_rate = 1e-2F;    // of Balance::bias
   float balance_weight = 1e-2F;  // of Balance::loss
   float z_weight = 0.0F;         // of the router's z-loss; 0: none
   BufferSizing sizing = BufferSizing::exact;

@@ -22,7 +22,7 @@ using Options = std::vector<Option>;
 Options sizes_of(ModelConfig& m) {
   const std::vector<std::pair<std::string, bool>> yes_or_no{{"true", true}, {"false", false}};
   return {
-      number_option("layers", m.layers, {1, kMostLayers}, "Layers"),
+      number_option("layers", m.layers, {1, kMostLayers}, "Layers of the model"),
       number_option("hidden", m.hidden, {1, kWidest}, "Size of a token's vector"),
       number_option("heads", m.heads, {1, kWidest}, "Heads of attention, of an even size each"),
       number_option("experts", m.experts, {1, kMostExperts}, "Experts of a layer"),
@@ -31,9 +31,9 @@ Options sizes_of(ModelConfig& m) {
       number_option("shared-intermediate", m.shared_intermediate, {0, kWidestInside},
                     "Inner size of the expert that all tokens use; 0: no such expert"),
       number_option("moe-every", m.moe_every, {1, kMostLayers},
-                    "Every so many layers one has experts"),
+                    "One of so many layers has experts"),
       number_option("dense-intermediate", m.dense_intermediate, {1, kWidestInside},
-                    "Inner size of the layers that have none"),
+                    "Inner size of layers without experts"),
       choice_option("tied", m.tied, yes_or_no, "Whether the head shares the embedding's matrix"),
       choice_option<Balance>(
           "balance", m.balance,
@@ -60,28 +60,32 @@ Options training_of(ModelConfig& m) {
 
 Options options_of(OptimizerConfig& o) {
   return {
-      number_option("learning-rate", o.learning_rate, {0.0F, kHighestRate}, "At its highest"),
+      number_option("learning-rate", o.learning_rate, {0.0F, kHighestRate},
+                    "Learning rate at its highest"),
       number_option("final-learning-rate", o.final_learning_rate, {0.0F, kHighestRate},
-                    "At the last step; at most --learning-rate"),
+                    "Learning rate at the last step; at most --learning-rate"),
       number_option("warm-up", o.warm_up, {0, kMostSteps},
                     "Steps until the rate is at its highest; at most --steps"),
-      number_option("beta1", o.beta1, {0.0F, kLargestBeta}, "Of the mean of gradients"),
-      number_option("beta2", o.beta2, {0.0F, kLargestBeta}, "Of the mean of their squares"),
-      number_option("epsilon", o.epsilon, {1e-30F, 1.0F}, "Added to the root of that"),
-      number_option("weight-decay", o.weight_decay, {0.0F, kHighestRate}, "Of matrices"),
-      number_option("clip", o.clip, {0.0F, 1e9F}, "Longest gradient, over all parameters; 0: any"),
+      number_option("beta1", o.beta1, {0.0F, kLargestBeta}, "Decay of the mean of gradients"),
+      number_option("beta2", o.beta2, {0.0F, kLargestBeta}, "Decay of the mean of their squares"),
+      number_option("epsilon", o.epsilon, {1e-30F, 1.0F},
+                    "Added to the root of the mean of squares"),
+      number_option("weight-decay", o.weight_decay, {0.0F, kHighestRate},
+                    "Weight decay of matrices"),
+      number_option("clip", o.clip, {0.0F, 1e9F},
+                    "Norm that the gradient of all parameters is clipped to; 0: any"),
   };
 }
 
 Options options_of(MeshConfig& m) {
   return {
-      number_option("dp", m.dp, {1, kMostRanks}, "Ranks that have copies of all experts"),
+      number_option("dp", m.dp, {1, kMostRanks}, "Copies of the experts, each on ranks of its own"),
       number_option("ep", m.ep, {0, kMostRanks},
                     "Ranks that experts are divided over; 0: what --dp and --sp leave"),
       number_option("sp", m.sp, {1, kMostRanks}, "Ranks that each sequence is cut over"),
-      choice_option<std::vector<std::string>>("expert-axes", m.expert_axes,
-                                              {{"ep", {"ep"}}, {"ep+sp", {"ep", "sp"}}},
-                                              "Axes of ranks that experts are divided over"),
+      choice_option<std::vector<std::string>>(
+          "expert-axes", m.expert_axes, {{"ep", {"ep"}}, {"ep+sp", {"ep", "sp"}}},
+          "Whether experts are divided over the ranks of --sp, too"),
   };
 }
 
@@ -99,7 +103,7 @@ Options run_of(TrainConfig& c) {
   return {
       number_option("steps", c.steps, {1, kMostSteps}, "Steps, those before --resume included"),
       number_option("seed", c.seed, {0, std::numeric_limits<std::uint64_t>::max()},
-                    "Of all that is random"),
+                    "Seed of the weights, the order of the text and the sample"),
       number_option("threads", c.threads, {0, 1024}, "Threads of each rank; 0: cores / ranks"),
       number_option("evaluate-every", c.evaluate_every, {0, kMostSteps},
                     "Steps between evaluations of held-out text; 0: only at the end"),
@@ -113,8 +117,8 @@ Options files_of(TrainConfig& c) {
       number_option("every", c.every, {1, kMostSteps}, "Steps between checkpoints"),
       number_option("keep", c.keep, {1, kMostSteps}, "Checkpoints that stay, the newest"),
       path_option("resume", c.resume, "none",
-                  "Checkpoint to go on from, or a folder: its newest. Options that are not given "
-                  "stay as they were, except --threads, --save and --report"),
+                  "Checkpoint to go on from, or folder of them; what is not given stays as it was, "
+                  "but --threads, --save and --report"),
       path_option("report", c.report, "none", "File of the report; none: no report"),
   };
 }
@@ -122,9 +126,9 @@ Options files_of(TrainConfig& c) {
 Options sample_of(TrainConfig& c) {
   return {
       text_option("prompt", c.prompt, "What the sample at the end begins with"),
-      number_option("sample-bytes", c.sample_bytes, {0, kLongest}, "Its length; 0: no sample"),
+      number_option("sample-bytes", c.sample_bytes, {0, kLongest}, "Bytes of the sample; 0: none"),
       number_option("temperature", c.temperature, {0.0F, 100.0F},
-                    "How freely it is drawn; 0: always the likeliest byte"),
+                    "How freely the sample is drawn; 0: always the likeliest byte"),
   };
 }
 

@@ -11,7 +11,8 @@ Option option(std::string name, std::string type, std::string help) {
           .get = {}};
 }
 
-Option path_option(std::string name, std::string& value, std::string empty, std::string help) {
+Option path_option(std::string name, std::string& value, const std::string& empty,
+                   std::string help) {
   Option o = option(std::move(name), "PATH", std::move(help));
   o.set = [&value, empty](const std::string& text) { value = text == empty ? "" : text; };
   o.get = [&value, empty] { return value.empty() ? empty : value; };

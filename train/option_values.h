@@ -72,7 +72,8 @@ Option choice_option(std::string name, T& value, std::vector<std::pair<std::stri
 }
 
 // An empty path is written as `empty`, and either of them sets it.
-Option path_option(std::string name, std::string& value, std::string empty, std::string help);
+Option path_option(std::string name, std::string& value, const std::string& empty,
+                   std::string help);
 Option text_option(std::string name, std::string& value, std::string help);
 
 }  // namespace switchyard::train

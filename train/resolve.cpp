@@ -5,7 +5,7 @@
 namespace switchyard::train {
 
 TrainConfig resolve(const Assignments& file, const Assignments& flags) {
-  const auto given = merge(std::nullopt, file, flags);
+  auto given = merge(std::nullopt, file, flags);
   if (given.resume.empty()) return given;
   return merge(read_header(given.resume).config, file, flags);
 }

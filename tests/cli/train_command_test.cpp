@@ -1,0 +1,105 @@
+// The command line of switchyard train, as far as nothing is trained.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "cli/command.h"
+#include "support/folder.h"
+
+namespace switchyard {
+namespace {
+
+using testing::Folder;
+using testing::run;
+
+void expect_error(const std::string& arguments, const std::string& message) {
+  const auto outcome = run("train " + arguments);
+  EXPECT_EQ(outcome.status, 2) << arguments;
+  EXPECT_NE(outcome.output.find("switchyard: " + message), std::string::npos) << outcome.output;
+}
+
+TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
+  const auto help = run("train --help");
+  EXPECT_EQ(help.status, 0);
+  for (const char* text : {"--ranks INT",
+                           "[4; with --comm mpi those of mpirun]",
+                           "--comm TEXT:{threads,mpi}",
+                           "--config TEXT:FILE",
+                           "--json",
+                           "Model:",
+                           "--hidden N",
+                           "[128]",
+                           "--balance bias|loss|none",
+                           "[bias]",
+                           "Optimizer:",
+                           "--learning-rate X",
+                           "[0.003]",
+                           "Ranks:",
+                           "--expert-axes ep|ep+sp",
+                           "Data:",
+                           "--corpus PATH",
+                           "[embedded]",
+                           "Run:",
+                           "--steps N",
+                           "[400]",
+                           "Files:",
+                           "--save PATH",
+                           "[none]",
+                           "--report PATH",
+                           "[switchyard-report.html]",
+                           "Sample:",
+                           "--prompt TEXT",
+                           "--temperature X",
+                           "[0.7]"}) {
+    EXPECT_NE(help.output.find(text), std::string::npos) << text << "\n" << help.output;
+  }
+}
+
+TEST(TrainCommand, WrongValuesNameTheFlagAndWhatIsAllowed) {
+  expect_error("--hidden 12x", "--hidden \"12x\" is not a whole number from 1 to 65536");
+  expect_error("--clip -1", "--clip \"-1\" is not a number from 0 to 1000000000");
+  expect_error("--balance even", "--balance \"even\" is not one of bias|loss|none");
+  expect_error("--steps ''", "--steps \"\" is not a whole number from 1 to 1000000000");
+  expect_error("--ranks 0", "--ranks: Value 0 not in range 1 to 1024");
+  expect_error("--comm pigeon", "--comm: pigeon not in {threads,mpi}");
+  expect_error("--stepps 4", "The following arguments were not expected");
+  expect_error("--steps", "--steps: 1 required");
+}
+
+TEST(TrainCommand, ValuesMustFitEachOtherAndTheRanks) {
+  expect_error("--hidden 130", "--hidden 130 must be --heads 4 times an even number");
+  expect_error("--dp 3", "--dp 3 × --sp 1 must divide the 4 ranks; 6 would do");
+  expect_error("--ranks 6 --dp 2 --ep 2",
+               "--dp 2 × --ep 2 × --sp 1 are 4 ranks, but there are 6; --ep 3 would fit");
+}
+
+TEST(TrainCommand, AFileOfOptionsIsRead) {
+  const Folder folder;
+  const auto path = (folder / "run.json").string();
+  const auto with = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return "--config " + path;
+  };
+  expect_error("--config " + path, "--config: File does not exist: " + path);
+  expect_error(with(R"({"steps": 0})"),
+               path + ": --steps \"0\" is not a whole number from 1 to 1000000000");
+  expect_error(with(R"({"step": 5})"),
+               path + ": \"step\" is not an option; the closest is \"steps\"");
+  expect_error(with(R"({"steps": 5})") + " --warm-up 6", "--warm-up 6 must be at most --steps 5");
+  expect_error(with(R"({"steps": 5, "warm-up": 7})") + " --steps 6",
+               "--warm-up 7 must be at most --steps 6");
+}
+
+#ifdef SWITCHYARD_MPIRUN
+TEST(TrainCommand, MpirunDecidesHowManyRanksThereAre) {
+  const auto outcome =
+      run("train --comm mpi --dp 2 --ep 2", std::string(SWITCHYARD_MPIRUN) + " -n 3");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.output.find("are 4 ranks, but there are 3"), std::string::npos)
+      << outcome.output;
+}
+#endif
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,23 @@
+// The slow, obvious reference of causal attention with rotary positions: one process, whole
+// sequences, double precision.
+#pragma once
+
+#include <cstdint>
+
+#include "support/moe_reference.h"
+
+namespace switchyard::testing {
+
+struct AttentionSizes {
+  std::int64_t batch = 0;
+  std::int64_t length = 0;
+  std::int64_t hidden = 0;
+  std::int64_t heads = 1;
+  double rotary_base = 50.0;
+};
+
+// y [batch · length, H] of x, without a residual: qkv [3·H, H], out [H, H].
+Doubles reference_attention(const AttentionSizes& sizes, const Doubles& x, const Doubles& qkv,
+                            const Doubles& out);
+
+}  // namespace switchyard::testing
