@@ -24,10 +24,12 @@ using Losses = std::map<std::int64_t, double>;  // by step
 // A command in the background, whose standard output is read line by line.
 class Background {
  public:
+  // What it says on the standard error is not shown.
   explicit Background(const std::string& arguments) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-    const auto command = std::string("exec ") + SWITCHYARD_COMMAND + " " + arguments;
+    const auto command =
+        std::string("exec ") + SWITCHYARD_COMMAND + " " + arguments + " 2>/dev/null";
     pid_ = ::fork();
     if (pid_ == 0) {
       ::dup2(ends[1], STDOUT_FILENO);
@@ -86,7 +88,7 @@ class TrainRuns : public ::testing::Test {
   // Of a small model, with a report nowhere.
   std::string arguments(const std::string& more) const {
     return "train --layers 2 --hidden 32 --heads 2 --context 32 --experts 4 --intermediate 32 "
-           "--batch 4 --warm-up 5 --held-out 8 --sample-bytes 0 --report none --corpus " +
+           "--batch 4 --warm-up 2 --held-out 8 --sample-bytes 0 --report none --corpus " +
            (folder_ / "text.txt").string() + " " + more;
   }
   Outcome train(const std::string& more, const std::string& launcher = "") const {

@@ -1,6 +1,7 @@
 // Every kind of damage is found, named on every rank, and another checkpoint offered.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 
 #include "train/saved_run.h"
@@ -48,6 +49,31 @@ TEST_F(CheckpointsDamage, ABitOfEveryTensor) {
   EXPECT_GT(tensors, 30);
   put(kFour, whole);
   EXPECT_EQ(load_error(folder_.path()), "no error");
+}
+
+// But in the two words that other tools want, and we do not read.
+TEST_F(CheckpointsDamage, ABitAnywhereInTheHeader) {
+  const auto whole = bytes_of(kFour);
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, whole.data(), sizeof(header_bytes));
+  const std::string not_ours = "\"format\":\"pt\"";
+  const auto begin = whole.find(not_ours);
+  ASSERT_LT(begin, header_bytes);
+  const auto alone = connect();
+  SmallRun run(*alone, small_config());
+  testing::Random random(2);
+  for (int round = 0; round < 500; ++round) {
+    const auto at =
+        static_cast<std::size_t>(random.below(static_cast<std::int64_t>(header_bytes) + 8));
+    auto bytes = whole;
+    bytes[at] ^= static_cast<char>(1U << random.below(8));
+    put(kFour, bytes);
+    const auto error = in_words(testing::error_of<InvalidArgument>(
+        [&] { load(run.trainer, read_header(folder_.path())); }));
+    const bool is_ours = at < begin || at >= begin + not_ours.size();
+    EXPECT_TRUE(!is_ours || error.starts_with("DIR/step-00000004.safetensors"))
+        << "byte " << at << ": " << error;
+  }
 }
 
 TEST_F(CheckpointsDamage, AFileThatIsCutOff) {
