@@ -88,7 +88,7 @@ CheckpointHeader parsed(const Metadata& metadata) {
                           .corpus_hash = hex(kCorpusHashField),
                           .parameters_sum = hex(kParametersSumField),
                           .training_sum = hex(kTrainingSumField)};
-  if (hex(kMetadataSumField) != metadata_sum(metadata)) {
+  if (field(metadata, kMetadataSumField) != in_hex(metadata_sum(metadata))) {
     throw InvalidArgument("its metadata is not what was saved");
   }
   return header;
