@@ -8,15 +8,15 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoints.h"
+#include "checkpoints/checkpoints.h"
 #include "commands.h"
 #include "launch.h"
-#include "options.h"
+#include "model/transformer.h"
+#include "options/options.h"
 #include "printable.h"
-#include "sampler.h"
+#include "run/sampler.h"
 #include "switchyard/device.h"
 #include "switchyard/mesh.h"
-#include "transformer.h"
 
 namespace switchyard::cli {
 namespace {

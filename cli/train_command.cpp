@@ -9,8 +9,8 @@
 
 #include "commands.h"
 #include "launch.h"
-#include "options.h"
-#include "run.h"
+#include "options/options.h"
+#include "run/run.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {

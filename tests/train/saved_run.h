@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "checkpoints.h"
+#include "checkpoints/checkpoints.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "switchyard/checkpoint.h"

@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <string>
 
-#include "config.h"
-#include "corpus.h"
-#include "options.h"
+#include "data/corpus.h"
+#include "options/config.h"
+#include "options/options.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"
 #include "switchyard/device.h"
 #include "switchyard/mesh.h"
-#include "trainer.h"
+#include "training/trainer.h"
 
 namespace switchyard::train {
 

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "config.h"
-#include "corpus.h"
+#include "data/corpus.h"
+#include "options/config.h"
 #include "switchyard/mesh.h"
-#include "trainer.h"
+#include "training/trainer.h"
 
 namespace switchyard::testing {
 

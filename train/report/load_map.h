@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "history.h"
+#include "training/history.h"
 
 namespace switchyard::train {
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "history.h"
+#include "training/history.h"
 
 namespace switchyard::train {
 

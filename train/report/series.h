@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "history.h"
+#include "training/history.h"
 
 namespace switchyard::train {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "history.h"
+#include "training/history.h"
 
 namespace switchyard::testing {
 

@@ -1,0 +1,171 @@
+// Which files of a folder are checkpoints, which go, and which is offered.
+#include "checkpoints/checkpoint_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "checkpoints/checkpoints.h"
+#include "support/child.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+#include "switchyard/checkpoint.h"
+#include "switchyard/error.h"
+#include "switchyard/run_ranks.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::error_of;
+using Names = std::set<std::string>;
+
+constexpr const char* kTen = "step-00000010.safetensors";
+constexpr const char* kTwenty = "step-00000020.safetensors";
+constexpr const char* kThirty = "step-00000030.safetensors";
+
+class CheckpointFolder : public ::testing::Test {
+ protected:
+  fs::path put(const std::string& name, const std::string& text = "") const {
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+  // One that can be opened.
+  fs::path put_good(const std::string& name) const {
+    save_checkpoint(*connect(), folder_ / name, {});
+    return folder_ / name;
+  }
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  std::string prepare(const fs::path& resumed) const {
+    return error_of<InvalidArgument>([&] { prepare_folder(*connect(), folder_.path(), resumed); });
+  }
+
+  const testing::Folder folder_;
+};
+
+TEST_F(CheckpointFolder, ANameHoldsTheStep) {
+  EXPECT_EQ(checkpoint_path("a", 100), fs::path("a/step-00000100.safetensors"));
+  EXPECT_EQ(checkpoint_path("a", 1234567890), fs::path("a/step-1234567890.safetensors"));
+}
+
+TEST_F(CheckpointFolder, TheNewestComesFirstAndOtherFilesDoNotCount) {
+  for (const auto* name : {kTen, "step-1234567890.safetensors", kTwenty, "step-0000010.safetensors",
+                           "step--0000010.safetensors", "step-00000040.safetensors.bak",
+                           "step-000000x0.safetensors", ".step-00000050.safetensors.tmp-1",
+                           "model.safetensors", "step-99999999999999999999.safetensors"}) {
+    put(name);
+  }
+  fs::create_directory(folder_ / "step-00000060.safetensors");
+  EXPECT_EQ(list_checkpoints(folder_.path()),
+            (std::vector<fs::path>{folder_ / "step-1234567890.safetensors", folder_ / kTwenty,
+                                   folder_ / kTen}));
+  EXPECT_TRUE(list_checkpoints(folder_ / "none").empty());
+}
+
+TEST_F(CheckpointFolder, AFolderThatCannotBeListedIsNamed) {
+  put("file");
+  EXPECT_EQ(error_of<InvalidArgument>([&] { list_checkpoints(folder_ / "file"); }),
+            "cannot list the folder " + at("file") + ": Not a directory");
+}
+
+TEST_F(CheckpointFolder, OldOnesGoAndNothingElse) {
+  for (const auto* name : {kTen, kTwenty, kThirty, "letter.txt"}) put(name);
+  prune_checkpoints(folder_.path(), 30, 2);
+  EXPECT_EQ(folder_.names(), (Names{kTwenty, kThirty, "letter.txt"}));
+  prune_checkpoints(folder_.path(), 30, 0);
+  EXPECT_EQ(folder_.names(), (Names{kThirty, "letter.txt"}));
+}
+
+// After going back to step 10: the run that wrote 20 and 30 was another.
+TEST_F(CheckpointFolder, LaterOnesNeitherGoNorCount) {
+  for (const auto* name : {kTen, kTwenty, kThirty}) put(name);
+  put("step-00000011.safetensors");
+  prune_checkpoints(folder_.path(), 11, 1);
+  EXPECT_EQ(folder_.names(), (Names{"step-00000011.safetensors", kTwenty, kThirty}));
+}
+
+TEST_F(CheckpointFolder, ADamagedOneOffersTheOneBeforeIt) {
+  put_good(kTen);
+  put_good(kTwenty);
+  put_good("step-00000040.safetensors");
+  const auto path = put(kThirty);
+  EXPECT_EQ(words_for_damage(path, path.string() + ": it is bad"),
+            path.string() + " is damaged: it is bad; go on from the one before it with --resume " +
+                at(kTwenty));
+  put(kTwenty, "damaged as well");
+  EXPECT_EQ(words_for_damage(path, path.string() + " has no end"),
+            path.string() + " is damaged: has no end; go on from the one before it with --resume " +
+                at(kTen));
+}
+
+TEST_F(CheckpointFolder, ADamagedOneOffersALaterOneOrNone) {
+  const auto path = put(kTen);
+  EXPECT_EQ(words_for_damage(path, "bad"),
+            path.string() + " is damaged: bad; there is no other checkpoint in " +
+                folder_.path().string());
+  put_good(kTwenty);
+  EXPECT_EQ(words_for_damage(path, "bad"),
+            path.string() + " is damaged: bad; go on from another with --resume " + at(kTwenty));
+}
+
+TEST_F(CheckpointFolder, TheLastGoodOneIsBeforeTheStep) {
+  const auto none = "there is no checkpoint in " + folder_.path().string() + " yet";
+  EXPECT_EQ(words_for_last_good(folder_.path(), 30), none);
+  put_good(kTen);
+  put(kTwenty, "damaged");
+  put_good(kThirty);
+  EXPECT_EQ(words_for_last_good(folder_.path(), 30), "the last good checkpoint is " + at(kTen));
+  EXPECT_EQ(words_for_last_good(folder_.path(), 10), none);
+}
+
+TEST_F(CheckpointFolder, ARunMakesItsFolder) {
+  prepare_folder(*connect(), folder_ / "a/b", {});
+  EXPECT_TRUE(fs::is_directory(folder_ / "a/b"));
+}
+
+TEST_F(CheckpointFolder, ARunDoesNotSaveIntoAnothersFolder) {
+  const auto path = put_good(kTen);
+  const auto refusal = "--save " + folder_.path().string() +
+                       " holds checkpoints of another run, up to step-00000010.safetensors; go on "
+                       "from it with --resume " +
+                       folder_.path().string() + ", or choose another folder";
+  EXPECT_EQ(prepare({}), refusal);
+  EXPECT_EQ(prepare("elsewhere/step-00000010.safetensors"), refusal);
+  EXPECT_EQ(prepare(path), "no error");
+  EXPECT_EQ(prepare(folder_.path()), "no error");
+}
+
+TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
+  put("file");
+  run_ranks(3, [&](Communicator& world) {
+    EXPECT_EQ(error_of<StorageError>([&] { prepare_folder(world, folder_ / "file", {}); }),
+              "--save " + at("file") + ": nothing can be saved there: Not a directory");
+  });
+  fs::permissions(folder_.path(), fs::perms::owner_read | fs::perms::owner_exec |
+                                      fs::perms::others_read | fs::perms::others_exec);
+  const auto error = testing::in_child([&] {
+    constexpr uid_t kNobody = 65534;  // root may write anywhere
+    if (::geteuid() == 0 && ::setuid(kNobody) != 0) return std::string("still root");
+    return error_of<StorageError>([&] { prepare_folder(*connect(), folder_.path(), {}); });
+  });
+  EXPECT_EQ(error, "--save " + folder_.path().string() +
+                       ": nothing can be saved there: Permission denied");
+}
+
+TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesWhenNobodyWritesToIt) {
+  const auto old = put(".step-00000010.safetensors.tmp-1");
+  const auto recent = put(".step-00000010.safetensors.tmp-2");
+  const auto other = put(".letter.tmp-1");
+  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
+  for (const auto& path : {old, other}) fs::last_write_time(path, long_ago);
+  EXPECT_EQ(prepare({}), "no error");
+  EXPECT_EQ(folder_.names(), (Names{".step-00000010.safetensors.tmp-2", ".letter.tmp-1"}));
+}
+
+}  // namespace
+}  // namespace switchyard::train

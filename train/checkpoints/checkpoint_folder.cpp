@@ -1,0 +1,183 @@
+#include "checkpoints/checkpoint_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "checkpoints/checkpoints.h"
+#include "common/together.h"
+#include "switchyard/checkpoint.h"
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::size_t kDigits = 8;
+
+// Of "step-00000100.safetensors"; none: it has not the form of such a name.
+std::optional<std::int64_t> step_in(std::string_view name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  if (name.size() < kPrefix.size() + kDigits + kSuffix.size()) return std::nullopt;
+  const auto digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+  const bool all_digits = std::ranges::all_of(digits, [](char c) { return '0' <= c && c <= '9'; });
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), step);
+  if (!all_digits || error != std::errc()) return std::nullopt;
+  return step;
+}
+
+std::int64_t step_of(const fs::path& checkpoint) {
+  return step_in(checkpoint.filename().string()).value_or(0);
+}
+
+bool is_leftover(const std::string& name) {
+  const auto end = name.find(".tmp-");
+  return name.starts_with('.') && end != std::string::npos &&
+         step_in(std::string_view(name).substr(1, end - 1)).has_value();
+}
+
+template <typename Visit>
+void for_each_file(const fs::path& folder, const Visit& visit) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    visit(*at);
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw InvalidArgument(
+        fmt::format("cannot list the folder {}: {}", folder.string(), error.message()));
+  }
+}
+
+bool can_be_opened(const fs::path& path) {
+  try {
+    Checkpoint::open(path);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (!error && ::access(folder.c_str(), W_OK | X_OK) != 0) {
+    error.assign(errno, std::generic_category());
+  }
+  if (!error) return;
+  throw StorageError(
+      fmt::format("--save {}: nothing can be saved there: {}", folder.string(), error.message()));
+}
+
+bool is_in(const fs::path& path, const fs::path& folder) {
+  std::error_code ignored;
+  return fs::equivalent(fs::is_directory(path, ignored) ? path : folder_of(path), folder, ignored);
+}
+
+// What Checkpoint says, without the path that it begins with.
+std::string_view without_path(std::string_view what, const std::string& path) {
+  if (!what.starts_with(path)) return what;
+  what.remove_prefix(path.size());
+  what.remove_prefix(std::min(what.find_first_not_of(": "), what.size()));
+  return what;
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
+  return folder / fmt::format("{}{:0{}}{}", kPrefix, step, kDigits, kSuffix);
+}
+
+void prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
+  on_rank_0(world, [&] {
+    make_folder(folder);
+    remove_leftovers(folder);
+    const auto all = list_checkpoints(folder);
+    if (all.empty() || (!resumed.empty() && is_in(resumed, folder))) return;
+    throw InvalidArgument(
+        fmt::format("--save {} holds checkpoints of another run, up to {}; go on from it with "
+                    "--resume {}, or choose another folder",
+                    folder.string(), all.front().filename().string(), folder.string()));
+  });
+}
+
+std::vector<fs::path> list_checkpoints(const fs::path& folder) {
+  std::vector<std::pair<std::int64_t, fs::path>> found;
+  for_each_file(folder, [&](const fs::directory_entry& entry) {
+    std::error_code ignored;
+    const auto step = step_in(entry.path().filename().string());
+    if (step && entry.is_regular_file(ignored)) found.emplace_back(*step, entry.path());
+  });
+  std::ranges::sort(found, std::greater<>());
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+void prune_checkpoints(const fs::path& folder, std::int64_t step, std::int64_t keep) {
+  auto paths = list_checkpoints(folder);
+  std::erase_if(paths, [&](const fs::path& path) { return step_of(path) > step; });
+  const auto kept = static_cast<std::size_t>(std::max<std::int64_t>(keep, 1));
+  for (std::size_t i = kept; i < paths.size(); ++i) {
+    std::error_code ignored;
+    fs::remove(paths[i], ignored);
+  }
+}
+
+void remove_leftovers(const fs::path& folder) {
+  const auto limit = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for_each_file(folder, [&](const fs::directory_entry& entry) {
+    std::error_code ignored;
+    if (!is_leftover(entry.path().filename().string())) return;
+    const auto written = entry.last_write_time(ignored);
+    if (!ignored && written < limit) fs::remove(entry.path(), ignored);
+  });
+}
+
+std::string words_for_damage(const fs::path& path, std::string_view what) {
+  const auto folder = folder_of(path);
+  auto others = list_checkpoints(folder);
+  std::erase_if(others, [&](const fs::path& other) {
+    return other.filename() == path.filename() || !can_be_opened(other);
+  });
+  const auto before = std::ranges::find_if(
+      others, [&](const fs::path& other) { return step_of(other) < step_of(path); });
+  std::string way_out = fmt::format("there is no other checkpoint in {}", folder.string());
+  if (before != others.end()) {
+    way_out = fmt::format("go on from the one before it with --resume {}", before->string());
+  } else if (!others.empty()) {
+    way_out = fmt::format("go on from another with --resume {}", others.front().string());
+  }
+  return fmt::format("{} is damaged: {}; {}", path.string(), without_path(what, path.string()),
+                     way_out);
+}
+
+std::string words_for_last_good(const fs::path& folder, std::int64_t step) {
+  std::vector<fs::path> all;
+  try {
+    all = list_checkpoints(folder);
+  } catch (const InvalidArgument&) {  // there is an error to report already
+  }
+  const auto last = std::ranges::find_if(
+      all, [&](const fs::path& path) { return step_of(path) < step && can_be_opened(path); });
+  return last == all.end() ? fmt::format("there is no checkpoint in {} yet", folder.string())
+                           : fmt::format("the last good checkpoint is {}", last->string());
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,165 @@
+#include "checkpoints/checkpoint_header.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <system_error>
+
+#include "checkpoints/checkpoint_folder.h"
+#include "checkpoints/content_sum.h"
+#include "options/options.h"
+#include "switchyard/build_info.h"
+#include "switchyard/checkpoint.h"
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// To be raised when tensors, their names or fields change.
+constexpr std::string_view kFormat = "1";
+constexpr const char* kFormatField = "train.format";
+constexpr const char* kVersionField = "train.version";
+constexpr const char* kConfigField = "train.config";
+constexpr const char* kStepField = "train.step";
+constexpr const char* kPositionField = "train.position";
+constexpr const char* kCorpusField = "train.corpus";
+constexpr const char* kCorpusHashField = "train.corpus_hash";
+constexpr const char* kParametersSumField = "train.parameters_sum";
+constexpr const char* kTrainingSumField = "train.training_sum";
+constexpr const char* kMetadataSumField = "train.metadata_sum";
+
+std::string in_hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
+
+// Over our fields but itself: others, such as "format", are not ours.
+std::uint64_t metadata_sum(const Metadata& metadata) {
+  std::uint64_t sum = 0;
+  for (const auto& [name, value] : metadata) {
+    if (!name.starts_with("train.") || name == kMetadataSumField) continue;
+    sum += content_hash(name, std::as_bytes(std::span(value)));
+  }
+  return sum;
+}
+
+// A file's name may be any bytes, but metadata is JSON.
+std::string as_utf8(const std::string& text) {
+  using Json = nlohmann::json;
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace))
+      .get<std::string>();
+}
+
+const std::string& field(const Metadata& metadata, const char* name) {
+  const auto found = metadata.find(name);
+  if (found == metadata.end()) throw InvalidArgument(fmt::format("it has no {}", name));
+  return found->second;
+}
+
+// 0 … the largest of T.
+template <typename T>
+T number(const Metadata& metadata, const char* name, int base = 10) {
+  const auto& text = field(metadata, name);
+  T value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [next, error] = std::from_chars(text.data(), end, value, base);
+  if (error != std::errc() || next != end || text.starts_with('-')) {
+    throw InvalidArgument(fmt::format("{} must be a {}number, not \"{}\"", name,
+                                      base == 16 ? "hexadecimal " : "", text));
+  }
+  return value;
+}
+
+TrainConfig config_from(const Metadata& metadata) {
+  TrainConfig config;
+  assign(config, parse_config(field(metadata, kConfigField), kConfigField));
+  return config;
+}
+
+CheckpointHeader parsed(const Metadata& metadata) {
+  const auto hex = [&](const char* name) { return number<std::uint64_t>(metadata, name, 16); };
+  CheckpointHeader header{.path = {},
+                          .config = config_from(metadata),
+                          .progress = {.step = number<std::int64_t>(metadata, kStepField),
+                                       .position = number<std::int64_t>(metadata, kPositionField)},
+                          .corpus = field(metadata, kCorpusField),
+                          .corpus_hash = hex(kCorpusHashField),
+                          .parameters_sum = hex(kParametersSumField),
+                          .training_sum = hex(kTrainingSumField)};
+  if (field(metadata, kMetadataSumField) != in_hex(metadata_sum(metadata))) {
+    throw InvalidArgument("its metadata is not what was saved");
+  }
+  return header;
+}
+
+void require_our_format(const Metadata& metadata, const fs::path& path) {
+  const auto format = metadata.find(kFormatField);
+  if (format == metadata.end()) {
+    throw InvalidArgument(
+        fmt::format("{} is no checkpoint of a training run: its metadata has no {}", path.string(),
+                    kFormatField));
+  }
+  if (format->second == kFormat) return;
+  const auto version = metadata.find(kVersionField);
+  throw InvalidArgument(
+      fmt::format("{} has format {} of Switchyard {}, but this is Switchyard {}, which reads "
+                  "format {}",
+                  path.string(), format->second, version == metadata.end() ? "?" : version->second,
+                  switchyard::version(), kFormat));
+}
+
+fs::path newest_in(const fs::path& folder) {
+  const auto all = list_checkpoints(folder);
+  if (!all.empty()) return all.front();
+  throw InvalidArgument(
+      fmt::format("there is no checkpoint (step-N.safetensors) in the folder {}", folder.string()));
+}
+
+}  // namespace
+
+Metadata to_metadata(const CheckpointHeader& header) {
+  Metadata metadata{{kFormatField, std::string(kFormat)},
+                    {kVersionField, std::string(version())},
+                    {kConfigField, to_json(header.config)},
+                    {kStepField, std::to_string(header.progress.step)},
+                    {kPositionField, std::to_string(header.progress.position)},
+                    {kCorpusField, as_utf8(header.corpus)},
+                    {kCorpusHashField, in_hex(header.corpus_hash)},
+                    {kParametersSumField, in_hex(header.parameters_sum)},
+                    {kTrainingSumField, in_hex(header.training_sum)}};
+  metadata[kMetadataSumField] = in_hex(metadata_sum(metadata));
+  return metadata;
+}
+
+CheckpointHeader header_from(const Metadata& metadata, const fs::path& path) {
+  require_our_format(metadata, path);
+  try {
+    auto header = parsed(metadata);
+    header.path = path;
+    return header;
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(words_for_damage(path, error.what()));
+  }
+}
+
+CheckpointHeader read_header(const fs::path& path) {
+  std::error_code ignored;
+  const auto status = fs::status(path, ignored);
+  if (!fs::exists(status)) {
+    throw InvalidArgument(fmt::format("there is no checkpoint {}", path.string()));
+  }
+  const auto file = fs::is_directory(status) ? newest_in(path) : path;
+  Metadata metadata;
+  try {
+    metadata = Checkpoint::open(file).metadata();
+  } catch (const InvalidArgument& error) {
+    const std::string_view what = error.what();
+    if (what.starts_with("cannot open")) throw;  // that says nothing about what it holds
+    throw InvalidArgument(words_for_damage(file, what));
+  }
+  return header_from(metadata, file);
+}
+
+}  // namespace switchyard::train

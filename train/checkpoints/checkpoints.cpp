@@ -1,0 +1,131 @@
+#include "checkpoints/checkpoints.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <string_view>
+#include <system_error>
+
+#include "checkpoints/checkpoint_folder.h"
+#include "checkpoints/checkpoint_header.h"
+#include "checkpoints/checkpoint_sets.h"
+#include "checkpoints/content_sum.h"
+#include "checkpoints/history_tensors.h"
+#include "common/together.h"
+#include "switchyard/checkpoint.h"
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::array<NamedSet, 2> moments_of(Trainer& trainer) {
+  return {{{"optimizer.first.", trainer.optimizer().first_moment()},
+           {"optimizer.second.", trainer.optimizer().second_moment()}}};
+}
+
+std::map<std::string, TensorView> balancer_tensors(Trainer& trainer) {
+  std::map<std::string, TensorView> tensors;
+  auto& balancers = trainer.balancers();
+  for (std::size_t i = 0; i < balancers.size(); ++i) {
+    tensors.emplace(fmt::format("balancer.{}.moving_average", i), balancers[i].moving_average());
+  }
+  return tensors;
+}
+
+// Over all that only training needs, with these tensors of rank 0. Collective.
+std::uint64_t training_sum(Trainer& trainer,
+                           const std::map<std::string, ConstTensorView>& history) {
+  ContentSum sum(trainer.mesh().world());
+  for (const auto& named : moments_of(trainer)) sum.add(named);
+  for (const auto& [name, view] : balancer_tensors(trainer)) sum.add_whole(name, view);
+  for (const auto& [name, view] : history) sum.add_whole(name, view);
+  return sum.total();
+}
+
+std::uint64_t parameters_sum(Transformer& model) {
+  ContentSum sum(model.mesh().world());
+  sum.add({"", model.values()});
+  return sum.total();
+}
+
+// Collective. Errors are the checkpoint's: it fitted when it was saved.
+void or_damaged(Communicator& world, const CheckpointHeader& header,
+                const std::function<void()>& work) {
+  together(world, [&] {
+    try {
+      work();
+    } catch (const Error& error) {
+      throw InvalidArgument(words_for_damage(header.path, error.what()));
+    }
+  });
+}
+
+void require_sum(Communicator& world, const CheckpointHeader& header, bool is_right,
+                 std::string_view what) {
+  or_damaged(world, header, [&] {
+    if (!is_right) throw InvalidArgument(fmt::format("{} are not what was saved", what));
+  });
+}
+
+}  // namespace
+
+void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
+  auto& world = trainer.mesh().world();
+  const auto step = trainer.progress().step;
+  CheckpointContents contents;
+  add_set(contents, {"", trainer.model().values()});
+  for (const auto& named : moments_of(trainer)) add_set(contents, named);
+  for (const auto& [name, view] : balancer_tensors(trainer)) contents.tensors.emplace(name, view);
+  std::map<std::string, ConstTensorView> history;
+  for (auto& [name, tensor] : to_tensors(trainer.history(), trainer.config().model)) {
+    history.emplace(name, tensor.view());
+  }
+  if (world.rank() == 0) contents.tensors.insert(history.begin(), history.end());
+  contents.metadata = to_metadata({.path = {},
+                                   .config = trainer.config(),
+                                   .progress = trainer.progress(),
+                                   .corpus = trainer.corpus().name(),
+                                   .corpus_hash = trainer.corpus().hash(),
+                                   .parameters_sum = parameters_sum(trainer.model()),
+                                   .training_sum = training_sum(trainer, history)});
+  std::error_code ignored;  // without a folder, saving says what is wrong
+  if (world.rank() == 0) fs::create_directories(folder, ignored);
+  try {
+    save_checkpoint(world, checkpoint_path(folder, step), contents);
+  } catch (const StorageError& error) {
+    throw StorageError(fmt::format("{}; {}", error.what(), words_for_last_good(folder, step)));
+  }
+  on_rank_0(world, [&] { prune_checkpoints(folder, step, keep); });
+}
+
+void load(Trainer& trainer, const CheckpointHeader& header) {
+  auto& world = trainer.mesh().world();
+  load_values(trainer.model(), header);
+  std::map<std::string, ConstTensorView> history;
+  or_damaged(world, header, [&] {
+    const auto checkpoint = Checkpoint::open(header.path);
+    for (const auto& named : moments_of(trainer)) load_set(checkpoint, named);
+    for (const auto& [name, view] : balancer_tensors(trainer)) load_tensor(checkpoint, name, view);
+    trainer.history() = history_from(checkpoint, trainer.config().model);
+    for (const auto& name : checkpoint.names("history.")) {
+      history.emplace(name, checkpoint.tensor(name));
+    }
+  });
+  require_sum(world, header, training_sum(trainer, history) == header.training_sum,
+              "the bytes of the optimizer's state");
+  trainer.progress() = header.progress;
+}
+
+void load_values(Transformer& model, const CheckpointHeader& header) {
+  auto& world = model.mesh().world();
+  const NamedSet named{"", model.values()};
+  or_damaged(world, header, [&] { load_set(Checkpoint::open(header.path), named); });
+  require_sum(world, header, parameters_sum(model) == header.parameters_sum,
+              "the bytes of the parameters");
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,51 @@
+// A folder of a run's checkpoints: saving, choosing one to go on from, and going on.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "switchyard/communicator.h"
+#include "training/trainer.h"
+
+namespace switchyard::train {
+
+// The checkpoints of a folder, the newest first: "step-00000100.safetensors". None where there is
+// no such folder.
+std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& folder);
+
+// A checkpoint's own config, progress and marks, before a trainer is made from it.
+struct CheckpointHeader {
+  std::filesystem::path path;
+  TrainConfig config;
+  Progress progress;
+  std::string corpus;  // what it was called
+  std::uint64_t corpus_hash = 0;
+  std::uint64_t parameters_sum = 0;  // over all bytes of the parameters
+  std::uint64_t training_sum = 0;    // and over those that only training needs
+};
+// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names one
+// that is damaged, and the one before it to resume from.
+CheckpointHeader read_header(const std::filesystem::path& path);
+
+// Collective, before a run begins that will save into `folder`, so that what would stop it later
+// stops it now: makes the folder, and removes what killed runs left there under hidden names more
+// than an hour ago. `resumed` is the checkpoint that the run goes on from, or empty. A folder that
+// holds checkpoints, but not that one, is another run's: an InvalidArgument. StorageError if the
+// folder cannot be made or written to. The same on every rank.
+void prepare_folder(Communicator& world, const std::filesystem::path& folder,
+                    const std::filesystem::path& resumed);
+
+// Collective. Writes folder/step-N.safetensors: parameters, moments, balancers, history, progress,
+// and sums over all bytes. Then removes all but the newest `keep`. A StorageError says which
+// checkpoint is still good.
+void save(Trainer& trainer, const std::filesystem::path& folder, std::int64_t keep);
+
+// Collective. Whatever mesh it was saved with. InvalidArgument, the same on every rank, names a
+// checkpoint that is damaged, also where only a bit of a weight is, and the one before it.
+void load(Trainer& trainer, const CheckpointHeader& header);
+// The parameters alone, for sampling.
+void load_values(Transformer& model, const CheckpointHeader& header);
+
+}  // namespace switchyard::train

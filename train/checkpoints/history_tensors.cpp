@@ -1,0 +1,137 @@
+#include "checkpoints/history_tensors.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr const char* kSteps = "history.steps";
+constexpr const char* kHeldOut = "history.held_out";
+constexpr const char* kLoads = "history.loads";
+
+using Numbers = std::vector<std::int64_t>;
+
+struct Writer {
+  Numbers& out;
+
+  void operator()(std::int64_t value) const { out.push_back(value); }
+  void operator()(double value) const { out.push_back(std::bit_cast<std::int64_t>(value)); }
+  void operator()(float value) const { out.push_back(std::bit_cast<std::int32_t>(value)); }
+  void operator()(bool value) const { out.push_back(value ? 1 : 0); }
+};
+
+struct Reader {
+  std::span<const std::int64_t> in;
+  std::size_t next = 0;
+
+  void operator()(std::int64_t& value) { value = in[next++]; }
+  void operator()(double& value) { value = std::bit_cast<double>(in[next++]); }
+  void operator()(float& value) {
+    value = std::bit_cast<float>(static_cast<std::int32_t>(in[next++]));
+  }
+  void operator()(bool& value) { value = in[next++] != 0; }
+};
+
+// In the order in which they are kept: another one is another format of checkpoints.
+template <typename Visit>
+void visit_fields(StepRecord& r, Visit& visit) {
+  visit(r.step);
+  visit(r.loss);
+  visit(r.balance_loss);
+  visit(r.z_loss);
+  visit(r.learning_rate);
+  visit(r.gradient_norm);
+  visit(r.seconds);
+  visit(r.tokens_per_second);
+  visit(r.balance);
+  visit(r.gemm_share);
+  visit(r.moe_seconds);
+  visit(r.moe_gflops);
+  visit(r.bytes_moved);
+  visit(r.ran_again);
+}
+
+template <typename Visit>
+void visit_fields(HeldOutRecord& r, Visit& visit) {
+  visit(r.step);
+  visit(r.loss);
+}
+
+template <typename Visit>
+void visit_fields(LoadRecord& r, Visit& visit) {
+  visit(r.step);
+  for (auto& layer : r.picks) {
+    for (auto& picks : layer) visit(picks);
+  }
+}
+
+// A record of the model's sizes; all others are like it.
+LoadRecord empty_load(const ModelConfig& config) {
+  LoadRecord record;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    if (!config.has_experts(layer)) continue;
+    record.picks.emplace_back(static_cast<std::size_t>(config.experts));
+  }
+  return record;
+}
+
+template <typename Record>
+Numbers numbers_of(Record record) {
+  Numbers numbers;
+  Writer writer{numbers};
+  visit_fields(record, writer);
+  return numbers;
+}
+
+template <typename Record>
+Tensor to_tensor(const std::vector<Record>& records, const Record& empty) {
+  const auto fields = static_cast<std::int64_t>(numbers_of(empty).size());
+  Numbers all;
+  for (const auto& record : records) {
+    const auto numbers = numbers_of(record);
+    all.insert(all.end(), numbers.begin(), numbers.end());
+  }
+  return Tensor::from<std::int64_t>({static_cast<std::int64_t>(records.size()), fields}, all);
+}
+
+template <typename Record>
+std::vector<Record> records_from(const Checkpoint& checkpoint, const std::string& name,
+                                 const Record& empty) {
+  const auto tensor = checkpoint.tensor(name);
+  const auto fields = static_cast<std::int64_t>(numbers_of(empty).size());
+  const Shape expected{tensor.rows(), fields};
+  if (tensor.dtype() != Dtype::i64 || tensor.shape() != expected) {
+    throw InvalidArgument(fmt::format("{} is {} {}, but must be i64 {}", name,
+                                      name_of(tensor.dtype()), tensor.shape().to_string(),
+                                      expected.to_string()));
+  }
+  std::vector<Record> records(static_cast<std::size_t>(tensor.rows()), empty);
+  Reader reader{tensor.span<std::int64_t>()};
+  for (auto& record : records) visit_fields(record, reader);
+  return records;
+}
+
+}  // namespace
+
+std::map<std::string, Tensor> to_tensors(const History& history, const ModelConfig& config) {
+  std::map<std::string, Tensor> tensors;
+  tensors.emplace(kSteps, to_tensor(history.steps, {}));
+  tensors.emplace(kHeldOut, to_tensor(history.held_out, {}));
+  tensors.emplace(kLoads, to_tensor(history.loads, empty_load(config)));
+  return tensors;
+}
+
+History history_from(const Checkpoint& checkpoint, const ModelConfig& config) {
+  return {.steps = records_from<StepRecord>(checkpoint, kSteps, {}),
+          .held_out = records_from<HeldOutRecord>(checkpoint, kHeldOut, {}),
+          .loads = records_from(checkpoint, kLoads, empty_load(config))};
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,38 @@
+// The attention of every head over keys that are there whole: softmax over a query's own and
+// earlier positions, and its gradients.
+#pragma once
+
+#include <cstdint>
+
+#include "model/compute.h"
+#include "switchyard/sequence.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::train {
+
+// T is the shard's tokens; head h has columns h · H / heads and on.
+struct CausalForward {
+  const SequenceShard& shard;
+  std::int64_t heads = 1;
+  ConstTensorView queries;  // [T, H]
+  ConstTensorView keys;     // [batch · length, H]
+  ConstTensorView values;   // [batch · length, H]
+  TensorView mixed;         // out [T, H]
+};
+void causal_attention(Compute& compute, const CausalForward& args);
+
+struct CausalBackward {
+  const SequenceShard& shard;
+  std::int64_t heads = 1;
+  ConstTensorView queries;
+  ConstTensorView keys;
+  ConstTensorView values;
+  ConstTensorView mixed;
+  ConstTensorView d_mixed;  // [T, H]
+  TensorView d_queries;     // out [T, H]
+  TensorView d_keys;        // [batch · length, H]: added to
+  TensorView d_values;      // [batch · length, H]: added to
+};
+void causal_attention_backward(Compute& compute, const CausalBackward& args);
+
+}  // namespace switchyard::train

@@ -1,0 +1,20 @@
+// Rows of a table by token, and the gradient of the table.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "model/compute.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::train {
+
+// y[t] = table[tokens[t]]: table [V, H], y [T, H].
+void embed(Compute& compute, const ConstTensorView& table, std::span<const std::uint8_t> tokens,
+           const TensorView& y);
+
+// d_table[v] += Σ of d_y[t] over the t with tokens[t] = v, in order.
+void embed_backward(Compute& compute, std::span<const std::uint8_t> tokens,
+                    const ConstTensorView& d_y, const TensorView& d_table);
+
+}  // namespace switchyard::train

@@ -1,0 +1,105 @@
+// A decoder-only transformer on bytes whose feed-forward layers are MoE layers: forward, loss and
+// gradients, over the ranks of a mesh (dp, ep, sp).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/stage_times.h"
+#include "data/batch.h"
+#include "model/attention.h"
+#include "model/compute.h"
+#include "model/parameters.h"
+#include "options/config.h"
+#include "switchyard/mesh.h"
+#include "switchyard/moe_layer.h"
+
+namespace switchyard::train {
+
+// What one training step gave besides gradients; of this rank.
+struct ModelLosses {
+  double cross_entropy = 0.0;  // this rank's share of the mean over the whole batch
+  double balance = 0.0;        // mean over MoE layers, the same on every rank
+  double z = 0.0;
+  bool ran_again = false;  // bounded buffers overflowed
+};
+
+// Every function is collective over the mesh's world; a rank may have no tokens. The mesh must
+// outlive the model.
+class Transformer {
+ public:
+  Transformer(const ModelConfig& config, const MeshConfig& mesh_config, Mesh& mesh,
+              const Device& device, std::uint64_t seed);
+  ~Transformer();
+
+  // Logits [T, V] of this rank's tokens.
+  Tensor logits(const TokenBatch& batch);
+  // This rank's share of the mean loss over the whole batch.
+  double loss(const TokenBatch& batch);
+  // Writes gradients(): this rank's own, until reduce_gradients().
+  ModelLosses loss_and_gradients(const TokenBatch& batch);
+  // Adds them up over the mesh.
+  void reduce_gradients();
+
+  ParameterSet& values() { return values_; }
+  ParameterSet& gradients() { return gradients_; }
+  std::vector<MoeLayer*> moe_layers();  // in the order of values().blocks()
+  Compute& compute() { return compute_; }
+  Mesh& mesh() { return mesh_; }
+  // By stage, of training alone.
+  const StageTimes& times() const { return times_; }
+  // Of training in MoE layers alone: "forward" and "backward".
+  const StageTimes& moe_times() const { return moe_times_; }
+  std::int64_t moe_bytes() const { return moe_bytes_; }  // that this rank exchanged in them
+  void add_time(std::string_view stage, double seconds) { times_.add(stage, seconds); }
+  const ModelConfig& config() const { return config_; }
+
+ private:
+  struct Saved;
+  struct LayerSaved;
+  enum class Keeping { nothing, for_backward };
+  struct NormBackward {
+    const Tensor& x;
+    TensorView weight;
+    const Tensor& rms;
+    const Tensor& d_y;
+    TensorView d_weight;
+  };
+
+  // Runs a step, again if bounded buffers overflowed in it; returns whether it did.
+  bool run(const std::function<void()>& step);
+  Tensor forward(const TokenBatch& batch, Saved& saved, ModelLosses& losses);
+  void backward(const TokenBatch& batch, Saved& saved, const Tensor& d_logits);
+
+  Tensor embed_tokens(const TokenBatch& batch);
+  void forward_layer(int layer, const TokenBatch& batch, Tensor& x, LayerSaved& saved,
+                     Keeping keeping);
+  Tensor experts_forward(int moe, LayerSaved& saved, Keeping keeping);
+  Tensor dense_forward(const ExpertGradients& tensors, LayerSaved& saved);
+  Tensor head(Tensor x, Saved& saved);
+  Tensor norm(const Tensor& x, const TensorView& weight, Tensor& rms);
+
+  Tensor head_backward(const Saved& saved, const Tensor& d_logits);
+  void backward_layer(int layer, const TokenBatch& batch, LayerSaved& saved, Tensor& d_x);
+  void experts_backward(int moe, LayerSaved& saved, const Tensor& d_y, Tensor& d_normed);
+  void dense_backward(int layer, LayerSaved& saved, const Tensor& d_y, Tensor& d_normed);
+  void norm_backward(const NormBackward& args, Tensor& d_x);
+
+  ModelConfig config_;
+  MeshConfig mesh_config_;
+  Mesh& mesh_;
+  Compute compute_;
+  StageTimes times_;
+  StageTimes moe_times_;
+  std::int64_t moe_bytes_ = 0;
+  ParameterSet values_;
+  ParameterSet gradients_;
+  Attention attention_;
+  Experts dense_;
+  std::vector<MoeLayer> moe_;
+};
+
+}  // namespace switchyard::train

@@ -1,0 +1,35 @@
+// What a model's forward leaves for its backward.
+#pragma once
+
+#include <vector>
+
+#include "model/attention.h"
+#include "model/transformer.h"
+#include "switchyard/moe_layer.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::train {
+
+// Of one layer. Inputs are kept, and normed rows too: the products that follow read them again.
+struct Transformer::LayerSaved {
+  Tensor x;  // [T, H] the layer's input
+  Tensor attention_rms;
+  Tensor attention_normed;
+  AttentionSaved attention;
+  Tensor feed_forward_x;  // [T, H] after attention
+  Tensor feed_forward_rms;
+  Tensor feed_forward_normed;
+  SavedForBackward moe;
+  Tensor dense_hidden;
+};
+
+struct Transformer::Saved {
+  std::vector<LayerSaved> layers;
+  Tensor x;  // [T, H] the last layer's output
+  Tensor rms;
+  Tensor normed;
+};
+
+inline Tensor floats(const Shape& shape) { return {shape, Dtype::f32}; }
+
+}  // namespace switchyard::train

@@ -1,0 +1,54 @@
+// Whether the values of options fit each other.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "options/options.h"
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+template <typename... Args>
+void require(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) throw InvalidArgument(fmt::format(message, std::forward<Args>(args)...));
+}
+
+void check_model(const ModelConfig& m) {
+  require(m.hidden % m.heads == 0 && m.head_size() % 2 == 0,
+          "--hidden {} must be --heads {} times an even number, such as {}", m.hidden, m.heads,
+          (m.hidden / (2 * m.heads) + 1) * 2 * m.heads);
+  require(m.top_k <= m.experts, "--top-k {} must be at most --experts {}", m.top_k, m.experts);
+  require(m.moe_every <= m.layers,
+          "--moe-every {} must be at most --layers {}: no layer has experts", m.moe_every,
+          m.layers);
+}
+
+}  // namespace
+
+void check(const TrainConfig& config, int num_ranks) {
+  check_model(config.model);
+  const auto& o = config.optimizer;
+  require(o.warm_up <= config.steps, "--warm-up {} must be at most --steps {}", o.warm_up,
+          config.steps);
+  require(o.final_learning_rate <= o.learning_rate,
+          "--final-learning-rate {} must be at most --learning-rate {}", o.final_learning_rate,
+          o.learning_rate);
+  mesh_axes(config.mesh, num_ranks);
+}
+
+std::vector<MeshAxis> mesh_axes(const MeshConfig& config, int num_ranks) {
+  const std::int64_t others = std::int64_t{config.dp} * config.sp;
+  const std::int64_t left = num_ranks / others;
+  const auto would_fit = left * others == num_ranks ? fmt::format("--ep {} would fit", left)
+                                                    : "--dp times --sp must divide the ranks";
+  require(config.ep == 0 || others * config.ep == num_ranks,
+          "--dp {} × --ep {} × --sp {} are {} ranks, but there are {}; {}", config.dp, config.ep,
+          config.sp, others * config.ep, num_ranks, would_fit);
+  require(left * others == num_ranks, "--dp {} × --sp {} must divide the {} ranks; {} would do",
+          config.dp, config.sp, num_ranks, (left + 1) * others);
+  const int ep = config.ep == 0 ? static_cast<int>(left) : config.ep;
+  return {{"dp", config.dp}, {"ep", ep}, {"sp", config.sp}};
+}
+
+}  // namespace switchyard::train

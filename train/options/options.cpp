@@ -1,0 +1,132 @@
+#include "options/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "switchyard/error.h"
+
+namespace switchyard::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// How many letters one has to change, add or leave out.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const auto changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+Option& find(std::vector<Option>& options, const std::string& name) {
+  const auto found = std::ranges::find(options, name, &Option::name);
+  if (found != options.end()) return *found;
+  const auto closest = std::ranges::min_element(
+      options, {}, [&](const Option& option) { return distance(option.name, name); });
+  throw InvalidArgument(
+      fmt::format("\"{}\" is not an option; the closest is \"{}\"", name, closest->name));
+}
+
+// Numbers and truth values are their own in JSON; all else is a string.
+Json json_of(const Option& option) {
+  const bool is_string = option.type != "N" && option.type != "X" && option.type != "true|false";
+  return is_string ? Json(option.get()) : Json::parse(option.get());
+}
+
+Json parse_object(std::string_view text, std::string_view source) {
+  Json object;
+  try {
+    object = Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    const auto before = text.substr(0, std::min(error.byte, text.size()));
+    throw InvalidArgument(fmt::format("{} is not JSON: an error in line {}", source,
+                                      1 + std::ranges::count(before, '\n')));
+  }
+  if (object.is_object()) return object;
+  throw InvalidArgument(fmt::format("{} is not a JSON object of options", source));
+}
+
+std::string value_of(const std::string& key, const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number() || value.is_boolean()) return value.dump();
+  throw InvalidArgument(fmt::format("\"{}\" must be a number, a string, true or false", key));
+}
+
+void require_kept(const TrainConfig& checkpoint, TrainConfig config) {
+  TrainConfig before = checkpoint;
+  const auto old = options_of(before);
+  const auto now = options_of(config);
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (!now[i].is_fixed || now[i].get() == old[i].get()) continue;
+    throw InvalidArgument(
+        fmt::format("--{} {} is not possible: the run that is resumed from {} has {}", now[i].name,
+                    now[i].get(), config.resume, old[i].get()));
+  }
+}
+
+}  // namespace
+
+void assign(TrainConfig& config, const Assignments& values) {
+  auto options = options_of(config);
+  for (const auto& [name, value] : values) find(options, name).set(value);
+}
+
+std::string to_json(const TrainConfig& config) {
+  TrainConfig copy = config;
+  Json object = Json::object();
+  for (const auto& option : options_of(copy)) object[option.name] = json_of(option);
+  return object.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+Assignments parse_config(std::string_view json, std::string_view source) {
+  const Json object = parse_object(json, source);
+  TrainConfig scratch;
+  Assignments values;
+  for (const auto& [key, value] : object.items()) {
+    try {
+      values.emplace_back(key, value_of(key, value));
+      assign(scratch, {values.back()});
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("{}: {}", source, error.what()));
+    }
+  }
+  return values;
+}
+
+TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignments& file,
+                  const Assignments& flags) {
+  TrainConfig config;
+  if (checkpoint) {
+    const TrainConfig defaults = config;
+    config = *checkpoint;
+    config.threads = defaults.threads;
+    config.save = defaults.save;
+    config.report = defaults.report;
+  }
+  assign(config, file);
+  assign(config, flags);
+  if (checkpoint) require_kept(*checkpoint, config);
+
+  const auto is_given = [&](std::string_view name) {
+    const auto has = [&](const auto& value) { return value.first == name; };
+    return std::ranges::any_of(file, has) || std::ranges::any_of(flags, has);
+  };
+  auto& rates = config.optimizer;
+  if (!is_given("warm-up")) rates.warm_up = std::min(rates.warm_up, config.steps);
+  if (!is_given("final-learning-rate")) {
+    rates.final_learning_rate = std::min(rates.final_learning_rate, rates.learning_rate);
+  }
+  return config;
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,145 @@
+#include "run/console.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+namespace switchyard::train {
+namespace {
+
+constexpr double kLiveSeconds = 0.1;
+constexpr double kPlainSeconds = 2.0;
+constexpr std::string_view kRemoveLine = "\r\x1b[K";
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// 80 where nobody knows.
+std::size_t width_of(std::FILE* out) {
+  winsize size{};
+  const bool is_known = ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return is_known ? size.ws_col : 80;
+}
+
+// 950, 41.2k, 3.07M.
+std::string rate_text(double rate) {
+  if (rate < 1e3) return fmt::format("{:.0f}", rate);
+  if (rate < 1e6) return fmt::format("{:.1f}k", rate / 1e3);
+  return fmt::format("{:.2f}M", rate / 1e6);
+}
+
+// 1:12, 2:03:04.
+std::string time_text(double seconds) {
+  const auto s = std::llround(seconds);
+  if (s < 3600) return fmt::format("{}:{:02}", s / 60, s % 60);
+  return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+}
+
+nlohmann::ordered_json json_of(const StepRecord& r) {
+  return {{"step", r.step},
+          {"loss", r.loss},
+          {"balance_loss", r.balance_loss},
+          {"z_loss", r.z_loss},
+          {"learning_rate", r.learning_rate},
+          {"gradient_norm", r.gradient_norm},
+          {"seconds", r.seconds},
+          {"tokens_per_second", r.tokens_per_second},
+          {"balance", r.balance},
+          {"gemm_share", r.gemm_share},
+          {"moe_seconds", r.moe_seconds},
+          {"moe_gflops", r.moe_gflops},
+          {"bytes_moved", r.bytes_moved},
+          {"ran_again", r.ran_again}};
+}
+
+}  // namespace
+
+Console::Console(ConsoleMode mode, std::int64_t steps, ConsoleOutput output)
+    : mode_(mode), steps_(steps), output_(std::move(output)) {
+  if (!output_.clock) output_.clock = seconds_now;
+}
+
+ConsoleMode Console::mode_of_this_terminal() {
+  const char* const kind = std::getenv("TERM");
+  const bool can_remove_lines = kind != nullptr && std::string_view(kind) != "dumb";
+  return can_remove_lines && ::isatty(STDOUT_FILENO) != 0 ? ConsoleMode::live : ConsoleMode::plain;
+}
+
+void Console::step(const StepRecord& record) {
+  seconds_ += record.seconds;
+  ++counted_;
+  if (mode_ == ConsoleMode::json) {
+    print(json_of(record).dump());
+  } else if (is_due(record)) {
+    const auto line = line_of(record);
+    if (mode_ == ConsoleMode::plain) {
+      print(line);
+    } else {
+      fmt::print(output_.out, "{}{}", kRemoveLine, line.substr(0, width_of(output_.out) - 1));
+      std::fflush(output_.out);
+      line_is_open_ = true;
+    }
+  }
+}
+
+void Console::held_out(const HeldOutRecord& record) {
+  if (mode_ == ConsoleMode::json) {
+    const nlohmann::ordered_json values{{"step", record.step}, {"loss", record.loss}};
+    print(nlohmann::ordered_json{{"held_out", values}}.dump());
+  } else {
+    say(fmt::format("step {}/{}  held-out loss {:.3f}", record.step, steps_, record.loss));
+  }
+}
+
+void Console::result(double held_out_loss, double bigram_loss, const std::string& report) {
+  if (mode_ != ConsoleMode::json) return;
+  const nlohmann::ordered_json values{
+      {"held_out_loss", held_out_loss}, {"bigram_loss", bigram_loss}, {"report", report}};
+  print(nlohmann::ordered_json{{"result", values}}.dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void Console::say(const std::string& line) {
+  finish();
+  if (mode_ != ConsoleMode::json) return print(line);
+  fmt::print(output_.aside, "{}\n", line);
+}
+
+void Console::finish() {
+  if (!line_is_open_) return;
+  fmt::print(output_.out, "{}", kRemoveLine);
+  std::fflush(output_.out);
+  line_is_open_ = false;
+}
+
+// The first and the last step are shown always.
+bool Console::is_due(const StepRecord& record) {
+  const double now = output_.clock();
+  const double pause = mode_ == ConsoleMode::live ? kLiveSeconds : kPlainSeconds;
+  if (counted_ > 1 && record.step < steps_ && now - last_shown_ < pause) return false;
+  last_shown_ = now;
+  return true;
+}
+
+void Console::print(const std::string& line) {
+  fmt::print(output_.out, "{}\n", line);
+  std::fflush(output_.out);
+}
+
+// The time that is left goes by this run's steps: one that was resumed has not done them all.
+std::string Console::line_of(const StepRecord& record) const {
+  const auto left = static_cast<double>(steps_ - record.step);
+  return fmt::format("step {}/{}  loss {:.3f}  {} tokens/s  balance {:.2f}  ETA {}", record.step,
+                     steps_, record.loss, rate_text(record.tokens_per_second), record.balance,
+                     time_text(left * seconds_ / static_cast<double>(counted_)));
+}
+
+}  // namespace switchyard::train

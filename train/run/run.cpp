@@ -1,0 +1,209 @@
+#include "run/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "checkpoints/checkpoints.h"
+#include "common/sum_over_ranks.h"
+#include "common/together.h"
+#include "options/options.h"
+#include "report/report.h"
+#include "run/console.h"
+#include "run/sampler.h"
+#include "run/stop_signals.h"
+#include "run/summary.h"
+#include "switchyard/error.h"
+#include "training/trainer.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr std::int64_t kLoadRecords = 200;  // of a run
+
+Device device_of(const TrainConfig& config, int num_ranks) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return Device::cpu(
+      {.num_threads = config.threads > 0 ? config.threads : std::max(1, cores / num_ranks)});
+}
+
+// On several machines, a path may lead to several texts.
+void require_one_text(Communicator& world, const Corpus& corpus) {
+  Tensor hashes = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(corpus.hash())});
+  Tensor all({world.size()}, Dtype::i64);
+  world.all_gather(hashes, all);
+  const auto seen = all.span<std::int64_t>();
+  const auto other = std::ranges::find_if(seen, [&](auto hash) { return hash != seen[0]; });
+  if (other == seen.end()) return;
+  throw InvalidArgument(fmt::format("{}: the text on rank {} differs from the one on rank 0",
+                                    corpus.name(), other - seen.begin()));
+}
+
+// One run on one rank.
+class Run {
+ public:
+  Run(Communicator& world, const TrainConfig& config)
+      : config_(config),
+        world_(world),
+        mesh_(world, mesh_axes(config.mesh, world.size())),
+        corpus_(config.data.corpus.empty() ? Corpus::embedded() : Corpus::read(config.data.corpus)),
+        trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
+    if (world.rank() == 0) {
+      console_.emplace(config.json ? ConsoleMode::json : Console::mode_of_this_terminal(),
+                       config.steps);
+    }
+  }
+
+  void begin() {
+    require_one_text(world_, corpus_);
+    if (!config_.save.empty()) prepare_folder(world_, config_.save, config_.resume);
+    if (!config_.resume.empty()) resume();
+    introduce();
+    write_report();
+  }
+
+  void train() {
+    while (trainer_.progress().step < config_.steps && !stopped_) {
+      const StepRecord record = trainer_.step();
+      if (console_) console_->step(record);
+      const bool is_last = record.step == config_.steps;
+      if (config_.evaluate_every > 0 && record.step % config_.evaluate_every == 0 && !is_last) {
+        evaluate();
+      }
+      const double wishes = signals_.received() ? 1.0 : 0.0;
+      stopped_ = sum_over_ranks(world_, {&wishes, 1})[0] > 0.0;
+      const bool is_due = record.step % config_.every == 0 || is_last || stopped_;
+      if (record.step % load_interval() == 0 || is_due) {
+        trainer_.history().loads.push_back({record.step, trainer_.take_load()});
+      }
+      if (!config_.save.empty() && is_due) save(trainer_, config_.save, config_.keep);
+    }
+  }
+
+  void end() {
+    if (stopped_) return say_stopped();
+    evaluate();
+    const double held_out = trainer_.history().held_out.back().loss;
+    if (console_) console_->finish();
+    if (config_.sample_bytes > 0) sample_text();
+    say(fmt::format("held-out loss: {:.4f} nats a byte", held_out));
+    say(fmt::format("bigram loss:   {:.4f} nats a byte, of a bigram model on the same text",
+                    bigram_));
+    write_report();
+    say_where();
+    if (console_) console_->result(held_out, bigram_, config_.report);
+  }
+
+ private:
+  void say(const std::string& line) {
+    if (console_) console_->say(line);
+  }
+
+  std::int64_t load_interval() const {
+    return std::max<std::int64_t>(1, config_.steps / kLoadRecords);
+  }
+
+  void resume() {
+    const CheckpointHeader header = read_header(config_.resume);
+    load(trainer_, header);
+    say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
+    if (header.corpus_hash != corpus_.hash()) {
+      say(fmt::format("note: {} is not the text that this checkpoint was trained on",
+                      corpus_.name()));
+    }
+  }
+
+  void introduce() {
+    const ModelConfig& m = config_.model;
+    const ModelSize size = size_of(m);
+    say(fmt::format("{}; {} thread{} each", describe(mesh_),
+                    trainer_.model().compute().device().num_threads(),
+                    trainer_.model().compute().device().num_threads() == 1 ? "" : "s"));
+    say(
+        fmt::format("model: {} layers, H {}, {} experts of I {}, {} picks; {:.2f} M parameters, "
+                    "{:.2f} M of them active",
+                    m.layers, m.hidden, m.experts, m.intermediate, m.top_k,
+                    static_cast<double>(size.parameters) * 1e-6,
+                    static_cast<double>(size.active_parameters) * 1e-6));
+    say(fmt::format("text: {}, {:.2f} MB to train on, {:.2f} MB held out", corpus_.name(),
+                    static_cast<double>(corpus_.training().size()) * 1e-6,
+                    static_cast<double>(corpus_.held_out().size()) * 1e-6));
+    say(fmt::format("{} steps of {} x {} bytes", config_.steps, config_.data.batch, m.context));
+  }
+
+  void evaluate() {
+    const HeldOutRecord record{trainer_.progress().step, trainer_.held_out_loss()};
+    trainer_.history().held_out.push_back(record);
+    if (console_) console_->held_out(record);
+    write_report();
+  }
+
+  void sample_text() {
+    sample_ = sample(
+        trainer_.model(), config_.prompt,
+        {.bytes = config_.sample_bytes, .temperature = config_.temperature, .seed = config_.seed});
+    say(fmt::format("\nsample, after \"{}\":", config_.prompt));
+    say(config_.prompt + sample_ + "\n");
+  }
+
+  void write_report() {
+    if (config_.report.empty()) return;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+    RunSummary summary = summarise(trainer_, seconds.count());
+    summary.bigram_loss = bigram_;
+    if (!summary.history.held_out.empty()) {
+      summary.held_out_loss = summary.history.held_out.back().loss;
+    }
+    summary.prompt = config_.prompt;
+    summary.sample = sample_;
+    together(world_, [&] {
+      if (world_.rank() == 0) train::write_report(config_.report, summary);
+    });
+  }
+
+  void say_where() {
+    if (!config_.save.empty()) say(fmt::format("checkpoints: {}", config_.save));
+    if (!config_.report.empty()) say(fmt::format("report: {}", config_.report));
+  }
+
+  void say_stopped() {
+    if (console_) console_->finish();
+    write_report();
+    const auto step = trainer_.progress().step;
+    if (config_.save.empty()) {
+      say(fmt::format("stopped after step {}; nothing is saved without --save", step));
+    } else {
+      say(fmt::format("stopped and saved after step {}; go on with --resume {}", step,
+                      config_.save));
+    }
+    say_where();
+  }
+
+  TrainConfig config_;
+  Communicator& world_;
+  StopSignals signals_;
+  Mesh mesh_;
+  Corpus corpus_;
+  Trainer trainer_;
+  std::optional<Console> console_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double bigram_ = trainer_.bigram_loss();
+  std::string sample_;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+void run(Communicator& world, const TrainConfig& config) {
+  check(config, world.size());
+  Run run(world, config);
+  run.begin();
+  run.train();
+  run.end();
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,24 @@
+// What a run's report says, gathered from its ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "training/history.h"
+#include "training/trainer.h"
+
+namespace switchyard::train {
+
+struct ModelSize {
+  std::int64_t parameters = 0;         // of the whole model
+  std::int64_t active_parameters = 0;  // that one token uses
+};
+ModelSize size_of(const ModelConfig& config);
+
+// "4 ranks: dp 1 x ep 4 x sp 1"
+std::string describe(const Mesh& mesh);
+
+// Collective. All but held-out and bigram losses, prompt and sample.
+RunSummary summarise(Trainer& trainer, double seconds);
+
+}  // namespace switchyard::train

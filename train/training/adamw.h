@@ -1,0 +1,39 @@
+// AdamW, its learning rate over time, and clipping by the norm of all gradients.
+#pragma once
+
+#include <cstdint>
+
+#include "model/compute.h"
+#include "model/parameters.h"
+#include "options/config.h"
+#include "switchyard/communicator.h"
+
+namespace switchyard::train {
+
+// Linear from 0 over the warm-up, then a cosine down to the final rate at `steps`.
+float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64_t steps);
+
+// The norm over all parameters of gradients that are reduced already; each expert's part counts
+// once, by its owner. Collective over `experts`, the ranks that experts are divided over; does not
+// depend on how they are.
+double gradient_norm(const ParameterSet& gradients, Communicator& experts);
+
+class AdamW {
+ public:
+  AdamW(const OptimizerConfig& config, const ParameterSet& values)
+      : config_(config), first_(values.like()), second_(values.like()) {}
+
+  // `step` counts from 0; gradients are scaled by `scale` first.
+  void update(Compute& compute, ParameterSet& values, const ParameterSet& gradients,
+              std::int64_t step, float rate, float scale);
+
+  ParameterSet& first_moment() { return first_; }
+  ParameterSet& second_moment() { return second_; }
+
+ private:
+  OptimizerConfig config_;
+  ParameterSet first_;
+  ParameterSet second_;
+};
+
+}  // namespace switchyard::train

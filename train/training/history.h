@@ -1,0 +1,66 @@
+// What a run was like, for its report and for other tools.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/stage_times.h"
+
+namespace switchyard::train {
+
+// One step, over all ranks.
+struct StepRecord {
+  std::int64_t step = 0;  // counted from 1
+  double loss = 0.0;      // cross-entropy, nats a byte
+  double balance_loss = 0.0;
+  double z_loss = 0.0;
+  float learning_rate = 0.0F;
+  double gradient_norm = 0.0;
+  double seconds = 0.0;
+  double tokens_per_second = 0.0;
+  double balance = 1.0;          // rows of the fullest expert / mean, the worst layer
+  double gemm_share = 0.0;       // of the ranks' time
+  double moe_seconds = 0.0;      // in MoE layers, mean over ranks
+  double moe_gflops = 0.0;       // that the experts' products of all ranks reach in that time
+  std::int64_t bytes_moved = 0;  // that ranks sent each other
+  bool ran_again = false;        // bounded buffers overflowed
+};
+
+struct HeldOutRecord {
+  std::int64_t step = 0;
+  double loss = 0.0;
+};
+
+// How many picks each expert got between the record before and this one.
+struct LoadRecord {
+  std::int64_t step = 0;                         // the last that is counted
+  std::vector<std::vector<std::int64_t>> picks;  // [MoE layers][experts]
+};
+
+struct History {
+  std::vector<StepRecord> steps;
+  std::vector<HeldOutRecord> held_out;
+  std::vector<LoadRecord> loads;
+};
+
+// All that a report shows.
+struct RunSummary {
+  std::string title;                                               // "4 ranks: ep 4"
+  std::vector<std::pair<std::string, std::string>> configuration;  // in order
+  std::vector<int> moe_layers;                                     // which layers have experts
+  History history;
+  double held_out_loss = 0.0;
+  double bigram_loss = 0.0;
+  double seconds = 0.0;                                     // of the whole run
+  std::int64_t tokens = 0;                                  // trained on
+  std::int64_t parameters = 0;                              // of the whole model
+  std::int64_t active_parameters = 0;                       // that one token uses
+  std::vector<StageTime> stages;                            // mean over ranks, of all steps
+  std::vector<std::pair<std::string, std::int64_t>> bytes;  // by what they were, over all ranks
+  std::string prompt;
+  std::string sample;  // follows the prompt
+};
+
+}  // namespace switchyard::train
