@@ -86,7 +86,7 @@ ParameterSet::ParameterSet(const ModelConfig& config)
 
 TensorView ParameterSet::take(std::int64_t& offset, const Shape& shape) {
   const auto all = dense_.view();
-  const TensorView part(all.row(offset), Dtype::f32, shape, shape.row_elements(), all.owner());
+  TensorView part(all.row(offset), Dtype::f32, shape, shape.row_elements(), all.owner());
   offset += shape.num_elements();
   return part;
 }
