@@ -19,6 +19,7 @@ std::string tile(const char* name, const std::string& value, const std::string& 
 }
 
 std::string compared_with_bigram(const RunSummary& run) {
+  if (run.history.held_out.empty()) return "not evaluated yet";
   if (!std::isfinite(run.held_out_loss)) return "<span class=\"bad\">not finite</span>";
   const double below = run.bigram_loss - run.held_out_loss;
   if (!std::isfinite(below)) return "nats a byte";
@@ -48,7 +49,9 @@ std::string tiles(const RunSummary& run) {
   const auto num_steps = static_cast<double>(steps.size());
   const auto num_parameters = static_cast<double>(run.parameters);
   const auto num_active = static_cast<double>(run.active_parameters);
-  return tile("Held-out loss", loss_text(run.held_out_loss), compared_with_bigram(run)) +
+  const bool is_evaluated = !run.history.held_out.empty();
+  return tile("Held-out loss", is_evaluated ? loss_text(run.held_out_loss) : "–",
+              compared_with_bigram(run)) +
          tile("Tokens trained", count_text(static_cast<double>(run.tokens)),
               whole_text(num_steps) + (steps.size() == 1 ? " step" : " steps")) +
          tile("Tokens a second", count_text(tokens_a_second(run)), "mean over the steps") +

@@ -44,12 +44,18 @@ std::string products_html(const RunSummary& run) {
   return "<p class=\"note\">" + text + "</p>\n";
 }
 
+std::string since_html(const RunSummary& run) {
+  if (run.measured_steps == std::ssize(run.history.steps)) return "";
+  return fmt::format("<p class=\"note\">Of the {} steps since the run was resumed.</p>\n",
+                     run.measured_steps);
+}
+
 }  // namespace
 
 std::string stages_html(const RunSummary& run) {
   double total = 0.0;
   for (const StageTime& stage : run.stages) total += stage.seconds;
-  const auto num_steps = static_cast<double>(run.history.steps.size());
+  const auto num_steps = static_cast<double>(run.measured_steps);
   BarTable table{.name_title = "Stage", .first_title = "a step", .second_title = "share"};
   for (const StageTime& stage : run.stages) {
     table.bars.push_back({.name = stage.name,
@@ -57,13 +63,14 @@ std::string stages_html(const RunSummary& run) {
                           .first_text = duration_text(stage.seconds / num_steps),
                           .second_text = percent_text(stage.seconds / total)});
   }
-  return (table.bars.empty() ? "" : bars_html(std::move(table))) + products_html(run);
+  return (table.bars.empty() ? "" : bars_html(std::move(table))) + since_html(run) +
+         products_html(run);
 }
 
 std::string bytes_html(const RunSummary& run) {
   if (run.bytes.empty()) return "";
   double total = 0.0;
-  const auto num_steps = static_cast<double>(run.history.steps.size());
+  const auto num_steps = static_cast<double>(run.measured_steps);
   BarTable table{.name_title = "What", .first_title = "a step", .second_title = "in all"};
   for (const auto& [name, count] : run.bytes) {
     const auto bytes = static_cast<double>(count);
@@ -73,7 +80,7 @@ std::string bytes_html(const RunSummary& run) {
                           .first_text = bytes_text(bytes / num_steps),
                           .second_text = bytes_text(bytes)});
   }
-  return bars_html(std::move(table)) +
+  return bars_html(std::move(table)) + since_html(run) +
          fmt::format("<p class=\"note\"><b>{}</b> between ranks in all, <b>{}</b> a step.</p>\n",
                      bytes_text(total), bytes_text(total / num_steps));
 }

@@ -18,7 +18,8 @@ ModelSize size_of(const ModelConfig& config);
 // "4 ranks: dp 1 x ep 4 x sp 1"
 std::string describe(const Mesh& mesh);
 
-// Collective. All but held-out and bigram losses, prompt and sample.
+// Collective. All but held-out and bigram losses, prompt and sample. `seconds` are since the run
+// began or was resumed.
 RunSummary summarise(Trainer& trainer, double seconds);
 
 }  // namespace switchyard::train

@@ -53,10 +53,12 @@ struct RunSummary {
   History history;
   double held_out_loss = 0.0;
   double bigram_loss = 0.0;
-  double seconds = 0.0;                                     // of the whole run
-  std::int64_t tokens = 0;                                  // trained on
-  std::int64_t parameters = 0;                              // of the whole model
-  std::int64_t active_parameters = 0;                       // that one token uses
+  double seconds = 0.0;                // of the whole run
+  std::int64_t tokens = 0;             // trained on
+  std::int64_t parameters = 0;         // of the whole model
+  std::int64_t active_parameters = 0;  // that one token uses
+  // The steps that the following are about: of a run that was resumed, those since then.
+  std::int64_t measured_steps = 0;
   std::vector<StageTime> stages;                            // mean over ranks, of all steps
   std::vector<std::pair<std::string, std::int64_t>> bytes;  // by what they were, over all ranks
   std::string prompt;

@@ -110,6 +110,7 @@ StepRecord Trainer::step() {
   update_parameters(record);
   record.balance = balance_experts();
   ++progress_.step;
+  ++steps_made_;
   record.step = progress_.step;
   record.balance_loss = losses.balance;
   record.z_loss = losses.z;

@@ -48,7 +48,9 @@ class Trainer {
   Progress& progress() { return progress_; }
   History& history() { return history_; }
   const Corpus& corpus() const { return corpus_; }
+  // Of the steps that were made here, not those before a checkpoint; so is model().times().
   const MovedBytes& bytes() const { return bytes_; }
+  std::int64_t steps_made() const { return steps_made_; }
 
  private:
   // Of this rank, since it began.
@@ -83,6 +85,7 @@ class Trainer {
   History history_;
   std::vector<std::vector<std::int64_t>> load_;
   MovedBytes bytes_;
+  std::int64_t steps_made_ = 0;
 };
 
 }  // namespace switchyard::train

@@ -122,6 +122,22 @@ TEST(Report, EverythingFromOutsideIsEscaped) {
   EXPECT_EQ(count, 8U);  // the title is there twice
 }
 
+TEST(Report, OfARunThatWasResumed) {
+  auto run = synthetic_run();
+  EXPECT_FALSE(contains(checked(report_html(run)).text, "resumed"));
+  run.measured_steps = 100;  // of 400
+  const auto text = checked(report_html(run)).text;
+  EXPECT_TRUE(contains(text, "Of the 100 steps since the run was resumed."));
+  EXPECT_TRUE(contains(text, "280 ms"));  // 28 s of attention
+}
+
+TEST(Report, BeforeTheFirstEvaluation) {
+  auto run = synthetic_run();
+  run.history.held_out = {};
+  run.held_out_loss = 0.0;
+  EXPECT_TRUE(contains(checked(report_html(run)).text, "not evaluated yet"));
+}
+
 TEST(Report, OfNothing) {
   const auto markup = checked(report_html({}));
   EXPECT_EQ(markup.count("section"), 0U);

@@ -69,6 +69,7 @@ inline train::RunSummary synthetic_run(const RunSizes& sizes = {}) {
   run.held_out_loss = 1.642;
   run.bigram_loss = 2.513;
   run.seconds = 121.0;
+  run.measured_steps = sizes.steps;
   run.tokens = sizes.steps * 4096;
   run.parameters = 3'421'000;
   run.active_parameters = 1'214'000;
