@@ -17,6 +17,7 @@ namespace {
 std::string broadcast_text(Communicator& comm, const std::string& text, int root) {
   auto bytes = static_cast<std::int64_t>(text.size());
   comm.broadcast(TensorView(&bytes, {1}), root);
+  if (bytes == 0) return {};
   constexpr std::int64_t kUnit = sizeof(std::int32_t);
   std::vector<std::int32_t> units(static_cast<std::size_t>((bytes + kUnit - 1) / kUnit));
   if (comm.rank() == root) std::memcpy(units.data(), text.data(), text.size());

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <limits>
-#include <regex>
+#include <string>
+#include <string_view>
 
 #include "train/report/markup.h"
 #include "train/report/synthetic_run.h"
@@ -22,6 +24,21 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// "nan" or "inf" as a word of its own.
+bool has_number_that_is_none(std::string_view text) {
+  std::string word;
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    const int c = i < text.size() ? std::tolower(static_cast<unsigned char>(text[i])) : ' ';
+    if (c >= 'a' && c <= 'z') {
+      word += static_cast<char>(c);
+    } else {
+      if (word == "nan" || word == "inf") return true;
+      word.clear();
+    }
+  }
+  return false;
+}
+
 // What every report must be, whatever the run was.
 Markup checked(const std::string& html) {
   const auto markup = markup_of(html);
@@ -29,21 +46,16 @@ Markup checked(const std::string& html) {
   for (const char* address : {"http://", "https://", "@import", "url("}) {
     EXPECT_FALSE(contains(html, address)) << address;
   }
-  static const std::regex kNotFinite("(^|[^a-z])-?(nan|inf)([^a-z]|$)", std::regex::icase);
   for (const auto& element : markup.elements) {
     for (const auto& [name, value] : element.attributes) {
       if (name == "src") {
         EXPECT_EQ(value.substr(0, 22), "data:image/png;base64,");
       } else {
-        // Paths can be longer than what a regular expression's recursion stands.
-        for (std::size_t at = 0; at < value.size(); at += 1000) {
-          const auto part = value.substr(at, 1004);
-          EXPECT_FALSE(std::regex_search(part, kNotFinite)) << name << "=" << part;
-        }
+        EXPECT_FALSE(has_number_that_is_none(value)) << name << "=" << value;
       }
     }
   }
-  EXPECT_FALSE(std::regex_search(markup.text, kNotFinite)) << markup.text;
+  EXPECT_FALSE(has_number_that_is_none(markup.text)) << markup.text;
   return markup;
 }
 
