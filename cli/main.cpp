@@ -6,7 +6,7 @@
 #include <exception>
 
 #include "commands.h"
-#include "printable.h"
+#include "common/printable.h"
 #include "switchyard/build_info.h"
 
 int main(int argc, char** argv) {
@@ -28,10 +28,10 @@ int main(int argc, char** argv) {
     return said_already.get_exit_code();
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "switchyard: {}\nTry switchyard --help, or --help after a subcommand.\n",
-               error.what());
+               switchyard::train::printable_lines(error.what()));
     return 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "switchyard: {}\n", switchyard::cli::printable(error.what()));
+    fmt::print(stderr, "switchyard: {}\n", switchyard::train::printable(error.what()));
     return 1;
   }
   return 0;

@@ -86,6 +86,7 @@ TEST(TrainCommand, AFileOfOptionsIsRead) {
                path + ": --steps \"0\" is not a whole number from 1 to 1000000000");
   expect_error(with(R"({"step": 5})"),
                path + ": \"step\" is not an option; the closest is \"steps\"");
+  expect_error(with(R"({"\u001b[31m": 5})"), path + ": \"?[31m\" is not an option");
   expect_error(with(R"({"steps": 5})") + " --warm-up 6", "--warm-up 6 must be at most --steps 5");
   expect_error(with(R"({"steps": 5, "warm-up": 7})") + " --steps 6",
                "--warm-up 7 must be at most --steps 6");

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "common/printable.h"
+
 namespace switchyard::train {
 namespace {
 
@@ -109,8 +111,9 @@ void Console::result(double held_out_loss, double bigram_loss, const std::string
 
 void Console::say(const std::string& line) {
   finish();
-  if (mode_ != ConsoleMode::json) return print(line);
-  fmt::print(output_.aside, "{}\n", line);
+  const auto text = printable_lines(line);
+  if (mode_ != ConsoleMode::json) return print(text);
+  fmt::print(output_.aside, "{}\n", text);
 }
 
 void Console::finish() {
