@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "switchyard/communicator.h"
+#include "switchyard/error.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -25,8 +26,13 @@ struct CheckpointHeader {
   std::uint64_t parameters_sum = 0;  // over all bytes of the parameters
   std::uint64_t training_sum = 0;    // and over those that only training needs
 };
-// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names one
-// that is damaged, and the one before it to resume from.
+// Names a checkpoint that is not what was saved, and the one before it.
+class DamagedCheckpoint : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names a
+// path that leads to none of ours.
 CheckpointHeader read_header(const std::filesystem::path& path);
 
 // Collective, before a run begins that will save into `folder`, so that what would stop it later
