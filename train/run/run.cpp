@@ -31,16 +31,24 @@ Device device_of(const TrainConfig& config, int num_ranks) {
       {.num_threads = config.threads > 0 ? config.threads : std::max(1, cores / num_ranks)});
 }
 
-// On several machines, a path may lead to several texts.
-void require_one_text(Communicator& world, const Corpus& corpus) {
-  Tensor hashes = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(corpus.hash())});
+// On several machines, a path may lead to several files. Collective.
+void require_same(Communicator& world, std::uint64_t mark, const std::string& what) {
+  const Tensor own = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(mark)});
   Tensor all({world.size()}, Dtype::i64);
-  world.all_gather(hashes, all);
+  world.all_gather(own, all);
   const auto seen = all.span<std::int64_t>();
-  const auto other = std::ranges::find_if(seen, [&](auto hash) { return hash != seen[0]; });
+  const auto other = std::ranges::find_if(seen, [&](auto value) { return value != seen[0]; });
   if (other == seen.end()) return;
-  throw InvalidArgument(fmt::format("{}: the text on rank {} differs from the one on rank 0",
-                                    corpus.name(), other - seen.begin()));
+  throw InvalidArgument(
+      fmt::format("{} on rank {} differs from the one on rank 0", what, other - seen.begin()));
+}
+
+// Collective.
+Corpus read_corpus(Communicator& world, const std::string& path) {
+  std::optional<Corpus> corpus;
+  together(world, [&] { corpus = path.empty() ? Corpus::embedded() : Corpus::read(path); });
+  require_same(world, corpus->hash(), corpus->name() + ": the text");
+  return *std::move(corpus);
 }
 
 // One run on one rank.
@@ -50,7 +58,7 @@ class Run {
       : config_(config),
         world_(world),
         mesh_(world, mesh_axes(config.mesh, world.size())),
-        corpus_(config.data.corpus.empty() ? Corpus::embedded() : Corpus::read(config.data.corpus)),
+        corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
       console_.emplace(config.json ? ConsoleMode::json : Console::mode_of_this_terminal(),
@@ -59,7 +67,6 @@ class Run {
   }
 
   void begin() {
-    require_one_text(world_, corpus_);
     if (!config_.save.empty()) prepare_folder(world_, config_.save, config_.resume);
     if (!config_.resume.empty()) resume();
     introduce();
@@ -108,8 +115,12 @@ class Run {
   }
 
   void resume() {
-    const CheckpointHeader header = read_header(config_.resume);
+    CheckpointHeader header;
+    together(world_, [&] { header = read_header(config_.resume); });
+    require_same(world_, header.parameters_sum ^ header.training_sum,
+                 config_.resume + ": the newest checkpoint");
     load(trainer_, header);
+    resumed_after_ = header.progress.step;
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
     if (header.corpus_hash != corpus_.hash()) {
       say(fmt::format("note: {} is not the text that this checkpoint was trained on",
@@ -155,6 +166,7 @@ class Run {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
     RunSummary summary = summarise(trainer_, seconds.count());
     summary.bigram_loss = bigram_;
+    summary.resumed_after = resumed_after_;
     if (!summary.history.held_out.empty()) {
       summary.held_out_loss = summary.history.held_out.back().loss;
     }
@@ -193,6 +205,7 @@ class Run {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
+  std::int64_t resumed_after_ = 0;  // the step
   bool stopped_ = false;
 };
 
