@@ -22,6 +22,19 @@ double mean_over_steps(const RunSummary& run, double (*value)(const StepRecord&)
   return count > 0.0 ? sum / count : std::nan("");
 }
 
+// The steps that stages and bytes are of.
+double steps_measured(const RunSummary& run) {
+  return static_cast<double>(std::ranges::count_if(
+      run.history.steps, [&](const StepRecord& r) { return r.step > run.resumed_after; }));
+}
+
+// Where that is not the whole run.
+std::string since_html(const RunSummary& run) {
+  if (run.resumed_after == 0) return "";
+  return fmt::format("<p class=\"note\">Of the steps after {}, where the run was resumed.</p>\n",
+                     count_text(static_cast<double>(run.resumed_after)));
+}
+
 std::string products_html(const RunSummary& run) {
   if (run.history.steps.empty()) return "";
   const double share = mean_over_steps(run, [](const StepRecord& r) { return r.gemm_share; });
@@ -49,7 +62,7 @@ std::string products_html(const RunSummary& run) {
 std::string stages_html(const RunSummary& run) {
   double total = 0.0;
   for (const StageTime& stage : run.stages) total += stage.seconds;
-  const auto num_steps = static_cast<double>(run.history.steps.size());
+  const auto num_steps = steps_measured(run);
   BarTable table{.name_title = "Stage", .first_title = "a step", .second_title = "share"};
   for (const StageTime& stage : run.stages) {
     table.bars.push_back({.name = stage.name,
@@ -57,13 +70,14 @@ std::string stages_html(const RunSummary& run) {
                           .first_text = duration_text(stage.seconds / num_steps),
                           .second_text = percent_text(stage.seconds / total)});
   }
-  return (table.bars.empty() ? "" : bars_html(std::move(table))) + products_html(run);
+  const auto stages = table.bars.empty() ? "" : bars_html(std::move(table)) + since_html(run);
+  return stages + products_html(run);
 }
 
 std::string bytes_html(const RunSummary& run) {
   if (run.bytes.empty()) return "";
   double total = 0.0;
-  const auto num_steps = static_cast<double>(run.history.steps.size());
+  const auto num_steps = steps_measured(run);
   BarTable table{.name_title = "What", .first_title = "a step", .second_title = "in all"};
   for (const auto& [name, count] : run.bytes) {
     const auto bytes = static_cast<double>(count);
@@ -75,7 +89,8 @@ std::string bytes_html(const RunSummary& run) {
   }
   return bars_html(std::move(table)) +
          fmt::format("<p class=\"note\"><b>{}</b> between ranks in all, <b>{}</b> a step.</p>\n",
-                     bytes_text(total), bytes_text(total / num_steps));
+                     bytes_text(total), bytes_text(total / num_steps)) +
+         since_html(run);
 }
 
 }  // namespace switchyard::train

@@ -53,11 +53,12 @@ struct RunSummary {
   History history;
   double held_out_loss = 0.0;
   double bigram_loss = 0.0;
-  double seconds = 0.0;                                     // of the whole run
-  std::int64_t tokens = 0;                                  // trained on
-  std::int64_t parameters = 0;                              // of the whole model
-  std::int64_t active_parameters = 0;                       // that one token uses
-  std::vector<StageTime> stages;                            // mean over ranks, of all steps
+  double seconds = 0.0;                // of the whole process
+  std::int64_t tokens = 0;             // trained on
+  std::int64_t parameters = 0;         // of the whole model
+  std::int64_t active_parameters = 0;  // that one token uses
+  std::int64_t resumed_after = 0;  // the step; seconds, stages and bytes are of those that follow
+  std::vector<StageTime> stages;   // mean over ranks
   std::vector<std::pair<std::string, std::int64_t>> bytes;  // by what they were, over all ranks
   std::string prompt;
   std::string sample;  // follows the prompt

@@ -103,6 +103,15 @@ TEST(Report, SaysWhatIsNotAsItShouldBe) {
   EXPECT_TRUE(contains(text, "The training loss was not finite in 100 steps, first at step 301"));
 }
 
+TEST(Report, OfARunThatWasResumed) {
+  auto run = synthetic_run();
+  run.resumed_after = 300;
+  const auto text = checked(report_html(run)).text;
+  EXPECT_TRUE(contains(text, "380 ms"));   // 38 s of experts
+  EXPECT_TRUE(contains(text, "67.1 MB"));  // 6.71 GB of rows
+  EXPECT_TRUE(contains(text, "Of the steps after 300, where the run was resumed."));
+}
+
 TEST(Report, EverythingFromOutsideIsEscaped) {
   const std::string evil = "</script></pre><script>alert(1)</script>\"'&\xFF\x1B";
   auto run = synthetic_run();
