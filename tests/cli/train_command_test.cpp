@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/train_runs.h"
 #include "support/folder.h"
 
 namespace switchyard {
@@ -93,6 +94,16 @@ TEST(TrainCommand, AFileOfOptionsIsRead) {
 }
 
 #ifdef SWITCHYARD_MPIRUN
+class TrainOutput : public testing::TrainRuns {};
+
+TEST_F(TrainOutput, MpirunsTerminalIsNone) {
+  const auto outcome =
+      train("--comm mpi --steps 2", "TERM=xterm " + std::string(SWITCHYARD_MPIRUN) + " -n 2");
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find("\nstep 1/2  loss "), std::string::npos) << outcome.output;
+  EXPECT_EQ(outcome.output.find('\x1b'), std::string::npos) << outcome.output;
+}
+
 TEST(TrainCommand, MpirunDecidesHowManyRanksThereAre) {
   const auto outcome =
       run("train --comm mpi --dp 2 --ep 2", std::string(SWITCHYARD_MPIRUN) + " -n 3");

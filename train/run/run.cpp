@@ -51,6 +51,12 @@ Corpus read_corpus(Communicator& world, const std::string& path) {
   return *std::move(corpus);
 }
 
+// mpirun gives a rank a terminal of its own, wherever the output goes in the end.
+ConsoleMode mode_of(const TrainConfig& config, const Communicator& world) {
+  if (config.json) return ConsoleMode::json;
+  return world.backend() == "mpi" ? ConsoleMode::plain : Console::mode_of_this_terminal();
+}
+
 // One run on one rank.
 class Run {
  public:
@@ -61,8 +67,7 @@ class Run {
         corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
-      console_.emplace(config.json ? ConsoleMode::json : Console::mode_of_this_terminal(),
-                       config.steps);
+      console_.emplace(mode_of(config, world), config.steps);
     }
   }
 
