@@ -31,6 +31,12 @@ std::size_t width_of(std::FILE* out) {
   return is_known ? size.ws_col : 80;
 }
 
+// A run goes on where nobody can be told of it.
+void put(std::FILE* out, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+  std::fflush(out);
+}
+
 // 950, 41.2k, 3.07M.
 std::string rate_text(double rate) {
   if (rate < 1e3) return fmt::format("{:.0f}", rate);
@@ -85,8 +91,7 @@ void Console::step(const StepRecord& record) {
     if (mode_ == ConsoleMode::plain) {
       print(line);
     } else {
-      fmt::print(output_.out, "{}{}", kRemoveLine, line.substr(0, width_of(output_.out) - 1));
-      std::fflush(output_.out);
+      put(output_.out, fmt::format("{}{}", kRemoveLine, line.substr(0, width_of(output_.out) - 1)));
       line_is_open_ = true;
     }
   }
@@ -113,13 +118,12 @@ void Console::say(const std::string& line) {
   finish();
   const auto text = printable_lines(line);
   if (mode_ != ConsoleMode::json) return print(text);
-  fmt::print(output_.aside, "{}\n", text);
+  put(output_.aside, text + '\n');
 }
 
 void Console::finish() {
   if (!line_is_open_) return;
-  fmt::print(output_.out, "{}", kRemoveLine);
-  std::fflush(output_.out);
+  put(output_.out, std::string(kRemoveLine));
   line_is_open_ = false;
 }
 
@@ -132,10 +136,7 @@ bool Console::is_due(const StepRecord& record) {
   return true;
 }
 
-void Console::print(const std::string& line) {
-  fmt::print(output_.out, "{}\n", line);
-  std::fflush(output_.out);
-}
+void Console::print(const std::string& line) { put(output_.out, line + '\n'); }
 
 // The time that is left goes by this run's steps: one that was resumed has not done them all.
 std::string Console::line_of(const StepRecord& record) const {
