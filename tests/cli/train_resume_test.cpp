@@ -94,6 +94,19 @@ TEST_F(TrainResume, ARunThatWentBackIsItsFoldersNewest) {
       1U);
 }
 
+TEST_F(TrainResume, AnotherTextIsNoted) {
+  losses("--ranks 2 --steps 2 --save " + saved());
+  EXPECT_EQ(train("--ranks 2 --resume " + saved()).output.find("note: "), std::string::npos);
+  const auto text = (folder_ / "text.txt").string();
+  std::ofstream(text, std::ios::app) << "and more";
+  const auto outcome = train("--ranks 2 --resume " + saved());
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.output.find("note: " + text +
+                                " is not the text that this checkpoint was trained on\n"),
+            std::string::npos)
+      << outcome.output;
+}
+
 TEST_F(TrainResume, OnlyTheNewestStay) {
   losses("--ranks 2 --steps 7 --every 2 --keep 2 --save " + saved());
   EXPECT_EQ(Folder::names_in(saved()),

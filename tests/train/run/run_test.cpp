@@ -93,6 +93,32 @@ TEST_P(RunTest, AnotherCheckpointOnOneRankIsNamedByAll) {
   });
 }
 
+TEST_P(RunTest, ATextThatIsTooShortIsNamedByAll) {
+  testing::on_ranks(GetParam(), [](Communicator& world) {
+    const testing::Folder folder;
+    TrainConfig own = config();
+    own.data.corpus = (folder / "text").string();
+    std::ofstream(own.data.corpus) << small_text().substr(0, 100);
+    EXPECT_EQ(error_of<InvalidArgument>([&] { run(world, own); }),
+              own.data.corpus +
+                  " is too short: its 90 bytes of training text and 10 that are held out must each "
+                  "be at least --context 16 + 1; give more text, or a smaller --context");
+  });
+}
+
+TEST_P(RunTest, ALossThatIsNoNumberIsNamedByAll) {
+  testing::on_ranks(GetParam(), [](Communicator& world) {
+    TrainConfig own = config();
+    own.optimizer.learning_rate = own.optimizer.final_learning_rate = 1e30F;
+    own.optimizer.clip = 0.0F;
+    const auto error = error_of<InvalidArgument>([&] { run(world, own); });
+    EXPECT_TRUE(error.starts_with("step ")) << error;
+    EXPECT_TRUE(error.ends_with("; a lower --learning-rate (1e+30) or --clip (0) may help"))
+        << error;
+    world.barrier();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RunTest, ::testing::ValuesIn(testing::rank_cases()),
                          testing::rank_case_name);
 
