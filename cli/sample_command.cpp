@@ -64,7 +64,7 @@ std::string is_number(const std::string& text) {
 }
 
 void sample_on_rank(Communicator& world, const SampleFlags& flags) {
-  const auto header = train::read_header(flags.path);
+  const auto header = train::read_header(world, flags.path);
   const train::MeshConfig mesh_config;  // all ranks along ep
   Mesh mesh(world, train::mesh_axes(mesh_config, world.size()));
   const auto device =

@@ -34,6 +34,9 @@ class DamagedCheckpoint : public InvalidArgument {
 // `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names a
 // path that leads to none of ours.
 CheckpointHeader read_header(const std::filesystem::path& path);
+// The same, collective: every rank reads it, and errors are the same on all. One that is another on
+// some rank is an InvalidArgument.
+CheckpointHeader read_header(Communicator& world, const std::filesystem::path& path);
 
 // Collective, before a run begins that will save into `folder`, so that what would stop it later
 // stops it now: makes the folder, and removes what killed runs left there under hidden names more

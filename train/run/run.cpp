@@ -17,7 +17,6 @@
 #include "run/sampler.h"
 #include "run/stop_signals.h"
 #include "run/summary.h"
-#include "switchyard/error.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -29,18 +28,6 @@ Device device_of(const TrainConfig& config, int num_ranks) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return Device::cpu(
       {.num_threads = config.threads > 0 ? config.threads : std::max(1, cores / num_ranks)});
-}
-
-// On several machines, a path may lead to several files. Collective.
-void require_same(Communicator& world, std::uint64_t mark, const std::string& what) {
-  const Tensor own = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(mark)});
-  Tensor all({world.size()}, Dtype::i64);
-  world.all_gather(own, all);
-  const auto seen = all.span<std::int64_t>();
-  const auto other = std::ranges::find_if(seen, [&](auto value) { return value != seen[0]; });
-  if (other == seen.end()) return;
-  throw InvalidArgument(
-      fmt::format("{} on rank {} differs from the one on rank 0", what, other - seen.begin()));
 }
 
 // Collective.
@@ -120,10 +107,7 @@ class Run {
   }
 
   void resume() {
-    CheckpointHeader header;
-    together(world_, [&] { header = read_header(config_.resume); });
-    require_same(world_, header.parameters_sum ^ header.training_sum,
-                 config_.resume + ": the newest checkpoint");
+    const auto header = read_header(world_, config_.resume);
     load(trainer_, header);
     resumed_after_ = header.progress.step;
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
