@@ -1,6 +1,8 @@
 #include "checkpoints/checkpoint_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,6 +84,25 @@ void make_folder(const fs::path& folder) {
       fmt::format("--save {}: nothing can be saved there: {}", folder.string(), error.message()));
 }
 
+struct OpenFile {
+  explicit OpenFile(int opened) : number(opened) {}
+  ~OpenFile() { ::close(number); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  int number;
+};
+
+// It locks nothing where the file system knows no such locks.
+FolderLock locked(const fs::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  auto lock = std::make_shared<const OpenFile>(file);
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return lock;
+  throw InvalidArgument(fmt::format(
+      "--save {}: another run is saving there; end it, or choose another folder", folder.string()));
+}
+
 bool is_in(const fs::path& path, const fs::path& folder) {
   std::error_code ignored;
   return fs::equivalent(fs::is_directory(path, ignored) ? path : folder_of(path), folder, ignored);
@@ -105,9 +126,11 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
   return folder / fmt::format("{}{:0{}}{}", kPrefix, step, kDigits, kSuffix);
 }
 
-void prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
+FolderLock prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
+  FolderLock lock;
   on_rank_0(world, [&] {
     make_folder(folder);
+    lock = locked(folder);
     remove_leftovers(folder);
     const auto all = list_checkpoints(folder);
     if (all.empty() || (!resumed.empty() && is_in(resumed, folder))) return;
@@ -116,6 +139,7 @@ void prepare_folder(Communicator& world, const fs::path& folder, const fs::path&
                     "--resume {}, or choose another folder",
                     folder.string(), all.front().filename().string(), folder.string()));
   });
+  return lock;
 }
 
 std::vector<fs::path> list_checkpoints(const fs::path& folder) {

@@ -59,7 +59,7 @@ class Run {
   }
 
   void begin() {
-    if (!config_.save.empty()) prepare_folder(world_, config_.save, config_.resume);
+    if (!config_.save.empty()) lock_ = prepare_folder(world_, config_.save, config_.resume);
     if (!config_.resume.empty()) resume();
     introduce();
     write_report();
@@ -185,6 +185,7 @@ class Run {
   }
 
   TrainConfig config_;
+  FolderLock lock_;
   Communicator& world_;
   StopSignals signals_;
   Mesh mesh_;

@@ -142,6 +142,17 @@ TEST_F(CheckpointFolder, ARunDoesNotSaveIntoAnothersFolder) {
   EXPECT_EQ(prepare(folder_.path()), "no error");
 }
 
+TEST_F(CheckpointFolder, OneRunAtATimeSaves) {
+  run_ranks(2, [&](Communicator& world) {
+    const auto first = prepare_folder(world, folder_.path(), {});
+    EXPECT_EQ(first != nullptr, world.rank() == 0);
+    EXPECT_EQ(error_of<InvalidArgument>([&] { prepare_folder(world, folder_.path(), {}); }),
+              "--save " + folder_.path().string() +
+                  ": another run is saving there; end it, or choose another folder");
+  });
+  EXPECT_EQ(prepare({}), "no error");
+}
+
 TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
   put("file");
   run_ranks(3, [&](Communicator& world) {
