@@ -7,13 +7,14 @@
 #include <array>
 #include <span>
 
+#include "common/printable.h"
 #include "json_line.h"
-#include "printable.h"
 
 namespace switchyard::cli {
 namespace {
 
 using nlohmann::json;
+using train::printable;
 
 std::string in_units(std::int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits{"KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -1,13 +1,25 @@
 // The switchyard command.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "commands.h"
-#include "printable.h"
+#include "common/printable.h"
 #include "switchyard/build_info.h"
+
+namespace {
+
+using switchyard::train::printable;
+using switchyard::train::printable_lines;
+
+// Unlike fmt::print it does not throw where the standard error is full, or closed.
+int failed(int status, const std::string& message) {
+  std::fputs(("switchyard: " + message + "\n").c_str(), stderr);
+  return status;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Expert parallelism for Mixture-of-Experts models.", "switchyard"};
@@ -27,12 +39,12 @@ int main(int argc, char** argv) {
   } catch (const CLI::RuntimeError& said_already) {
     return said_already.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "switchyard: {}\nTry switchyard --help, or --help after a subcommand.\n",
-               error.what());
-    return 2;
+    return failed(2, printable_lines(error.what()) +
+                         "\nTry switchyard --help, or --help after a subcommand.");
   } catch (const std::exception& error) {
-    fmt::print(stderr, "switchyard: {}\n", switchyard::cli::printable(error.what()));
-    return 1;
+    return failed(1, printable(error.what()));
   }
-  return 0;
+  // Who reads the output must not take what is there for all of it.
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return is_written ? 0 : failed(1, "the standard output could not be written");
 }

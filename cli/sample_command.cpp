@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,10 +12,10 @@
 
 #include "checkpoints/checkpoints.h"
 #include "commands.h"
+#include "common/printable.h"
 #include "launch.h"
 #include "model/transformer.h"
 #include "options/options.h"
-#include "printable.h"
 #include "run/sampler.h"
 #include "switchyard/device.h"
 #include "switchyard/mesh.h"
@@ -47,7 +49,7 @@ class TextOutput {
 
  private:
   void show() {
-    const auto text = raw_ ? pending_ : printable_lines(pending_);
+    const auto text = raw_ ? pending_ : train::printable_lines(pending_);
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
     pending_.clear();
@@ -57,8 +59,12 @@ class TextOutput {
   std::string pending_;
 };
 
+std::string is_number(const std::string& text) {
+  return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : "";
+}
+
 void sample_on_rank(Communicator& world, const SampleFlags& flags) {
-  const auto header = train::read_header(flags.path);
+  const auto header = train::read_header(world, flags.path);
   const train::MeshConfig mesh_config;  // all ranks along ep
   Mesh mesh(world, train::mesh_axes(mesh_config, world.size()));
   const auto device =
@@ -96,8 +102,10 @@ void add_sample_command(CLI::App& app) {
       ->add_option("--temperature", o->sample.temperature,
                    "Below 1 prefers likely bytes; 0 takes the likeliest always [0.7]")
       ->check(CLI::Range(0.0, 1000.0))
+      ->check(is_number)  // NaN is in every range
       ->type_name("X");
   command->add_option("--seed", o->sample.seed, "Another one gives another text [1]")
+      ->check(CLI::NonNegativeNumber)
       ->type_name("N");
   command->add_flag("--raw", o->raw,
                     "Write bytes as they are; otherwise control characters, but newlines and tabs, "

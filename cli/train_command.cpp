@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 
+#include "checkpoints/checkpoints.h"
 #include "commands.h"
 #include "launch.h"
 #include "options/options.h"
@@ -30,6 +31,8 @@ template <typename Fn>
 auto as_usage(const Fn& fn) {
   try {
     return fn();
+  } catch (const train::DamagedCheckpoint&) {  // by nobody's command
+    throw;
   } catch (const InvalidArgument& error) {
     throw CLI::ValidationError(error.what());
   }

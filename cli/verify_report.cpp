@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/printable.h"
 #include "json_line.h"
-#include "printable.h"
 
 namespace switchyard::cli {
 namespace {
 
 using nlohmann::json;
+using train::printable;
 
 struct Totals {
   explicit Totals(const std::vector<CaseReport>& cases) {

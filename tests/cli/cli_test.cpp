@@ -25,6 +25,12 @@ TEST(Cli, InfoSaysWhatThereIs) {
   EXPECT_TRUE(parsed.at(0).at("communicators").at("threads").at("available"));
 }
 
+TEST(Cli, OutputThatIsLostIsAnError) {
+  EXPECT_EQ(run("info > /dev/full").status, 1);
+  EXPECT_EQ(run("info --json > /dev/full").status, 1);
+  EXPECT_EQ(run("train --no-such-flag > /dev/full").status, 2);  // where errors are lost, too
+}
+
 void expect_operations(const std::vector<json>& lines, std::int64_t tokens, std::int64_t hidden,
                        std::int64_t top_k, std::int64_t size) {
   const std::array<const char*, 5> ops{"plan", "dispatch", "combine", "combine_backward",

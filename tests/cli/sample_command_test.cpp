@@ -80,11 +80,13 @@ TEST_F(SampleCommand, WhatCannotBe) {
   says("", 2, "PATH is required");
   says((folder_ / "none").string(), 1, "there is no checkpoint");
   says(saved() + " --temperature -1", 2, "--temperature");
+  says(saved() + " --temperature nan", 2, "--temperature: nan is no number");
+  says(saved() + " --seed -1", 2, "--seed");
   says(saved() + " --bytes -1", 2, "--bytes");
   says(saved() + " --ranks 0", 2, "--ranks");
   std::filesystem::resize_file(checkpoint(30), 1000);
   says(saved(), 1, checkpoint(30) + " is damaged: ");
-  says(saved(), 1, "--resume " + checkpoint(20));
+  says(saved(), 1, "; use the one before it, " + checkpoint(20));
 }
 
 }  // namespace

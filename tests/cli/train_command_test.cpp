@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/train_runs.h"
 #include "support/folder.h"
 
 namespace switchyard {
@@ -86,12 +87,23 @@ TEST(TrainCommand, AFileOfOptionsIsRead) {
                path + ": --steps \"0\" is not a whole number from 1 to 1000000000");
   expect_error(with(R"({"step": 5})"),
                path + ": \"step\" is not an option; the closest is \"steps\"");
+  expect_error(with(R"({"\u001b[31m": 5})"), path + ": \"?[31m\" is not an option");
   expect_error(with(R"({"steps": 5})") + " --warm-up 6", "--warm-up 6 must be at most --steps 5");
   expect_error(with(R"({"steps": 5, "warm-up": 7})") + " --steps 6",
                "--warm-up 7 must be at most --steps 6");
 }
 
 #ifdef SWITCHYARD_MPIRUN
+class TrainOutput : public testing::TrainRuns {};
+
+TEST_F(TrainOutput, MpirunsTerminalIsNone) {
+  const auto outcome =
+      train("--comm mpi --steps 2", "TERM=xterm " + std::string(SWITCHYARD_MPIRUN) + " -n 2");
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find("\nstep 1/2  loss "), std::string::npos) << outcome.output;
+  EXPECT_EQ(outcome.output.find('\x1b'), std::string::npos) << outcome.output;
+}
+
 TEST(TrainCommand, MpirunDecidesHowManyRanksThereAre) {
   const auto outcome =
       run("train --comm mpi --dp 2 --ep 2", std::string(SWITCHYARD_MPIRUN) + " -n 3");

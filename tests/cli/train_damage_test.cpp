@@ -32,11 +32,10 @@ class TrainDamage : public TrainRuns {
 
   void expect_refused(const std::string& what) const {
     const auto outcome = train("--ranks 2 --resume " + saved());
-    EXPECT_NE(outcome.status, 0) << what;
+    EXPECT_EQ(outcome.status, 1) << what;
     EXPECT_NE(outcome.output.find(checkpoint(6) + " is damaged: "), std::string::npos)
         << what << ": " << outcome.output;
-    EXPECT_NE(outcome.output.find("; go on from the one before it with --resume " + checkpoint(4)),
-              std::string::npos)
+    EXPECT_NE(outcome.output.find("; use the one before it, " + checkpoint(4)), std::string::npos)
         << what << ": " << outcome.output;
   }
 

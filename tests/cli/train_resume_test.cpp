@@ -69,6 +69,44 @@ TEST_F(TrainResume, ARunThatIsDoneCanBeMadeLonger) {
   EXPECT_EQ(losses("--ranks 2 --steps 8 --resume " + saved()).size(), 3U);
 }
 
+TEST_F(TrainResume, ARunThatSavedGoesOnSaving) {
+  losses("--ranks 2 --steps 3 --save " + saved());
+  const auto moved = (folder_ / "moved there").string();
+  std::filesystem::rename(saved(), moved);
+  losses("--ranks 2 --steps 4 --resume '" + moved + "' --save none");
+  EXPECT_EQ(Folder::names_in(moved), std::set<std::string>{"step-00000003.safetensors"});
+  losses("--ranks 2 --steps 5 --resume '" + moved + "'");
+  EXPECT_FALSE(std::filesystem::exists(saved()));
+  EXPECT_EQ(losses("--ranks 2 --steps 6 --resume '" + moved + "'").size(), 1U);
+}
+
+// Or what was left behind would be the newest, and soon all there is.
+TEST_F(TrainResume, ARunThatWentBackIsItsFoldersNewest) {
+  losses("--ranks 2 --steps 6 --every 2 --save " + saved());
+  losses("--ranks 2 --steps 3 --resume " + checkpoint(2));
+  EXPECT_EQ(Folder::names_in(saved()),
+            (std::set<std::string>{"step-00000002.safetensors", "step-00000003.safetensors",
+                                   "step-00000004.safetensors.set-aside",
+                                   "step-00000006.safetensors.set-aside"}));
+  EXPECT_EQ(losses("--ranks 2 --steps 5 --resume " + saved()).size(), 2U);
+  EXPECT_EQ(
+      losses("--ranks 2 --steps 7 --save none --resume " + checkpoint(6) + ".set-aside").size(),
+      1U);
+}
+
+TEST_F(TrainResume, AnotherTextIsNoted) {
+  losses("--ranks 2 --steps 2 --save " + saved());
+  EXPECT_EQ(train("--ranks 2 --resume " + saved()).output.find("note: "), std::string::npos);
+  const auto text = (folder_ / "text.txt").string();
+  std::ofstream(text, std::ios::app) << "and more";
+  const auto outcome = train("--ranks 2 --resume " + saved());
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.output.find("note: " + text +
+                                " is not the text that this checkpoint was trained on\n"),
+            std::string::npos)
+      << outcome.output;
+}
+
 TEST_F(TrainResume, OnlyTheNewestStay) {
   losses("--ranks 2 --steps 7 --every 2 --keep 2 --save " + saved());
   EXPECT_EQ(Folder::names_in(saved()),

@@ -58,10 +58,28 @@ TEST_F(TrainStop, AnInterruptSavesAndTheRunGoesOnBitwise) {
   }
 }
 
-TEST_F(TrainStop, WithoutAFolderAnInterruptJustEnds) {
-  Background command(arguments(endless("--json")));
-  command.line();
-  EXPECT_EQ(command.stop(SIGINT), 0);
+// All that it says, with an interrupt after the first step.
+std::string said(Background& command) {
+  auto line = command.line();
+  while (!line.empty() && !line.starts_with("step ")) line = command.line();
+  command.signal(SIGINT);
+  std::string text;
+  for (line = command.line(); !line.empty(); line = command.line()) text += line + '\n';
+  EXPECT_EQ(command.status(), 0);
+  return text;
+}
+
+TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
+  Background without(arguments(endless("")));
+  const auto text = said(without);
+  EXPECT_NE(text.find("stopped after step "), std::string::npos) << text;
+  EXPECT_NE(text.find("; nothing is saved without --save\n"), std::string::npos) << text;
+  Background with(arguments(endless("--save " + saved())));
+  const auto saving = said(with);
+  EXPECT_NE(saving.find("stopped and saved after step " + std::to_string(newest()) +
+                        "; go on with --resume " + saved() + "\n"),
+            std::string::npos)
+      << saving;
 }
 
 // While a text is sampled that takes longer than anybody waits.

@@ -1,6 +1,8 @@
 #include "checkpoints/checkpoint_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kSetAside = ".set-aside";
 constexpr std::size_t kDigits = 8;
 
 // Of "step-00000100.safetensors"; none: it has not the form of such a name.
@@ -70,10 +73,6 @@ bool can_be_opened(const fs::path& path) {
   }
 }
 
-fs::path folder_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
-
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -83,6 +82,25 @@ void make_folder(const fs::path& folder) {
   if (!error) return;
   throw StorageError(
       fmt::format("--save {}: nothing can be saved there: {}", folder.string(), error.message()));
+}
+
+struct OpenFile {
+  explicit OpenFile(int opened) : number(opened) {}
+  ~OpenFile() { ::close(number); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  int number;
+};
+
+// It locks nothing where the file system knows no such locks.
+FolderLock locked(const fs::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  auto lock = std::make_shared<const OpenFile>(file);
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return lock;
+  throw InvalidArgument(fmt::format(
+      "--save {}: another run is saving there; end it, or choose another folder", folder.string()));
 }
 
 bool is_in(const fs::path& path, const fs::path& folder) {
@@ -100,13 +118,19 @@ std::string_view without_path(std::string_view what, const std::string& path) {
 
 }  // namespace
 
+fs::path folder_of(const fs::path& checkpoint) {
+  return checkpoint.has_parent_path() ? checkpoint.parent_path() : fs::path(".");
+}
+
 fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
   return folder / fmt::format("{}{:0{}}{}", kPrefix, step, kDigits, kSuffix);
 }
 
-void prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
+FolderLock prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
+  FolderLock lock;
   on_rank_0(world, [&] {
     make_folder(folder);
+    lock = locked(folder);
     remove_leftovers(folder);
     const auto all = list_checkpoints(folder);
     if (all.empty() || (!resumed.empty() && is_in(resumed, folder))) return;
@@ -115,6 +139,7 @@ void prepare_folder(Communicator& world, const fs::path& folder, const fs::path&
                     "--resume {}, or choose another folder",
                     folder.string(), all.front().filename().string(), folder.string()));
   });
+  return lock;
 }
 
 std::vector<fs::path> list_checkpoints(const fs::path& folder) {
@@ -131,12 +156,14 @@ std::vector<fs::path> list_checkpoints(const fs::path& folder) {
 }
 
 void prune_checkpoints(const fs::path& folder, std::int64_t step, std::int64_t keep) {
-  auto paths = list_checkpoints(folder);
-  std::erase_if(paths, [&](const fs::path& path) { return step_of(path) > step; });
-  const auto kept = static_cast<std::size_t>(std::max<std::int64_t>(keep, 1));
-  for (std::size_t i = kept; i < paths.size(); ++i) {
-    std::error_code ignored;
-    fs::remove(paths[i], ignored);
+  std::error_code ignored;
+  auto left = std::max<std::int64_t>(keep, 1);
+  for (const auto& path : list_checkpoints(folder)) {
+    if (step_of(path) > step) {
+      fs::rename(path, path.string() + std::string(kSetAside), ignored);
+    } else if (left-- <= 0) {
+      fs::remove(path, ignored);
+    }
   }
 }
 
@@ -160,9 +187,9 @@ std::string words_for_damage(const fs::path& path, std::string_view what) {
       others, [&](const fs::path& other) { return step_of(other) < step_of(path); });
   std::string way_out = fmt::format("there is no other checkpoint in {}", folder.string());
   if (before != others.end()) {
-    way_out = fmt::format("go on from the one before it with --resume {}", before->string());
+    way_out = fmt::format("use the one before it, {}", before->string());
   } else if (!others.empty()) {
-    way_out = fmt::format("go on from another with --resume {}", others.front().string());
+    way_out = fmt::format("use another, {}", others.front().string());
   }
   return fmt::format("{} is damaged: {}; {}", path.string(), without_path(what, path.string()),
                      way_out);

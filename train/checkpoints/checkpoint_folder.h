@@ -8,12 +8,13 @@
 
 namespace switchyard::train {
 
+std::filesystem::path folder_of(const std::filesystem::path& checkpoint);
 // folder/step-00000100.safetensors
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 
 // Removes all but the newest `keep` of those up to `step`, which itself stays; what cannot be
-// removed stays too. Later ones are left: a run that was resumed from an older one will replace
-// them.
+// removed stays too. Later ones are those of a run that went on from where this one did: they are
+// renamed to step-N.safetensors.set-aside, so that the newest is this run's.
 void prune_checkpoints(const std::filesystem::path& folder, std::int64_t step, std::int64_t keep);
 
 // Removes what saving left under hidden names when a run was killed, if nobody has written to it

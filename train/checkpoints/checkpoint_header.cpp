@@ -140,7 +140,7 @@ CheckpointHeader header_from(const Metadata& metadata, const fs::path& path) {
     header.path = path;
     return header;
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(words_for_damage(path, error.what()));
+    throw DamagedCheckpoint(words_for_damage(path, error.what()));
   }
 }
 
@@ -157,7 +157,7 @@ CheckpointHeader read_header(const fs::path& path) {
   } catch (const InvalidArgument& error) {
     const std::string_view what = error.what();
     if (what.starts_with("cannot open")) throw;  // that says nothing about what it holds
-    throw InvalidArgument(words_for_damage(file, what));
+    throw DamagedCheckpoint(words_for_damage(file, what));
   }
   return header_from(metadata, file);
 }

@@ -73,6 +73,14 @@ void require_sum(Communicator& world, const CheckpointHeader& header, bool is_ri
 
 }  // namespace
 
+CheckpointHeader read_header(Communicator& world, const fs::path& path) {
+  CheckpointHeader header;
+  together(world, [&] { header = read_header(path); });
+  require_same(world, header.parameters_sum ^ header.training_sum,
+               path.string() + ": the newest checkpoint");
+  return header;
+}
+
 void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
   auto& world = trainer.mesh().world();
   const auto step = trainer.progress().step;

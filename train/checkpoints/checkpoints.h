@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "switchyard/communicator.h"
+#include "switchyard/error.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -25,17 +27,29 @@ struct CheckpointHeader {
   std::uint64_t parameters_sum = 0;  // over all bytes of the parameters
   std::uint64_t training_sum = 0;    // and over those that only training needs
 };
-// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names one
-// that is damaged, and the one before it to resume from.
+// Names a checkpoint that is not what was saved, and the one before it.
+class DamagedCheckpoint : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names a
+// path that leads to none of ours.
 CheckpointHeader read_header(const std::filesystem::path& path);
+// The same, collective: every rank reads it, and errors are the same on all. One that is another on
+// some rank is an InvalidArgument.
+CheckpointHeader read_header(Communicator& world, const std::filesystem::path& path);
+
+// While rank 0 has one, no other run begins to save into that folder; a process that ends gives it
+// back.
+using FolderLock = std::shared_ptr<const void>;
 
 // Collective, before a run begins that will save into `folder`, so that what would stop it later
 // stops it now: makes the folder, and removes what killed runs left there under hidden names more
 // than an hour ago. `resumed` is the checkpoint that the run goes on from, or empty. A folder that
-// holds checkpoints, but not that one, is another run's: an InvalidArgument. StorageError if the
-// folder cannot be made or written to. The same on every rank.
-void prepare_folder(Communicator& world, const std::filesystem::path& folder,
-                    const std::filesystem::path& resumed);
+// holds checkpoints, but not that one, is another run's, as is one that is locked: an
+// InvalidArgument. StorageError if the folder cannot be made or written to. The same on every rank.
+FolderLock prepare_folder(Communicator& world, const std::filesystem::path& folder,
+                          const std::filesystem::path& resumed);
 
 // Collective. Writes folder/step-N.safetensors: parameters, moments, balancers, history, progress,
 // and sums over all bytes. Then removes all but the newest `keep`. A StorageError says which

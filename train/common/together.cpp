@@ -1,6 +1,8 @@
 #include "common/together.h"
 
-#include <array>
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -48,6 +50,17 @@ void together(Communicator& comm, const std::function<void()>& work) {
   message = broadcast_text(comm, message, static_cast<int>(first / kKinds));
   if (first % kKinds == 0) throw StorageError(message);
   throw InvalidArgument(message);
+}
+
+void require_same(Communicator& comm, std::uint64_t mark, const std::string& what) {
+  const Tensor own = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(mark)});
+  Tensor all({comm.size()}, Dtype::i64);
+  comm.all_gather(own, all);
+  const auto seen = all.span<std::int64_t>();
+  const auto other = std::ranges::find_if(seen, [&](auto value) { return value != seen[0]; });
+  if (other == seen.end()) return;
+  throw InvalidArgument(
+      fmt::format("{} on rank {} differs from the one on rank 0", what, other - seen.begin()));
 }
 
 void on_rank_0(Communicator& comm, const std::function<void()>& work) {

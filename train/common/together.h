@@ -1,7 +1,9 @@
 // What goes wrong on one rank, told to all.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
 
 #include "switchyard/communicator.h"
 
@@ -12,7 +14,11 @@ namespace switchyard::train {
 // communicator throws passes: its ranks know already.
 void together(Communicator& comm, const std::function<void()>& work);
 
-// Collective. The same for what rank 0 does for all.
+// Collective. InvalidArgument on every rank if `mark` is not the same everywhere, as where a path
+// leads to several files on several machines: "WHAT on rank 2 differs from the one on rank 0".
+void require_same(Communicator& comm, std::uint64_t mark, const std::string& what);
+
+// Collective. What together() does, for what rank 0 does for all.
 void on_rank_0(Communicator& comm, const std::function<void()>& work);
 
 }  // namespace switchyard::train

@@ -112,13 +112,14 @@ Options run_of(TrainConfig& c) {
 
 Options files_of(TrainConfig& c) {
   return {
-      path_option("save", c.save, "none",
-                  "Folder of checkpoints; a resumed run saves none unless it is given again"),
+      path_option(
+          "save", c.save, "none",
+          "Folder of checkpoints; a run that saved goes on saving where it is resumed from"),
       number_option("every", c.every, {1, kMostSteps}, "Steps between checkpoints"),
       number_option("keep", c.keep, {1, kMostSteps}, "Checkpoints that stay, the newest"),
       path_option("resume", c.resume, "none",
                   "Checkpoint to go on from, or folder of them; what is not given stays as it was, "
-                  "but --threads, --save and --report"),
+                  "but --threads and --report"),
       path_option("report", c.report, "none", "File of the report; none: no report"),
   };
 }

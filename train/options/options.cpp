@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 #include "switchyard/error.h"
 
@@ -43,14 +44,27 @@ Json json_of(const Option& option) {
   return is_string ? Json(option.get()) : Json::parse(option.get());
 }
 
+// Json keeps one of two equal keys, and does not say so.
+Json parse_once(std::string_view text, std::string_view source) {
+  std::set<std::string> keys;
+  return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (event != Json::parse_event_t::key || depth != 1) return true;
+    const auto& key = parsed.get_ref<const std::string&>();
+    if (keys.insert(key).second) return true;
+    throw InvalidArgument(fmt::format("{} has \"{}\" twice", source, key));
+  });
+}
+
 Json parse_object(std::string_view text, std::string_view source) {
   Json object;
   try {
-    object = Json::parse(text);
+    object = parse_once(text, source);
   } catch (const Json::parse_error& error) {
     const auto before = text.substr(0, std::min(error.byte, text.size()));
     throw InvalidArgument(fmt::format("{} is not JSON: an error in line {}", source,
                                       1 + std::ranges::count(before, '\n')));
+  } catch (const Json::out_of_range&) {
+    throw InvalidArgument(fmt::format("{} has a number that is too large", source));
   }
   if (object.is_object()) return object;
   throw InvalidArgument(fmt::format("{} is not a JSON object of options", source));
@@ -110,7 +124,6 @@ TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignment
     const TrainConfig defaults = config;
     config = *checkpoint;
     config.threads = defaults.threads;
-    config.save = defaults.save;
     config.report = defaults.report;
   }
   assign(config, file);

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "common/printable.h"
+
 namespace switchyard::train {
 namespace {
 
@@ -27,6 +29,12 @@ std::size_t width_of(std::FILE* out) {
   winsize size{};
   const bool is_known = ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return is_known ? size.ws_col : 80;
+}
+
+// A run goes on where nobody can be told of it.
+void put(std::FILE* out, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+  std::fflush(out);
 }
 
 // 950, 41.2k, 3.07M.
@@ -83,8 +91,7 @@ void Console::step(const StepRecord& record) {
     if (mode_ == ConsoleMode::plain) {
       print(line);
     } else {
-      fmt::print(output_.out, "{}{}", kRemoveLine, line.substr(0, width_of(output_.out) - 1));
-      std::fflush(output_.out);
+      put(output_.out, fmt::format("{}{}", kRemoveLine, line.substr(0, width_of(output_.out) - 1)));
       line_is_open_ = true;
     }
   }
@@ -109,14 +116,14 @@ void Console::result(double held_out_loss, double bigram_loss, const std::string
 
 void Console::say(const std::string& line) {
   finish();
-  if (mode_ != ConsoleMode::json) return print(line);
-  fmt::print(output_.aside, "{}\n", line);
+  const auto text = printable_lines(line);
+  if (mode_ != ConsoleMode::json) return print(text);
+  put(output_.aside, text + '\n');
 }
 
 void Console::finish() {
   if (!line_is_open_) return;
-  fmt::print(output_.out, "{}", kRemoveLine);
-  std::fflush(output_.out);
+  put(output_.out, std::string(kRemoveLine));
   line_is_open_ = false;
 }
 
@@ -129,10 +136,7 @@ bool Console::is_due(const StepRecord& record) {
   return true;
 }
 
-void Console::print(const std::string& line) {
-  fmt::print(output_.out, "{}\n", line);
-  std::fflush(output_.out);
-}
+void Console::print(const std::string& line) { put(output_.out, line + '\n'); }
 
 // The time that is left goes by this run's steps: one that was resumed has not done them all.
 std::string Console::line_of(const StepRecord& record) const {

@@ -32,7 +32,7 @@ class Console {
 
   void step(const StepRecord& record);
   void held_out(const HeldOutRecord& record);
-  // A line of its own; with JSON on the standard error.
+  // A line of its own, fit for a terminal; with JSON on the standard error.
   void say(const std::string& line);
   // The end of a run, as an object; for people it has been said.
   void result(double held_out_loss, double bigram_loss, const std::string& report);

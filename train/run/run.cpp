@@ -17,7 +17,6 @@
 #include "run/sampler.h"
 #include "run/stop_signals.h"
 #include "run/summary.h"
-#include "switchyard/error.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -31,16 +30,18 @@ Device device_of(const TrainConfig& config, int num_ranks) {
       {.num_threads = config.threads > 0 ? config.threads : std::max(1, cores / num_ranks)});
 }
 
-// On several machines, a path may lead to several texts.
-void require_one_text(Communicator& world, const Corpus& corpus) {
-  Tensor hashes = Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(corpus.hash())});
-  Tensor all({world.size()}, Dtype::i64);
-  world.all_gather(hashes, all);
-  const auto seen = all.span<std::int64_t>();
-  const auto other = std::ranges::find_if(seen, [&](auto hash) { return hash != seen[0]; });
-  if (other == seen.end()) return;
-  throw InvalidArgument(fmt::format("{}: the text on rank {} differs from the one on rank 0",
-                                    corpus.name(), other - seen.begin()));
+// Collective.
+Corpus read_corpus(Communicator& world, const std::string& path) {
+  std::optional<Corpus> corpus;
+  together(world, [&] { corpus = path.empty() ? Corpus::embedded() : Corpus::read(path); });
+  require_same(world, corpus->hash(), corpus->name() + ": the text");
+  return *std::move(corpus);
+}
+
+// mpirun gives a rank a terminal of its own, wherever the output goes in the end.
+ConsoleMode mode_of(const TrainConfig& config, const Communicator& world) {
+  if (config.json) return ConsoleMode::json;
+  return world.backend() == "mpi" ? ConsoleMode::plain : Console::mode_of_this_terminal();
 }
 
 // One run on one rank.
@@ -50,17 +51,15 @@ class Run {
       : config_(config),
         world_(world),
         mesh_(world, mesh_axes(config.mesh, world.size())),
-        corpus_(config.data.corpus.empty() ? Corpus::embedded() : Corpus::read(config.data.corpus)),
+        corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
-      console_.emplace(config.json ? ConsoleMode::json : Console::mode_of_this_terminal(),
-                       config.steps);
+      console_.emplace(mode_of(config, world), config.steps);
     }
   }
 
   void begin() {
-    require_one_text(world_, corpus_);
-    if (!config_.save.empty()) prepare_folder(world_, config_.save, config_.resume);
+    if (!config_.save.empty()) lock_ = prepare_folder(world_, config_.save, config_.resume);
     if (!config_.resume.empty()) resume();
     introduce();
     write_report();
@@ -108,7 +107,7 @@ class Run {
   }
 
   void resume() {
-    const CheckpointHeader header = read_header(config_.resume);
+    const auto header = read_header(world_, config_.resume);
     load(trainer_, header);
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
     if (header.corpus_hash != corpus_.hash()) {
@@ -184,6 +183,7 @@ class Run {
   }
 
   TrainConfig config_;
+  FolderLock lock_;
   Communicator& world_;
   StopSignals signals_;
   Mesh mesh_;

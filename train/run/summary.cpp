@@ -36,6 +36,7 @@ RunSummary summarise(Trainer& trainer, double seconds) {
   Transformer& model = trainer.model();
   TrainConfig config = trainer.config();
   summary.title = describe(trainer.mesh());
+  config.mesh.ep = trainer.mesh().size("ep");  // 0 leaves it to be computed
   for (const Option& option : options_of(config)) {
     summary.configuration.emplace_back(option.name, option.get());
   }

@@ -82,11 +82,15 @@ TEST_F(CheckpointFolder, OldOnesGoAndNothingElse) {
 }
 
 // After going back to step 10: the run that wrote 20 and 30 was another.
-TEST_F(CheckpointFolder, LaterOnesNeitherGoNorCount) {
+TEST_F(CheckpointFolder, LaterOnesAreSetAside) {
   for (const auto* name : {kTen, kTwenty, kThirty}) put(name);
   put("step-00000011.safetensors");
   prune_checkpoints(folder_.path(), 11, 1);
-  EXPECT_EQ(folder_.names(), (Names{"step-00000011.safetensors", kTwenty, kThirty}));
+  EXPECT_EQ(folder_.names(),
+            (Names{"step-00000011.safetensors", "step-00000020.safetensors.set-aside",
+                   "step-00000030.safetensors.set-aside"}));
+  EXPECT_EQ(list_checkpoints(folder_.path()),
+            std::vector<fs::path>{folder_ / "step-00000011.safetensors"});
 }
 
 TEST_F(CheckpointFolder, ADamagedOneOffersTheOneBeforeIt) {
@@ -95,12 +99,10 @@ TEST_F(CheckpointFolder, ADamagedOneOffersTheOneBeforeIt) {
   put_good("step-00000040.safetensors");
   const auto path = put(kThirty);
   EXPECT_EQ(words_for_damage(path, path.string() + ": it is bad"),
-            path.string() + " is damaged: it is bad; go on from the one before it with --resume " +
-                at(kTwenty));
+            path.string() + " is damaged: it is bad; use the one before it, " + at(kTwenty));
   put(kTwenty, "damaged as well");
   EXPECT_EQ(words_for_damage(path, path.string() + " has no end"),
-            path.string() + " is damaged: has no end; go on from the one before it with --resume " +
-                at(kTen));
+            path.string() + " is damaged: has no end; use the one before it, " + at(kTen));
 }
 
 TEST_F(CheckpointFolder, ADamagedOneOffersALaterOneOrNone) {
@@ -110,7 +112,7 @@ TEST_F(CheckpointFolder, ADamagedOneOffersALaterOneOrNone) {
                 folder_.path().string());
   put_good(kTwenty);
   EXPECT_EQ(words_for_damage(path, "bad"),
-            path.string() + " is damaged: bad; go on from another with --resume " + at(kTwenty));
+            path.string() + " is damaged: bad; use another, " + at(kTwenty));
 }
 
 TEST_F(CheckpointFolder, TheLastGoodOneIsBeforeTheStep) {
@@ -138,6 +140,17 @@ TEST_F(CheckpointFolder, ARunDoesNotSaveIntoAnothersFolder) {
   EXPECT_EQ(prepare("elsewhere/step-00000010.safetensors"), refusal);
   EXPECT_EQ(prepare(path), "no error");
   EXPECT_EQ(prepare(folder_.path()), "no error");
+}
+
+TEST_F(CheckpointFolder, OneRunAtATimeSaves) {
+  run_ranks(2, [&](Communicator& world) {
+    const auto first = prepare_folder(world, folder_.path(), {});
+    EXPECT_EQ(first != nullptr, world.rank() == 0);
+    EXPECT_EQ(error_of<InvalidArgument>([&] { prepare_folder(world, folder_.path(), {}); }),
+              "--save " + folder_.path().string() +
+                  ": another run is saving there; end it, or choose another folder");
+  });
+  EXPECT_EQ(prepare({}), "no error");
 }
 
 TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {

@@ -9,8 +9,7 @@
 namespace switchyard::train {
 namespace {
 
-const std::string kOffer =
-    "; go on from the one before it with --resume DIR/step-00000002.safetensors";
+const std::string kOffer = "; use the one before it, DIR/step-00000002.safetensors";
 
 // Two checkpoints, of which the second is damaged.
 class CheckpointsDamage : public SavedRun {

@@ -164,6 +164,8 @@ TEST(OptionsJson, WrongFilesAreNamed) {
             "my.json: \"stepps\" is not an option; the closest is \"steps\"");
   EXPECT_EQ(error(R"({"steps": [1]})"),
             "my.json: \"steps\" must be a number, a string, true or false");
+  EXPECT_EQ(error(R"({"steps": 1, "batch": 2, "steps": 3})"), "my.json has \"steps\" twice");
+  EXPECT_EQ(error(R"({"steps": 1e400})"), "my.json has a number that is too large");
   EXPECT_EQ(error(R"({"steps": 1.5})"),
             "my.json: --steps \"1.5\" is not a whole number from 1 to 1000000000");
 }
@@ -205,7 +207,7 @@ TEST(Merge, AResumedRunStaysAsItWas) {
   EXPECT_EQ(config.data.batch, 6);
   EXPECT_EQ(config.data.corpus, "text");
   EXPECT_EQ(config.threads, 0);
-  EXPECT_EQ(config.save, "");
+  EXPECT_EQ(config.save, "there");
   EXPECT_EQ(config.report, TrainConfig{}.report);
   EXPECT_EQ(config.resume, "ck");
 }

@@ -176,6 +176,19 @@ TEST(Console, JsonHasEveryStepAndAllOfIt) {
   EXPECT_EQ(shown.aside(), "for people\n");
 }
 
+// A model says what it likes, and a file has any name.
+TEST(Console, WhatIsSaidDoesNotSteerTheTerminal) {
+  const std::string text = "a\x1b[2Jb\xff\tc\nd\xc2\x9b";
+  for (const auto mode : {ConsoleMode::live, ConsoleMode::plain}) {
+    Shown shown(mode, 10);
+    shown.console.say(text);
+    EXPECT_EQ(shown.text(), "a?[2Jb?\tc\nd?\n");
+  }
+  Shown shown(ConsoleMode::json, 10);
+  shown.console.say(text);
+  EXPECT_EQ(shown.aside(), "a?[2Jb?\tc\nd?\n");
+}
+
 TEST(Console, OutsideOfATerminalLinesArePlain) {
   ::testing::internal::CaptureStdout();  // a file
   EXPECT_EQ(Console::mode_of_this_terminal(), ConsoleMode::plain);

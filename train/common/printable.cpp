@@ -1,9 +1,9 @@
-#include "printable.h"
+#include "common/printable.h"
 
 #include <cstddef>
 #include <cstdint>
 
-namespace switchyard::cli {
+namespace switchyard::train {
 namespace {
 
 struct Character {
@@ -48,4 +48,4 @@ std::string printable(std::string_view text) { return printable_but(text, ""); }
 
 std::string printable_lines(std::string_view text) { return printable_but(text, "\n\t"); }
 
-}  // namespace switchyard::cli
+}  // namespace switchyard::train
