@@ -81,7 +81,8 @@ void make_folder(const fs::path& folder) {
   }
   if (!error) return;
   throw StorageError(
-      fmt::format("--save {}: nothing can be saved there: {}", folder.string(), error.message()));
+      fmt::format("--save {}: nothing can be saved there: {}; choose another folder, or none",
+                  folder.string(), error.message()));
 }
 
 struct OpenFile {

@@ -114,7 +114,8 @@ Options files_of(TrainConfig& c) {
   return {
       path_option(
           "save", c.save, "none",
-          "Folder of checkpoints; a run that saved goes on saving where it is resumed from"),
+          "Folder of checkpoints, or none; a run that saved goes on saving where it is resumed "
+          "from"),
       number_option("every", c.every, {1, kMostSteps}, "Steps between checkpoints"),
       number_option("keep", c.keep, {1, kMostSteps}, "Checkpoints that stay, the newest"),
       path_option("resume", c.resume, "none",

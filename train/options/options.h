@@ -43,7 +43,7 @@ Assignments parse_config(std::string_view json, std::string_view source);
 // Defaults; what a checkpoint says, if one is resumed; the file's; the flags'. InvalidArgument
 // names an option that the checkpoint does not allow to change, and both values. What nobody gave
 // yields to what somebody did: a warm-up is never longer than the run, nor a final rate higher
-// than the highest.
+// than the highest. A run that saved goes on saving into the folder that it is resumed from.
 TrainConfig resolve(const Assignments& file, const Assignments& flags);
 // The same of a checkpoint that was read already.
 TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignments& file,

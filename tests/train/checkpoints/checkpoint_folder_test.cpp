@@ -157,7 +157,8 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
   put("file");
   run_ranks(3, [&](Communicator& world) {
     EXPECT_EQ(error_of<StorageError>([&] { prepare_folder(world, folder_ / "file", {}); }),
-              "--save " + at("file") + ": nothing can be saved there: Not a directory");
+              "--save " + at("file") +
+                  ": nothing can be saved there: Not a directory; choose another folder, or none");
   });
   fs::permissions(folder_.path(), fs::perms::owner_read | fs::perms::owner_exec |
                                       fs::perms::others_read | fs::perms::others_exec);
@@ -166,8 +167,9 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
     if (::geteuid() == 0 && ::setuid(kNobody) != 0) return std::string("still root");
     return error_of<StorageError>([&] { prepare_folder(*connect(), folder_.path(), {}); });
   });
-  EXPECT_EQ(error, "--save " + folder_.path().string() +
-                       ": nothing can be saved there: Permission denied");
+  EXPECT_EQ(error,
+            "--save " + folder_.path().string() +
+                ": nothing can be saved there: Permission denied; choose another folder, or none");
 }
 
 TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesWhenNobodyWritesToIt) {
