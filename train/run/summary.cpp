@@ -8,15 +8,20 @@
 namespace switchyard::train {
 
 ModelSize size_of(const ModelConfig& c) {
-  const ParameterSet whole(c);
-  ModelSize size;
+  const auto h = c.hidden;
+  std::int64_t shared = (c.tied ? 1 : 2) * kVocabulary * h + h;
   std::int64_t in_experts = 0;
-  for (const ParameterView& view : whole.views()) {
-    (view.expert < 0 ? size.parameters : in_experts) += view.values.shape().num_elements();
+  for (int layer = 0; layer < c.layers; ++layer) {
+    shared += 2 * h + 4 * h * h;
+    if (c.has_experts(layer)) {
+      shared += c.experts * h + 3 * h * c.shared_intermediate;
+      in_experts += 3 * h * c.intermediate;  // of each
+    } else {
+      shared += 3 * h * c.dense_intermediate;
+    }
   }
-  size.active_parameters = size.parameters + in_experts / c.experts * c.top_k;
-  size.parameters += in_experts;
-  return size;
+  return {.parameters = shared + c.experts * in_experts,
+          .active_parameters = shared + c.top_k * in_experts};
 }
 
 std::string describe(const Mesh& mesh) {

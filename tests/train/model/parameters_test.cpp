@@ -25,6 +25,7 @@ TEST(ParameterSet, ListsEveryTensorOnce) {
   ModelConfig config = tiny_config().model;
   config.moe_every = 2;
   config.tied = false;
+  config.shared_intermediate = 4;
   std::set<std::string> names;
   std::int64_t elements = 0;
   for (const ParameterView& view : ParameterSet(config).views()) {
@@ -37,7 +38,7 @@ TEST(ParameterSet, ListsEveryTensorOnce) {
   }
   const std::int64_t h = 16;
   const auto expected =
-      2 * 256 * h + h + 2 * (2 * h + 4 * h * h) + 3 * h * 20 + 6 * h + 6 * 3 * h * 12;
+      2 * 256 * h + h + 2 * (2 * h + 4 * h * h) + 3 * h * 20 + 6 * h + 6 * 3 * h * 12 + 3 * h * 4;
   EXPECT_EQ(elements, expected);
   const auto size = train::size_of(config);
   EXPECT_EQ(size.parameters, expected);
