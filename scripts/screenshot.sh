@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a picture of a report with Chromium, as wide as told and as high as the page.
-# usage: scripts/screenshot.sh REPORT.html OUT.png [light|dark] [WIDTH]
+# Makes a picture of a report with Chromium, as wide as told and as high as the page, or as told.
+# usage: scripts/screenshot.sh REPORT.html OUT.png [light|dark] [WIDTH] [HEIGHT]
 set -euo pipefail
-[[ $# -ge 2 && $# -le 4 ]] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
+[[ $# -ge 2 && $# -le 5 ]] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 report=$(realpath -e -- "$1")
 picture=$(realpath -m -- "$2")
 width=${4:-1200}
@@ -33,5 +33,5 @@ END
 height=$(browse --window-size=1200,800 --virtual-time-budget=5000 --dump-dom \
   "file://$profile/frame.html" 2>/dev/null | sed -n 's|.*<title>\([0-9]*\)</title>.*|\1|p')
 [[ -n $height ]] || { echo "chromium could not open $report" >&2; exit 1; }
-browse --window-size="$width,$height" --screenshot="$picture" "file://$report"
+browse --window-size="$width,${5:-$height}" --screenshot="$picture" "file://$report"
 [[ -s $picture ]] || { echo "chromium made no picture of $report" >&2; exit 1; }
