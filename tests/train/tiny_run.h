@@ -1,6 +1,7 @@
 // Runs small enough for tests.
 #pragma once
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -58,5 +59,9 @@ struct MeshSizes {
     return {.dp = dp, .ep = ep, .sp = sp, .expert_axes = expert_axes};
   }
 };
+
+inline void PrintTo(const MeshSizes& sizes, std::ostream* out) {  // for GoogleTest
+  *out << sizes.name();
+}
 
 }  // namespace switchyard::testing
