@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "checkpoints/checkpoints.h"
 #include "commands.h"
@@ -20,7 +22,7 @@ namespace {
 constexpr int kDefaultRanks = 4;
 
 struct TrainOptions {
-  LaunchOptions launch;
+  std::string comm;  // empty: not given
   train::Assignments flags;
   std::string config;  // file
   bool json = false;
@@ -59,15 +61,43 @@ train::Assignments read_config(const std::string& path) {
   return train::parse_config(text.str(), path);
 }
 
+// How many ranks there are to be, where threads are ranks.
+int num_threads_as_ranks(const train::MeshConfig& mesh) {
+  if (mesh.ranks > 0) return mesh.ranks;
+  return mesh.ep > 0 ? mesh.dp * mesh.ep * mesh.sp : kDefaultRanks;
+}
+
+bool is_given(const train::Assignments& values, std::string_view name) {
+  return std::ranges::any_of(values, [&](const auto& value) { return value.first == name; });
+}
+
+// Ranks would otherwise train apart, each a whole run.
+void require_chosen_comm(const TrainOptions& o) {
+  if (!o.comm.empty()) return;
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const char* const size = std::getenv(name);
+    if (size == nullptr || std::atoi(size) <= 1) continue;
+    throw CLI::ValidationError(
+        "--comm", fmt::format("{} processes were started: give --comm mpi, or --comm threads for a "
+                              "run in each of them",
+                              size));
+  }
+}
+
 void train_model(const TrainOptions& o) {
-  const auto config = as_usage([&] { return train::resolve(read_config(o.config), o.flags); });
-  LaunchOptions how = o.launch;
-  if (how.comm == "threads" && how.ranks == 0) how.ranks = kDefaultRanks;
+  require_chosen_comm(o);
+  const auto file = as_usage([&] { return read_config(o.config); });
+  const auto config = as_usage([&] { return train::resolve(file, o.flags); });
+  LaunchOptions how{.comm = o.comm.empty() ? "threads" : o.comm};
+  if (how.comm == "threads") {
+    how.ranks = num_threads_as_ranks(config.mesh);
+  } else if (is_given(o.flags, "ranks") || is_given(file, "ranks")) {
+    how.ranks = config.mesh.ranks;
+  }
   launch(how, [&](Communicator& world) {
-    as_usage([&] { train::check(config, world.size()); });
     train::TrainConfig here = config;
     here.json = o.json;
-    if (here.threads == 0) here.threads = std::max(1, num_cores() / world.size());
+    as_usage([&] { train::fit_mesh(here, world.size()); });
     train::run(world, here);
   });
 }
@@ -80,9 +110,7 @@ void add_train_command(CLI::App& app) {
       "Train a small MoE language model on text, and write a report of it. Without options: about "
       "two minutes on two cores, on the text of this project");
   const auto o = std::make_shared<TrainOptions>();
-  command->add_option("--ranks", o->launch.ranks, "Ranks [4; with --comm mpi those of mpirun]")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("--comm", o->launch.comm, "How ranks are connected [threads]")
+  command->add_option("--comm", o->comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
   command
       ->add_option("--config", o->config,

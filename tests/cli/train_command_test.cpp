@@ -23,8 +23,8 @@ void expect_error(const std::string& arguments, const std::string& message) {
 TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
   const auto help = run("train --help");
   EXPECT_EQ(help.status, 0);
-  for (const char* text : {"--ranks INT",
-                           "[4; with --comm mpi those of mpirun]",
+  for (const char* text : {"--ranks N",
+                           "0: 4, or with --comm mpi those of mpirun [0]",
                            "--comm TEXT:{threads,mpi}",
                            "--config TEXT:FILE",
                            "--json",
@@ -62,7 +62,6 @@ TEST(TrainCommand, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--clip -1", "--clip \"-1\" is not a number from 0 to 1000000000");
   expect_error("--balance even", "--balance \"even\" is not one of bias|loss|none");
   expect_error("--steps ''", "--steps \"\" is not a whole number from 1 to 1000000000");
-  expect_error("--ranks 0", "--ranks: Value 0 not in range 1 to 1024");
   expect_error("--comm pigeon", "--comm: pigeon not in {threads,mpi}");
   expect_error("--stepps 4", "The following arguments were not expected");
   expect_error("--steps", "--steps: 1 required");
@@ -70,7 +69,7 @@ TEST(TrainCommand, WrongValuesNameTheFlagAndWhatIsAllowed) {
 
 TEST(TrainCommand, ValuesMustFitEachOtherAndTheRanks) {
   expect_error("--hidden 130", "--hidden 130 must be --heads 4 times an even number");
-  expect_error("--dp 3", "--dp 3 × --sp 1 must divide the 4 ranks; 6 would do");
+  expect_error("--dp 3", "--dp 3 × --sp 1 must divide the 4 ranks; --ranks 6 would do");
   expect_error("--ranks 6 --dp 2 --ep 2",
                "--dp 2 × --ep 2 × --sp 1 are 4 ranks, but there are 6; --ep 3 would fit");
 }
@@ -102,6 +101,14 @@ TEST_F(TrainOutput, MpirunsTerminalIsNone) {
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_NE(outcome.output.find("\nstep 1/2  loss "), std::string::npos) << outcome.output;
   EXPECT_EQ(outcome.output.find('\x1b'), std::string::npos) << outcome.output;
+}
+
+TEST(TrainCommand, MpirunWithoutCommIsAnError) {
+  const auto outcome = run("train --steps 1", std::string(SWITCHYARD_MPIRUN) + " -n 2");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.output.find("2 processes were started: give --comm mpi, or --comm threads"),
+            std::string::npos)
+      << outcome.output;
 }
 
 TEST(TrainCommand, MpirunDecidesHowManyRanksThereAre) {

@@ -63,6 +63,22 @@ TEST_F(TrainResume, AFolderIsItsNewest) {
   EXPECT_TRUE(std::filesystem::exists(checkpoint(9)));
 }
 
+TEST_F(TrainResume, RanksAreThoseOfBefore) {
+  losses("--ep 3 --dp 2 --steps 2 --save " + saved());
+  const auto resumed = train("--steps 3 --resume " + saved());
+  EXPECT_EQ(resumed.status, 0) << resumed.output;
+  EXPECT_NE(resumed.output.find("6 ranks (threads): dp 2 x ep 3 x sp 1"), std::string::npos)
+      << resumed.output;
+}
+
+TEST_F(TrainResume, ARunThatIsDoneSaysSo) {
+  losses("--ranks 2 --steps 5 --save " + saved());
+  const auto resumed = train("--resume " + saved());
+  EXPECT_NE(resumed.output.find("nothing is left to train: step 5 is done and --steps is 5"),
+            std::string::npos)
+      << resumed.output;
+}
+
 TEST_F(TrainResume, ARunThatIsDoneCanBeMadeLonger) {
   losses("--ranks 2 --steps 5 --save " + saved());
   EXPECT_EQ(losses("--ranks 2 --resume " + saved()).size(), 0U);

@@ -40,6 +40,13 @@ class StageTimes {
     return fn();
   }
   const std::vector<StageTime>& stages() const { return stages_; }
+  // 0 if there was no such stage.
+  double seconds_of(std::string_view name) const {
+    for (const auto& stage : stages_) {
+      if (stage.name == name) return stage.seconds;
+    }
+    return 0.0;
+  }
 
  private:
   std::vector<StageTime> stages_;

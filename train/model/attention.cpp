@@ -28,11 +28,6 @@ View flat(const View& view) {
   return {view.data(), view.dtype(), {shape[0] * shape[1], shape[2]}, shape[2], view.owner()};
 }
 
-// Memory of a step before serves again if it has the shape.
-void make(Tensor& tensor, const Shape& shape) {
-  if (tensor.shape() != shape) tensor = Tensor(shape, Dtype::f32);
-}
-
 Thirds<Matmul> projections(const ConstTensorView& x, const Thirds<ConstTensorView>& weights,
                            const Thirds<TensorView>& out) {
   Thirds<Matmul> products;
@@ -72,10 +67,10 @@ void Attention::forward(Compute& compute, const AttentionWeights& weights,
   Tensor own_values;
   Tensor& keys = is_whole ? saved.keys : own_keys;
   Tensor& values = is_whole ? saved.values : own_values;
-  make(saved.queries, rows);
-  make(saved.mixed, rows);
-  make(keys, piece);
-  make(values, piece);
+  saved.queries = Tensor(rows, Dtype::f32);
+  saved.mixed = Tensor(rows, Dtype::f32);
+  keys = Tensor(piece, Dtype::f32);
+  values = Tensor(piece, Dtype::f32);
   const Thirds<TensorView> qkv{saved.queries.view(), flat(keys.view()), flat(values.view())};
   compute.multiply(projections(x, thirds_of(weights.qkv), qkv));
   const Rotary rotary(shard, shape_.hidden / shape_.heads, shape_.rotary_base);

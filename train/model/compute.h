@@ -25,14 +25,12 @@ class Compute {
     device_.parallel_for(count, piece);
   }
 
-  // Of all products so far, without those inside of MoE layers.
+  // Of all products so far.
   double product_seconds() const { return product_seconds_; }
-  double product_operations() const { return product_operations_; }  // 2·m·n·k each
 
  private:
   Device device_;
   double product_seconds_ = 0.0;
-  double product_operations_ = 0.0;
 };
 
 }  // namespace switchyard::train

@@ -71,16 +71,23 @@ MoeLayerOptions moe_options(const ModelConfig& c) {
               c.sizing == BufferSizing::bounded ? Sizing::bounded(c.context * c.top_k) : Sizing{}};
 }
 
-ParameterSet::ParameterSet(const ModelConfig& config)
+ParameterSet::ParameterSet(const ModelConfig& config) : ParameterSet(config, nullptr) {}
+
+ParameterSet::ParameterSet(const ModelConfig& config, const std::vector<MoeBlock>* divided)
     : config_(config), dense_(Tensor::zeros({dense_elements(config)}, Dtype::f32)) {
   lay_out();
   const auto whole = ExpertPlacement::contiguous(config.experts, 1);
   for (int layer = 0; layer < config.layers; ++layer) {
     if (!config.has_experts(layer)) continue;
-    layers_[static_cast<std::size_t>(layer)].moe = static_cast<int>(blocks_.size());
+    const auto index = blocks_.size();
+    layers_[static_cast<std::size_t>(layer)].moe = static_cast<int>(index);
+    Communicator* const group = divided == nullptr ? nullptr : (*divided)[index].group;
+    const auto& placement = divided == nullptr ? whole : (*divided)[index].placement;
+    const int rank = group == nullptr ? 0 : group->rank();
     blocks_.push_back({.name = fmt::format("layers.{}.mlp", layer),
-                       .parameters = MoeParameters(moe_options(config), whole, 0),
-                       .placement = whole});
+                       .parameters = MoeParameters(moe_options(config), placement, rank),
+                       .placement = placement,
+                       .group = group});
   }
 }
 
@@ -130,18 +137,7 @@ ParameterSet ParameterSet::random(const ModelConfig& config, std::uint64_t seed,
   return set;
 }
 
-ParameterSet ParameterSet::like() const {
-  ParameterSet set(config_);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const MoeBlock& block = blocks_[i];
-    set.blocks_[i] = {
-        .name = block.name,
-        .parameters = MoeParameters(moe_options(config_), block.placement, block.rank()),
-        .placement = block.placement,
-        .group = block.group};
-  }
-  return set;
-}
+ParameterSet ParameterSet::like() const { return {config_, &blocks_}; }
 
 std::vector<MoeBlock*> ParameterSet::moe_blocks() {
   std::vector<MoeBlock*> result;

@@ -40,8 +40,8 @@ class ParameterSet {
 
   // Zeros, whole: nothing is divided.
   explicit ParameterSet(const ModelConfig& config);
-  // The values that training begins with, divided over the mesh: an expert's, like all others,
-  // depend on its name and the seed alone. Collective over the mesh's world.
+  // The values that training begins with, made whole and then divided over the mesh: an expert's,
+  // like all others, depend on its name and the seed alone. Collective over the mesh's world.
   static ParameterSet random(const ModelConfig& config, std::uint64_t seed, Mesh& mesh,
                              const std::vector<std::string>& expert_axes);
   // Zeros for each of these.
@@ -61,6 +61,9 @@ class ParameterSet {
   std::vector<ParameterView> views() const;
 
  private:
+  // With experts divided as in those blocks; null: whole.
+  ParameterSet(const ModelConfig& config, const std::vector<MoeBlock>* divided);
+
   TensorView take(std::int64_t& offset, const Shape& shape);
   void lay_out();
 

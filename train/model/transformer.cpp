@@ -117,6 +117,13 @@ void Transformer::reduce_gradients() {
   });
 }
 
+double Transformer::product_seconds() const {
+  const auto dense = dense_.seconds_spent();  // over all threads
+  const double share = dense.gemm > 0.0 ? dense.gemm / (dense.gemm + dense.other) : 0.0;
+  return compute_.product_seconds() + times_.seconds_of(kMoeExperts) +
+         times_.seconds_of(kMoeShared) + share * times_.seconds_of(kDenseFeedForward);
+}
+
 Tensor Transformer::embed_tokens(const TokenBatch& batch) {
   Tensor x = floats({batch.shard.num_tokens(), config_.hidden});
   times_.timed("embedding", [&] { embed(compute_, values_.embedding(), batch.tokens, x); });

@@ -53,6 +53,8 @@ class Transformer {
   const StageTimes& times() const { return times_; }
   // Of training in MoE layers alone: "forward" and "backward".
   const StageTimes& moe_times() const { return moe_times_; }
+  // In matrix products so far; of MoE and dense layers in training.
+  double product_seconds() const;
   std::int64_t moe_bytes() const { return moe_bytes_; }  // that this rank exchanged in them
   void add_time(std::string_view stage, double seconds) { times_.add(stage, seconds); }
   const ModelConfig& config() const { return config_; }

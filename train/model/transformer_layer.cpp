@@ -85,7 +85,7 @@ Tensor Transformer::dense_forward(const ExpertGradients& tensors, LayerSaved& sa
   Tensor y = floats({num_tokens, config_.hidden});
   saved.dense_hidden = floats({num_tokens, 2 * config_.dense_intermediate});
   const OneGroup all(num_tokens);
-  times_.timed("dense feed-forward", [&] {
+  times_.timed(kDenseFeedForward, [&] {
     dense_.forward({&weights, 1}, all.groups(), {.rows = saved.feed_forward_normed},
                    {.out = y, .hidden = saved.dense_hidden});
   });
@@ -140,7 +140,7 @@ void Transformer::dense_backward(int layer, LayerSaved& saved, const Tensor& d_y
   const ExpertWeights weights = weights_of(values_.layers()[index].dense);
   const ExpertGradients gradients = gradients_.layers()[index].dense;
   const OneGroup all(d_y.rows());
-  times_.timed("dense feed-forward", [&] {
+  times_.timed(kDenseFeedForward, [&] {
     dense_.backward({&weights, 1}, all.groups(),
                     {.rows = saved.feed_forward_normed, .hidden = saved.dense_hidden, .d_out = d_y},
                     {.d_rows = d_normed, .gradients = {&gradients, 1}});

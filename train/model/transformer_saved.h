@@ -1,6 +1,7 @@
 // What a model's forward leaves for its backward.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "model/attention.h"
@@ -29,6 +30,11 @@ struct Transformer::Saved {
   Tensor rms;
   Tensor normed;
 };
+
+// Stages that are mostly products.
+constexpr std::string_view kMoeExperts = "MoE experts";
+constexpr std::string_view kMoeShared = "MoE shared";
+constexpr std::string_view kDenseFeedForward = "dense feed-forward";
 
 inline Tensor floats(const Shape& shape) { return {shape, Dtype::f32}; }
 

@@ -29,24 +29,31 @@ void check_model(const ModelConfig& m) {
 void check(const TrainConfig& config, int num_ranks) {
   check_model(config.model);
   const auto& o = config.optimizer;
-  require(o.warm_up <= config.steps, "--warm-up {} must be at most --steps {}", o.warm_up,
-          config.steps);
   require(o.final_learning_rate <= o.learning_rate,
           "--final-learning-rate {} must be at most --learning-rate {}", o.final_learning_rate,
           o.learning_rate);
   mesh_axes(config.mesh, num_ranks);
 }
 
+void fit_mesh(TrainConfig& config, int num_ranks) {
+  auto& mesh = config.mesh;
+  if (mesh.ranks != 0 && mesh.ranks != num_ranks) mesh = {.expert_axes = mesh.expert_axes};
+  mesh.ranks = num_ranks;
+  check(config, num_ranks);
+}
+
 std::vector<MeshAxis> mesh_axes(const MeshConfig& config, int num_ranks) {
   const std::int64_t others = std::int64_t{config.dp} * config.sp;
   const std::int64_t left = num_ranks / others;
   const auto would_fit = left * others == num_ranks ? fmt::format("--ep {} would fit", left)
-                                                    : "--dp times --sp must divide the ranks";
+                                                    : "--dp times --sp must divide the ranks, or "
+                                                      "give --ranks";
   require(config.ep == 0 || others * config.ep == num_ranks,
           "--dp {} × --ep {} × --sp {} are {} ranks, but there are {}; {}", config.dp, config.ep,
           config.sp, others * config.ep, num_ranks, would_fit);
-  require(left * others == num_ranks, "--dp {} × --sp {} must divide the {} ranks; {} would do",
-          config.dp, config.sp, num_ranks, (left + 1) * others);
+  require(left * others == num_ranks,
+          "--dp {} × --sp {} must divide the {} ranks; --ranks {} would do", config.dp, config.sp,
+          num_ranks, (left + 1) * others);
   const int ep = config.ep == 0 ? static_cast<int>(left) : config.ep;
   return {{"dp", config.dp}, {"ep", ep}, {"sp", config.sp}};
 }

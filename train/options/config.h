@@ -58,6 +58,7 @@ struct OptimizerConfig {
 
 // Sizes of the mesh's axes, outermost first; ep 0: what ranks leave.
 struct MeshConfig {
+  int ranks = 0;  // in all; 0: as many as there are
   int dp = 1;
   int ep = 0;
   int sp = 1;

@@ -73,12 +73,14 @@ Options options_of(OptimizerConfig& o) {
       number_option("weight-decay", o.weight_decay, {0.0F, kHighestRate},
                     "Weight decay of matrices"),
       number_option("clip", o.clip, {0.0F, 1e9F},
-                    "Norm that the gradient of all parameters is clipped to; 0: any"),
+                    "Norm that the gradient of all parameters is clipped to; 0: none"),
   };
 }
 
 Options options_of(MeshConfig& m) {
   return {
+      number_option("ranks", m.ranks, {0, kMostRanks},
+                    "Ranks; 0: 4, or with --comm mpi those of mpirun"),
       number_option("dp", m.dp, {1, kMostRanks}, "Copies of the experts, each on ranks of its own"),
       number_option("ep", m.ep, {0, kMostRanks},
                     "Ranks that experts are divided over; 0: what --dp and --sp leave"),
@@ -120,7 +122,7 @@ Options files_of(TrainConfig& c) {
       number_option("keep", c.keep, {1, kMostSteps}, "Checkpoints that stay, the newest"),
       path_option("resume", c.resume, "none",
                   "Checkpoint to go on from, or folder of them; what is not given stays as it was, "
-                  "but --threads and --report"),
+                  "but --threads and --report; with --ranks, --dp, --ep or --sp the mesh is new"),
       path_option("report", c.report, "none", "File of the report; none: no report"),
   };
 }

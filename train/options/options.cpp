@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -119,23 +120,30 @@ Assignments parse_config(std::string_view json, std::string_view source) {
 
 TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignments& file,
                   const Assignments& flags) {
+  const auto is_given = [&](std::string_view name) {
+    const auto has = [&](const auto& value) { return value.first == name; };
+    return std::ranges::any_of(file, has) || std::ranges::any_of(flags, has);
+  };
   TrainConfig config;
   if (checkpoint) {
     const TrainConfig defaults = config;
     config = *checkpoint;
     config.threads = defaults.threads;
     config.report = defaults.report;
+    const std::array mesh{"ranks", "dp", "ep", "sp"};
+    if (std::ranges::any_of(mesh, is_given)) {
+      const auto axes = config.mesh.expert_axes;
+      config.mesh = {.expert_axes = axes};
+    }
   }
   assign(config, file);
   assign(config, flags);
   if (checkpoint) require_kept(*checkpoint, config);
-
-  const auto is_given = [&](std::string_view name) {
-    const auto has = [&](const auto& value) { return value.first == name; };
-    return std::ranges::any_of(file, has) || std::ranges::any_of(flags, has);
-  };
   auto& rates = config.optimizer;
-  if (!is_given("warm-up")) rates.warm_up = std::min(rates.warm_up, config.steps);
+  if (is_given("warm-up") && rates.warm_up > config.steps) {
+    throw InvalidArgument(
+        fmt::format("--warm-up {} must be at most --steps {}", rates.warm_up, config.steps));
+  }
   if (!is_given("final-learning-rate")) {
     rates.final_learning_rate = std::min(rates.final_learning_rate, rates.learning_rate);
   }

@@ -51,6 +51,8 @@ TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignment
 
 // Of values that must fit each other and the number of ranks; InvalidArgument names the options.
 void check(const TrainConfig& config, int num_ranks);
+// Gives up a mesh that a checkpoint had with another number of ranks, and checks the rest.
+void fit_mesh(TrainConfig& config, int num_ranks);
 // (dp, ep, sp), outermost first. InvalidArgument where they are not so many ranks.
 std::vector<MeshAxis> mesh_axes(const MeshConfig& config, int num_ranks);
 

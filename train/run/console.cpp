@@ -68,6 +68,12 @@ nlohmann::ordered_json json_of(const StepRecord& r) {
           {"ran_again", r.ran_again}};
 }
 
+// {"name": values}; paths may not be UTF-8.
+std::string object_line(const char* name, const nlohmann::ordered_json& values) {
+  return nlohmann::ordered_json{{name, values}}.dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Console::Console(ConsoleMode mode, std::int64_t steps, ConsoleOutput output)
@@ -99,8 +105,7 @@ void Console::step(const StepRecord& record) {
 
 void Console::held_out(const HeldOutRecord& record) {
   if (mode_ == ConsoleMode::json) {
-    const nlohmann::ordered_json values{{"step", record.step}, {"loss", record.loss}};
-    print(nlohmann::ordered_json{{"held_out", values}}.dump());
+    print(object_line("held_out", {{"step", record.step}, {"loss", record.loss}}));
   } else {
     say(fmt::format("step {}/{}  held-out loss {:.3f}", record.step, steps_, record.loss));
   }
@@ -108,10 +113,14 @@ void Console::held_out(const HeldOutRecord& record) {
 
 void Console::result(double held_out_loss, double bigram_loss, const std::string& report) {
   if (mode_ != ConsoleMode::json) return;
-  const nlohmann::ordered_json values{
-      {"held_out_loss", held_out_loss}, {"bigram_loss", bigram_loss}, {"report", report}};
-  print(nlohmann::ordered_json{{"result", values}}.dump(
-      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  print(object_line(
+      "result",
+      {{"held_out_loss", held_out_loss}, {"bigram_loss", bigram_loss}, {"report", report}}));
+}
+
+void Console::stopped(std::int64_t step, const std::string& folder) {
+  if (mode_ != ConsoleMode::json) return;
+  print(object_line("stopped", {{"step", step}, {"checkpoints", folder}}));
 }
 
 void Console::say(const std::string& line) {

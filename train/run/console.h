@@ -36,6 +36,8 @@ class Console {
   void say(const std::string& line);
   // The end of a run, as an object; for people it has been said.
   void result(double held_out_loss, double bigram_loss, const std::string& report);
+  // A run that was stopped, likewise; `folder` is empty if nothing is saved.
+  void stopped(std::int64_t step, const std::string& folder);
   // Removes the live line.
   void finish();
 

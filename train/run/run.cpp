@@ -62,6 +62,10 @@ class Run {
     if (!config_.save.empty()) lock_ = prepare_folder(world_, config_.save, config_.resume);
     if (!config_.resume.empty()) resume();
     introduce();
+    if (trainer_.progress().step >= config_.steps) {
+      say(fmt::format("nothing is left to train: step {} is done and --steps is {}",
+                      trainer_.progress().step, config_.steps));
+    }
     write_report();
   }
 
@@ -180,6 +184,7 @@ class Run {
                       config_.save));
     }
     say_where();
+    if (console_) console_->stopped(step, config_.save);
   }
 
   TrainConfig config_;
@@ -199,8 +204,9 @@ class Run {
 }  // namespace
 
 void run(Communicator& world, const TrainConfig& config) {
-  check(config, world.size());
-  Run run(world, config);
+  TrainConfig here = config;
+  fit_mesh(here, world.size());
+  Run run(world, here);
   run.begin();
   run.train();
   run.end();

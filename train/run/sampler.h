@@ -19,7 +19,7 @@ struct SampleOptions {
 };
 
 // Collective; the same text on every rank. What follows the prompt, byte by byte; an empty prompt
-// stands for a newline. Only the last context() bytes are seen.
+// stands for a newline. Only the last config().context bytes are seen.
 std::string sample(Transformer& model, std::string_view prompt, const SampleOptions& options);
 
 // The byte that a number u in [0, 1) picks by logits [V]: the probabilities are those of

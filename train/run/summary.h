@@ -15,7 +15,7 @@ struct ModelSize {
 };
 ModelSize size_of(const ModelConfig& config);
 
-// "4 ranks: dp 1 x ep 4 x sp 1"
+// "4 ranks (threads): dp 1 x ep 4 x sp 1"
 std::string describe(const Mesh& mesh);
 
 // Collective. All but held-out and bigram losses, prompt and sample. `seconds` are since the run

@@ -61,7 +61,7 @@ float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64
   if (step < config.warm_up) {
     return config.learning_rate * static_cast<float>(step + 1) / static_cast<float>(config.warm_up);
   }
-  const auto length = std::max<std::int64_t>(1, steps - config.warm_up);
+  const auto length = std::max<std::int64_t>(1, steps - 1 - config.warm_up);
   const double progress =
       std::min(1.0, static_cast<double>(step - config.warm_up) / static_cast<double>(length));
   const double share = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));

@@ -10,7 +10,8 @@
 
 namespace switchyard::train {
 
-// Linear from 0 over the warm-up, then a cosine down to the final rate at `steps`.
+// Of step `step`, counted from 0: up to the highest in equal parts over the warm-up, then along a
+// cosine to the final rate in the last of `steps`.
 float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64_t steps);
 
 // The norm over all parameters of gradients that are reduced already; each expert's part counts

@@ -47,7 +47,7 @@ struct History {
 
 // All that a report shows.
 struct RunSummary {
-  std::string title;                                               // "4 ranks: ep 4"
+  std::string title;  // "4 ranks (threads): dp 1 x ep 4 x sp 1"
   std::vector<std::pair<std::string, std::string>> configuration;  // in order
   std::vector<int> moe_layers;                                     // which layers have experts
   History history;

@@ -26,13 +26,6 @@ double total(const StageTimes& times) {
   return sum;
 }
 
-double seconds_of(const StageTimes& times, std::string_view name) {
-  for (const StageTime& stage : times.stages()) {
-    if (stage.name == name) return stage.seconds;
-  }
-  return 0.0;
-}
-
 // Rows of the fullest expert over the mean, of the layer where that is worst.
 double worst_balance(const std::vector<RouterStatistics>& layers) {
   double worst = 1.0;
@@ -80,9 +73,7 @@ Trainer::Trainer(const TrainConfig& config, Mesh& mesh, const Device& device, co
 
 Trainer::Meters Trainer::read_meters() {
   Communicator& everyone = mesh_.group({"dp", "ep", "sp"});
-  return {.products = model_.compute().product_seconds() +
-                      seconds_of(model_.times(), "MoE experts") +
-                      seconds_of(model_.times(), "MoE shared"),
+  return {.products = model_.product_seconds(),
           .moe = total(model_.moe_times()),
           .moe_bytes = model_.moe_bytes(),
           .gradient_bytes = everyone.bytes_sent() + copies_of_experts().bytes_sent(),
@@ -123,9 +114,20 @@ StepRecord Trainer::step() {
 void Trainer::update_parameters(StepRecord& record) {
   const auto begin = std::chrono::steady_clock::now();
   record.gradient_norm = gradient_norm(model_.gradients(), mesh_.group(config_.mesh.expert_axes));
+  if (!std::isfinite(record.gradient_norm)) throw_diverged();
   optimizer_.update(model_.compute(), model_.values(), model_.gradients(), progress_.step,
                     record.learning_rate, static_cast<float>(clip_scale(record.gradient_norm)));
   model_.add_time("optimizer", seconds_since(begin));
+}
+
+// On every rank alike; parameters are still those of the step before.
+void Trainer::throw_diverged() const {
+  const OptimizerConfig& o = config_.optimizer;
+  const auto clip = o.clip > 0.0F ? fmt::format("a --clip below {}", o.clip) : "--clip 1";
+  throw InvalidArgument(
+      fmt::format("step {}: the gradients are no longer finite; a --learning-rate below {}, or {}, "
+                  "may help",
+                  progress_.step + 1, o.learning_rate, clip));
 }
 
 double Trainer::clip_scale(double norm) const {
@@ -180,13 +182,6 @@ void Trainer::finish(StepRecord& record, double loss_share, const Meters& before
   bytes_.tokens += static_cast<std::int64_t>(sums[4]);
   bytes_.gradients += static_cast<std::int64_t>(sums[5]);
   bytes_.sequences += static_cast<std::int64_t>(sums[6]);
-  if (!std::isfinite(record.loss) || !std::isfinite(record.gradient_norm)) {
-    throw InvalidArgument(
-        fmt::format("step {}: the loss is {} and the norm of the gradients {}; a lower "
-                    "--learning-rate ({}) or --clip ({}) may help",
-                    record.step, record.loss, record.gradient_norm, config_.optimizer.learning_rate,
-                    config_.optimizer.clip));
-  }
 }
 
 TokenBatch Trainer::next_batch() {

@@ -68,6 +68,7 @@ class Trainer {
   TokenBatch next_batch();
   void update_parameters(StepRecord& record);
   double clip_scale(double norm) const;
+  [[noreturn]] void throw_diverged() const;
   // Returns the balance of the worst layer.
   double balance_experts();
   void finish(StepRecord& record, double loss_share, const Meters& before,

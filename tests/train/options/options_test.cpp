@@ -46,6 +46,7 @@ Assignments other_values() {
           {"learning-rate", "0.007"},
           {"final-learning-rate", "1.1e-06"},
           {"warm-up", "0"},
+          {"ranks", "3"},
           {"beta1", "0.8"},
           {"beta2", "0.99"},
           {"epsilon", "1e-07"},
@@ -181,13 +182,41 @@ TEST(Merge, FlagsComeBeforeTheFile) {
 
 TEST(Merge, WhatNobodyGaveYields) {
   const auto config = merge(std::nullopt, {{"learning-rate", "1e-05"}}, {{"steps", "5"}});
-  EXPECT_EQ(config.optimizer.warm_up, 5);
+  EXPECT_EQ(config.optimizer.warm_up, 20);  // a longer run that is made of it needs it whole
   EXPECT_EQ(config.optimizer.final_learning_rate, 1e-5F);
   check(config, 1);
-  const auto given = merge(std::nullopt, {{"learning-rate", "1e-05"}, {"warm-up", "6"}},
+  const auto given = merge(std::nullopt, {{"learning-rate", "1e-05"}},
                            {{"steps", "5"}, {"final-learning-rate", "1"}});
-  EXPECT_EQ(given.optimizer.warm_up, 6);
   EXPECT_EQ(given.optimizer.final_learning_rate, 1.0F);
+  EXPECT_EQ(error_of<InvalidArgument>([] {
+              merge(std::nullopt, {{"warm-up", "6"}}, {{"steps", "5"}});
+            }),
+            "--warm-up 6 must be at most --steps 5");
+}
+
+TEST(Merge, AMeshIsTheCheckpointsOrNew) {
+  TrainConfig checkpoint;
+  checkpoint.mesh = {.ranks = 8, .dp = 2, .sp = 2, .expert_axes = {"ep", "sp"}};
+  const auto kept = merge(checkpoint, {}, {{"steps", "9"}}).mesh;
+  EXPECT_EQ(kept.ranks, 8);
+  EXPECT_EQ(kept.dp, 2);
+  for (const char* option : {"ranks", "dp", "ep", "sp"}) {
+    const auto made = merge(checkpoint, {}, {{option, "3"}}).mesh;
+    EXPECT_EQ(made.ranks, std::string(option) == "ranks" ? 3 : 0);
+    EXPECT_EQ(made.dp, std::string(option) == "dp" ? 3 : 1);
+    EXPECT_EQ(made.expert_axes, checkpoint.mesh.expert_axes);
+  }
+}
+
+// mpirun may have started another number of processes than the checkpoint had.
+TEST(FitMesh, GivesUpAMeshOfOtherRanks) {
+  TrainConfig config;
+  config.mesh = {.ranks = 8, .dp = 2, .sp = 2};
+  fit_mesh(config, 8);
+  EXPECT_EQ(config.mesh.dp, 2);
+  fit_mesh(config, 3);
+  EXPECT_EQ(config.mesh.dp, 1);
+  EXPECT_EQ(config.mesh.ranks, 3);
 }
 
 TEST(Merge, AResumedRunStaysAsItWas) {

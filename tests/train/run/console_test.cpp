@@ -177,6 +177,24 @@ TEST(Console, JsonHasEveryStepAndAllOfIt) {
 }
 
 // A model says what it likes, and a file has any name.
+TEST(Console, JsonTellsTheEnd) {
+  Shown shown(ConsoleMode::json, 3);
+  shown.console.result(1.5, 2.5, "a\xff.html");
+  shown.console.stopped(7, "folder");
+  const auto lines = shown.lines();
+  ASSERT_EQ(lines.size(), 2U) << shown.text();
+  const auto result = nlohmann::json::parse(lines[0]).at("result");
+  EXPECT_EQ(result.at("held_out_loss"), 1.5);
+  EXPECT_EQ(result.at("bigram_loss"), 2.5);
+  EXPECT_EQ(result.at("report"), "a\uFFFD.html");
+  EXPECT_EQ(nlohmann::json::parse(lines[1]),
+            (nlohmann::json{{"stopped", {{"step", 7}, {"checkpoints", "folder"}}}}));
+  Shown plain(ConsoleMode::plain, 3);
+  plain.console.result(1.5, 2.5, "a");
+  plain.console.stopped(7, "folder");
+  EXPECT_TRUE(plain.lines().empty());
+}
+
 TEST(Console, WhatIsSaidDoesNotSteerTheTerminal) {
   const std::string text = "a\x1b[2Jb\xff\tc\nd\xc2\x9b";
   for (const auto mode : {ConsoleMode::live, ConsoleMode::plain}) {

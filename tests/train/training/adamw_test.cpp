@@ -22,12 +22,12 @@ using train::ParameterView;
 
 TEST(LearningRate, WarmsUpAndFallsAlongACosine) {
   const OptimizerConfig config{.learning_rate = 1.0F, .final_learning_rate = 0.1F, .warm_up = 4};
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 0, 104), 0.25F);
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 3, 104), 1.0F);
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 4, 104), 1.0F);
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 54, 104), 0.55F);
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 104, 104), 0.1F);
-  EXPECT_FLOAT_EQ(train::learning_rate(config, 1000, 104), 0.1F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 0, 105), 0.25F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 3, 105), 1.0F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 4, 105), 1.0F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 54, 105), 0.55F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 104, 105), 0.1F);
+  EXPECT_FLOAT_EQ(train::learning_rate(config, 1000, 105), 0.1F);
   EXPECT_FLOAT_EQ(train::learning_rate({.learning_rate = 1.0F, .warm_up = 0}, 0, 1), 1.0F);
 }
 
