@@ -16,9 +16,12 @@ using testing::FileTensors;
 using testing::run;
 using testing::zeros;
 
-// The thread sanitizer keeps several bytes about every byte that is touched.
-#ifdef __SANITIZE_THREAD__
+// The thread sanitizer keeps several bytes about every byte that is touched, and the address
+// sanitizer some, and memory that was freed.
+#if defined(__SANITIZE_THREAD__)
 constexpr int kMemoryFactor = 6;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr int kMemoryFactor = 2;
 #else
 constexpr int kMemoryFactor = 1;
 #endif
