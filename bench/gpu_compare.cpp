@@ -24,13 +24,13 @@ struct Layer {
       : s(sizes),
         device(Device::cuda({.stream = {stream}})),
         comm(connect({.backend = "threads"})),
-        dispatcher(*comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
-                   {.plan = {.hidden = s.hidden,
-                             .dtype = Dtype::bf16,
-                             .alignment = s.alignment,
-                             .sizing = s.bounded != 0 ? Sizing::bounded(most_rows())
-                                                      : Sizing::exact()}},
-                   device),
+        dispatcher(
+            *comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
+            {.plan = {.hidden = s.hidden,
+                      .dtype = Dtype::bf16,
+                      .alignment = s.alignment,
+                      .sizing = s.bounded != 0 ? Sizing::bounded(most_rows()) : Sizing::exact()}},
+            device),
         experts({.hidden = s.hidden, .intermediate = s.intermediate, .dtype = Dtype::bf16},
                 device) {}
 
@@ -125,8 +125,7 @@ int switchyard_backward(void* layer, void* const* tensors) {
     const auto take = [&] { return l.device.empty({rows, l.s.hidden}, Dtype::bf16); };
     Tensor d_out = take();
     Tensor row_weights = l.device.empty({rows}, Dtype::f32);
-    l.dispatcher.dispatch(*l.plan,
-                          {.x = l.tokens(tensors[4]), .weights = l.scalars(tensors[1])},
+    l.dispatcher.dispatch(*l.plan, {.x = l.tokens(tensors[4]), .weights = l.scalars(tensors[1])},
                           {.rows = d_out, .row_weights = row_weights});
     Tensor x_rows = l.dispatcher.dispatch(*l.plan, l.tokens(tensors[0]));
     Tensor d_rows = take();

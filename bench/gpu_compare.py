@@ -58,7 +58,8 @@ class Switchyard:
         t, h, i, e, k = shape
         self.library = library
         sizes = (ctypes.c_int64 * 7)(t, h, i, e, k, alignment, 1)
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        # 1 is CUDA's name for the default stream, which torch calls 0.
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream or 1)
         self.layer = library.switchyard_make(sizes, stream)
         if not self.layer:
             sys.exit("switchyard_make failed")

@@ -11,6 +11,7 @@
 #include "progress.h"
 #include "random_rows.h"
 #include "switchyard/build_info.h"
+#include "switchyard/step_graph.h"
 
 namespace switchyard::cli {
 namespace {
@@ -33,8 +34,8 @@ class GpuLayerBench {
   GpuLayerBench(Communicator& comm, const BenchLayerOptions& o)
       : comm_(comm),
         o_(o),
-        stream_(make_stream()),
-        device_(Device::cuda({.stream = {stream_}})),
+        device_(Device::cuda()),
+        stream_(device_.stream().handle),
         timing_device_(Device::cuda({.stream = {stream_}, .time_stages = true})),
         placement_(ExpertPlacement::contiguous(o.num_experts, 1)),
         layer_(comm, placement_, layer_options(o, o.num_tokens * o.top_k), device_),
@@ -60,7 +61,7 @@ class GpuLayerBench {
     r.forward = time_on_gpu(stream_, [&] { infer(layer_); });
     r.step = time_on_gpu(stream_, [&] { train(layer_); });
     if (o_.sizing == BenchSizing::bounded) {
-      const GpuGraph graph(stream_, [&] { train(layer_); });
+      const StepGraph graph(device_, [&] { train(layer_); });
       r.replay = time_on_gpu(stream_, [&] { graph.replay(); });
     }
     stage("its stages …");
@@ -112,8 +113,9 @@ class GpuLayerBench {
 
   Communicator& comm_;
   const BenchLayerOptions& o_;
+  Device device_;
   void* stream_;
-  Device device_, timing_device_;
+  Device timing_device_;
   ExpertPlacement placement_;
   MoeLayer layer_, timed_layer_;
   MoeParameters weights_, gradients_;

@@ -158,35 +158,4 @@ CoolAndHot gemm_ceiling(void* stream, const DenseProduct& p, std::string& reason
               2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k));
 }
 
-GpuGraph::GpuGraph(void* stream, const std::function<void()>& step) : stream_(stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  check(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-  cudaGraph_t captured = nullptr;
-  try {
-    step();
-  } catch (...) {
-    cudaStreamEndCapture(on, &captured);
-    throw;
-  }
-  check(cudaStreamEndCapture(on, &captured), "ending a capture");
-  cudaGraphExec_t ready = nullptr;
-  const auto status = cudaGraphInstantiate(&ready, captured, 0);
-  cudaGraphDestroy(captured);
-  check(status, "making a graph");
-  graph_ = ready;
-}
-
-GpuGraph::~GpuGraph() { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_)); }
-
-void GpuGraph::replay() const {
-  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), static_cast<cudaStream_t>(stream_)),
-        "replaying a graph");
-}
-
-void* make_stream() {
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreate(&stream), "making a stream");
-  return stream;
-}
-
 }  // namespace switchyard::cli

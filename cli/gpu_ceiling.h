@@ -29,23 +29,4 @@ struct DenseProduct {
 // FLOP/s of one product [m, k] · [n, k]ᵀ by cuBLAS; zeros, and the reason, where it is not there.
 CoolAndHot gemm_ceiling(void* stream, const DenseProduct& product, std::string& reason);
 
-// A step that is captured once and replayed.
-class GpuGraph {
- public:
-  // `stream` is a cudaStream_t that the step fills.
-  GpuGraph(void* stream, const std::function<void()>& step);
-  ~GpuGraph();
-  GpuGraph(const GpuGraph&) = delete;
-  GpuGraph& operator=(const GpuGraph&) = delete;
-
-  void replay() const;
-
- private:
-  void* stream_;
-  void* graph_ = nullptr;
-};
-
-// A stream of its own, which a capture needs.
-void* make_stream();
-
 }  // namespace switchyard::cli

@@ -30,11 +30,10 @@ namespace {
 
 class CudaContext final : public Context {
  public:
-  explicit CudaContext(const CudaOptions& options)
-      : options_(options),
-        stream_(static_cast<CUstream_st*>(options.stream.handle)),
-        memory_(options.ordinal) {
+  explicit CudaContext(const CudaOptions& options) : options_(options), memory_(options.ordinal) {
     enter();
+    check(cudaStreamCreate(&own_stream_), "making a stream");
+    set_stream(static_cast<CUstream_st*>(options.stream.handle));
     check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount,
                                  options.ordinal),
           "asking for multiprocessors");
@@ -47,11 +46,15 @@ class CudaContext final : public Context {
     compute_capability_ = 10 * major + minor;
   }
 
+  ~CudaContext() override {  // at the end of a program the driver may be gone already
+    cudaStreamDestroy(own_stream_);
+  }
+
   // What runs next on this thread concerns this GPU.
   void enter() const { check(cudaSetDevice(options_.ordinal), "choosing the GPU"); }
 
   CUstream_st* stream() const override { return stream_; }
-  void set_stream(CUstream_st* stream) { stream_ = stream; }
+  void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
   int num_multiprocessors() const override { return num_multiprocessors_; }
   int compute_capability() const override { return compute_capability_; }
 
@@ -85,9 +88,7 @@ class CudaContext final : public Context {
   }
 
   void wait() {
-    require<DeviceError>(capture_of(stream_) == 0,
-                         "this step has to wait for the GPU, which a captured one cannot: give the "
-                         "layer bounded sizing, and one rank");
+    require_no_capture();
     ++*host_syncs_;
     check(cudaStreamSynchronize(stream_), "waiting for the stream");
   }
@@ -95,11 +96,10 @@ class CudaContext final : public Context {
 
   void fetch(const ConstTensorView& from, std::span<std::byte> to) {
     if (to.empty()) return wait();
+    require_no_capture();
     std::byte* staged = pinned_.at_least(to.size());
-    if (capture_of(stream_) == 0) {
-      check(cudaMemcpyAsync(staged, from.data(), to.size(), cudaMemcpyDeviceToHost, stream_),
-            "copying to the host");
-    }
+    check(cudaMemcpyAsync(staged, from.data(), to.size(), cudaMemcpyDeviceToHost, stream_),
+          "copying to the host");
     wait();
     std::copy_n(staged, to.size(), to.data());
   }
@@ -107,6 +107,7 @@ class CudaContext final : public Context {
   // Between the host and the GPU, either way; waits.
   void copy_across(const ConstTensorView& from, const TensorView& to) {
     if (from.bytes() == 0) return;
+    require_no_capture();
     check(cudaMemcpy2DAsync(to.data(), static_cast<std::size_t>(to.row_stride_bytes()), from.data(),
                             static_cast<std::size_t>(from.row_stride_bytes()),
                             static_cast<std::size_t>(from.row_bytes()),
@@ -116,8 +117,15 @@ class CudaContext final : public Context {
   }
 
  private:
+  void require_no_capture() const {
+    require<DeviceError>(capture_of(stream_) == 0,
+                         "this step has to wait for the GPU, which a captured one cannot: give the "
+                         "layer bounded sizing, and one rank");
+  }
+
   CudaOptions options_;
-  CUstream_st* stream_;
+  CUstream_st* own_stream_ = nullptr;
+  CUstream_st* stream_ = nullptr;
   DeviceMemory memory_;
   Constants constants_;
   PinnedBuffer pinned_;

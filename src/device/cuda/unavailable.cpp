@@ -1,6 +1,7 @@
 // Stands in for CUDA where the build found no toolkit.
 #include "device/cuda/probe.h"
 #include "switchyard/error.h"
+#include "switchyard/step_graph.h"
 
 namespace switchyard::cuda {
 
@@ -16,3 +17,17 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
 }
 
 }  // namespace switchyard::cuda
+
+namespace switchyard {
+
+struct StepGraph::Data {};
+
+StepGraph::StepGraph(const Device& /*device*/, const std::function<void()>& /*step*/) {
+  throw Unsupported("a graph is captured on a GPU, and " + cuda::reason_against(0));
+}
+StepGraph::~StepGraph() = default;
+StepGraph::StepGraph(StepGraph&&) noexcept = default;
+StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
+void StepGraph::replay() const {}
+
+}  // namespace switchyard
