@@ -275,7 +275,7 @@ TEST_P(CudaGraphTest, ExactSizingCannotBeCaptured) {
 }
 
 INSTANTIATE_TEST_SUITE_P(CudaGraph, CudaGraphTest, ::testing::Values(Dtype::f32, Dtype::bf16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace
 }  // namespace switchyard::testing

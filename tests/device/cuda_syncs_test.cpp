@@ -142,8 +142,8 @@ TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
   EXPECT_GT(device.host_syncs(), counted);
 }
 
-INSTANTIATE_TEST_SUITE_P(CudaSyncs, CudaSyncsTest, ::testing::Bool(), [](const auto& info) {
-  return std::string(info.param ? "bounded" : "exact");
+INSTANTIATE_TEST_SUITE_P(CudaSyncs, CudaSyncsTest, ::testing::Bool(), [](const auto& param) {
+  return std::string(param.param ? "bounded" : "exact");
 });
 
 }  // namespace
