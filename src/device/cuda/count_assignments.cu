@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned kNoneBad = 0xffffffffU;
 constexpr int kMostWarps = 16;
-constexpr std::int64_t kMostSharedBytes = 96 * 1024;  // of an SM that has at least 160 KB
+constexpr std::int64_t kMostSharedBytes = 96 * 1024;  // which every GPU from sm_80 on has
 
 struct Count {
   Assignments all;
@@ -25,7 +25,7 @@ struct Count {
   std::int64_t run_tokens = 0;  // of a warp
   int num_blocks = 0;
   std::int32_t* far_counters = nullptr;    // [blocks, warps, E], where they are too many to be near
-  std::int32_t* block_counts = nullptr;    // [blocks, E], then what the blocks before have
+  std::int32_t* block_counts = nullptr;    // [blocks, E]
   std::int32_t* block_bases = nullptr;     // [blocks, E]
   std::int32_t* block_distinct = nullptr;  // [blocks, ranks]
   std::int32_t* block_bad = nullptr;       // [blocks]: the first bad assignment, or kNoneBad
@@ -264,7 +264,7 @@ void launch_count_runs(const Count& c, const Cut& cut, Context& context) {
   const auto bytes = static_cast<std::size_t>((c.num_ranks + near) * 4);
   if (bytes > 48 * 1024) {
     check(cudaFuncSetAttribute(count_runs, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(bytes)),
+                               static_cast<int>(kMostSharedBytes)),
           "shared memory for count_runs");
   }
   count_runs<<<cut.num_blocks, cut.warps * kWarpLanes, bytes, context.stream()>>>(c);
