@@ -8,8 +8,9 @@
 
 namespace switchyard::cuda {
 
-// plan.cu
+// count_assignments.cu
 void count_assignments(const CountAssignments& args, Context& context);
+// plan.cu
 void lay_out(const LayOut& args, Context& context);
 void assign_slots(const AssignSlots& args, Context& context);
 // capacity.cu
