@@ -69,9 +69,11 @@ class DeferredTile {
     loop.sync();
     const int column = target_.column + chunk * kBoxColumns;
     if (kProduct == Product::weight_gradient || target_.rows >= 64) {
-      if (loop.thread == 0 && column < args.columns) store_whole(args, box, column);
+      const bool inside = column < args.columns && target_.rows > 0;
+      if (loop.thread == 0 && inside) store_whole(args, box, column);
     } else {
       store_rows(args, box, column, loop.thread);
+      __syncwarp();
     }
     if (loop.thread == 0) commit_stores();
   }
@@ -174,6 +176,7 @@ class DirectStore {
         store_pair(c + column, add_bias(value, factor, column), args_.accumulate);
       }
     }
+    __syncwarp();
   }
 
  private:

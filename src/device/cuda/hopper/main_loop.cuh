@@ -14,8 +14,8 @@ constexpr int kBothConsumersBarrier = 3;
 template <Product kProduct>
 class MainLoop {
  public:
-  __device__ __forceinline__ MainLoop(std::uint32_t shared, int consumer)
-      : consumer(consumer), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
+  __device__ __forceinline__ MainLoop(std::uint32_t shared, int warpgroup)
+      : consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
   // Begins the products of block k; other work may be done until finish(k).
   __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
@@ -46,10 +46,12 @@ class MainLoop {
     pipeline_.release_previous(thread);
   }
 
-  // Lets the stages of a tile go by in which this consumer has no rows.
+  // Lets the stages of a tile go by in which this consumer has no rows. No product holds its warps
+  // together here: without the barrier one could be lapped by the ring.
   __device__ __forceinline__ void pass(const Tile& tile) {
     for (int k = 0; k < tile.k_blocks; ++k) {
       pipeline_.wait_full();
+      sync();
       pipeline_.release(thread);
       pipeline_.advance();
     }
@@ -82,6 +84,7 @@ class MainLoop {
 #pragma unroll
       for (const std::uint32_t box : boxes) zero_shared(box + first * 128 + i * 16);
     }
+    __syncwarp();
     fence_async_proxy();
     sync_threads(kBothConsumersBarrier, kConsumers * kWarpgroup);
   }
