@@ -17,6 +17,7 @@ void assign_slots(const AssignSlots& args, Context& context);
 void limit_picks(const LimitPicks& args, Context& context);
 // rows.cu
 void scatter_rows(const ScatterRows& args, Context& context);
+// row_sums.cu
 void gather_rows(const GatherRows& args, Context& context);
 void dot_rows(const DotRows& args, Context& context);
 // route.cu
