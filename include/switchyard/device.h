@@ -18,7 +18,8 @@ struct CpuOptions {
   std::vector<int> cores = {};  // thread i stays on cores[i]; thread 0 is the caller's own affair
 };
 
-// A queue of work on a GPU: a cudaStream_t, or null for the default stream of this thread's device.
+// A queue of work on a GPU: a cudaStream_t; null: the device's own, which takes turns with CUDA's
+// default stream.
 struct Stream {
   void* handle = nullptr;
 

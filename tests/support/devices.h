@@ -39,8 +39,8 @@ class OnDevices : public ::testing::TestWithParam<const char*> {
 
 }  // namespace switchyard::testing
 
-#define SWITCHYARD_ON_DEVICES(Suite)                                     \
-  INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values("cpu"),         \
-                           [](const auto& info) { return info.param; }); \
-  INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values("cuda"),       \
-                           [](const auto& info) { return info.param; })
+#define SWITCHYARD_ON_DEVICES(Suite)                                       \
+  INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values("cpu"),           \
+                           [](const auto& param) { return param.param; }); \
+  INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values("cuda"),         \
+                           [](const auto& param) { return param.param; })

@@ -1,0 +1,128 @@
+#include "device/cuda/device_memory.h"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/memory_cache.h"
+#include "core/require.h"
+#include "device/cuda/context.h"
+
+namespace switchyard::cuda {
+
+std::uint64_t capture_of(CUstream_st* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id), "asking whether a graph is captured");
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
+}
+
+struct DeviceMemory::Blocks {
+  struct Block {
+    std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+    std::uint64_t capture = 0;  // whose it is; 0: nobody's in particular
+  };
+  using Key = std::pair<std::uint64_t, std::int64_t>;  // capture, bytes
+
+  explicit Blocks(int the_ordinal) : ordinal(the_ordinal) {}
+
+  ~Blocks() {  // at the end of a program the driver may be gone, and the memory with it
+    int before = 0;
+    if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) return;
+    cudaDeviceSynchronize();
+    for (const auto& [key, data] : kept) cudaFree(data);
+    cudaSetDevice(before);
+  }
+
+  Block take(std::int64_t bytes, CUstream_st* stream) {
+    const std::scoped_lock lock(mutex);
+    const std::uint64_t capture = capture_of(stream);
+    if (capture != 0) {
+      if (const auto own = find(capture, bytes); own.data != nullptr) return own;
+    }
+    Block block = find(0, bytes);
+    if (block.data == nullptr) {
+      require<DeviceError>(
+          capture == 0,
+          "a captured step needs {} bytes of the GPU's memory that are not kept from a step before "
+          "it: run the step once before it is captured",
+          bytes);
+      block = {allocate(bytes, stream), bytes, 0};
+      bytes_held += bytes;
+    }
+    block.capture = capture;
+    return block;
+  }
+
+  void give_back(const Block& block) {
+    const std::scoped_lock lock(mutex);
+    kept.emplace(Key{block.capture, block.bytes}, block.data);
+  }
+
+  std::mutex mutex;
+  int ordinal;
+  std::multimap<Key, std::byte*> kept;
+  std::int64_t bytes_held = 0;
+
+ private:
+  Block find(std::uint64_t capture, std::int64_t bytes) {
+    const auto found = kept.lower_bound(Key{capture, bytes});
+    if (found == kept.end() || found->first.first != capture || found->first.second > 2 * bytes) {
+      return {};
+    }
+    const Block block{found->second, found->first.second, capture};
+    kept.erase(found);
+    return block;
+  }
+
+  std::byte* allocate(std::int64_t bytes, CUstream_st* stream) {
+    void* data = nullptr;
+    auto status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      free_kept(stream);
+      status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
+    }
+    if (status == cudaErrorMemoryAllocation) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      cudaGetLastError();
+      cudaMemGetInfo(&free, &total);
+      throw DeviceError(
+          fmt::format("GPU {} has no room for {} bytes: {} of {} are free, and {} are in use here",
+                      ordinal, bytes, free, total, bytes_held));
+    }
+    check(status, "taking memory");
+    return static_cast<std::byte*>(data);
+  }
+
+  // What no graph may use.
+  void free_kept(CUstream_st* stream) {
+    const auto end = kept.lower_bound(Key{1, 0});
+    for (auto i = kept.begin(); i != end; i = kept.erase(i)) {
+      check(cudaFreeAsync(i->second, stream), "giving memory back");
+      bytes_held -= i->first.second;
+    }
+    cudaStreamSynchronize(stream);
+  }
+};
+
+DeviceMemory::DeviceMemory(int ordinal) : blocks_(std::make_shared<Blocks>(ordinal)) {}
+
+TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stream) {
+  const auto block = blocks_->take(size_class(shape.num_elements() * size_of(dtype)), stream);
+  const std::shared_ptr<std::byte> owner(
+      block.data, [blocks = blocks_, block](std::byte*) { blocks->give_back(block); });
+  return {owner.get(), dtype, shape, shape.row_elements(), owner, Memory::gpu};
+}
+
+std::int64_t DeviceMemory::bytes_held() const {
+  const std::scoped_lock lock(blocks_->mutex);
+  return blocks_->bytes_held;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,36 @@
+// A GPU's memory, taken and given back every step in the order of its stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "switchyard/tensor.h"
+
+struct CUstream_st;
+
+namespace switchyard::cuda {
+
+// Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step uses
+// belongs to that capture from then on: a graph may be replayed at any time. May be used from any
+// thread; blocks may outlive the object.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(int ordinal);
+
+  // Uninitialised, aligned to 256 bytes; goes back when the last view of it is gone. Throws
+  // DeviceError where there is no more memory, or if `stream` is being captured and nothing kept
+  // fits.
+  TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
+
+  // In use and kept.
+  std::int64_t bytes_held() const;
+
+ private:
+  struct Blocks;
+  std::shared_ptr<Blocks> blocks_;
+};
+
+// A number for the capture that a stream is in; 0: none.
+std::uint64_t capture_of(CUstream_st* stream);
+
+}  // namespace switchyard::cuda
