@@ -16,6 +16,8 @@
 
 namespace switchyard {
 
+struct RecordHeader;
+
 // What happens when a rank needs more rows than a bounded plan allows.
 enum class Overflow {
   fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
@@ -162,9 +164,16 @@ class SWITCHYARD_API Planner {
 
  private:
   struct Tables;
-  struct Known;
   friend class Dispatcher;  // whose mover adds to the data
-  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids, const Known& known);
+  PlanProblems problems_of(std::int64_t first_non_finite_token) const;
+  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids,
+                                        const PlanProblems& problems);
+  RecordHeader header_of(const ConstTensorView& expert_ids) const;
+  void count(const ConstTensorView& expert_ids, const PlanProblems& problems,
+             Plan::Data& data) const;
+  void plan_alone(const RecordHeader& header, const PlanProblems& problems, Plan::Data& data);
+  void plan_together(RecordHeader header, Plan::Data& data);
+  void require_possible(const Plan::Data& data) const;
 
   Communicator& comm_;
   std::shared_ptr<const ExpertPlacement> placement_;
