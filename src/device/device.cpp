@@ -7,34 +7,6 @@
 #include "device/device_backend.h"
 
 namespace switchyard {
-namespace {
-
-// Between the host and a GPU only whole pieces travel: rows that lie apart are put together first.
-void upload_rows(const DeviceBackend& device, const ConstTensorView& from, const TensorView& to) {
-  if (!from.is_contiguous()) {
-    Tensor together(from.shape(), from.dtype());
-    copy_rows(from, together);
-    return upload_rows(device, together, to);
-  }
-  if (to.is_contiguous()) return device.upload(bytes_of(from), to);
-  const TensorView together = device.take(to.shape(), to.dtype());
-  device.upload(bytes_of(from), together);
-  device.copy(together, to);
-}
-
-void fetch_rows(const DeviceBackend& device, const ConstTensorView& from, const TensorView& to) {
-  if (!to.is_contiguous()) {
-    Tensor together(to.shape(), to.dtype());
-    fetch_rows(device, from, together);
-    return copy_rows(together, to);
-  }
-  if (from.is_contiguous()) return device.fetch(from, bytes_of(to));
-  const TensorView together = device.take(from.shape(), from.dtype());
-  device.copy(from, together);
-  device.fetch(together, bytes_of(to));
-}
-
-}  // namespace
 
 Device Device::cuda(const CudaOptions& options) { return Device(cuda::make_device(options)); }
 
@@ -67,10 +39,8 @@ void Device::copy(const ConstTensorView& from, const TensorView& to) const {
           "the CPU cannot copy from {} to {} memory; ask the GPU's device to",
           name_of(from.memory()), name_of(to.memory()));
   if (from.shape().num_elements() == 0) return;
-  if (from.memory() == memory() && to.memory() == memory()) return backend_->copy(from, to);
-  if (from.memory() == to.memory()) return copy_rows(from, to);
-  if (from.memory() == Memory::host) return upload_rows(*backend_, from, to);
-  fetch_rows(*backend_, from, to);
+  if (from.memory() == Memory::host && to.memory() == Memory::host) return copy_rows(from, to);
+  backend_->copy(from, to);
 }
 
 Stream Device::stream() const { return backend_->stream(); }

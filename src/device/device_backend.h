@@ -287,7 +287,8 @@ class DeviceBackend {
   // Uninitialised memory, kept for reuse when the last view of it is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
   virtual void set_zero(const TensorView& view) const = 0;
-  // Between views of equal shape and dtype in the device's memory; rows may lie apart.
+  // Between views of equal shape and dtype; rows may lie apart. One of them may be in the host's
+  // memory: then it waits.
   virtual void copy(const ConstTensorView& from, const TensorView& to) const = 0;
   // A few numbers of the host into a contiguous view; does not wait, and `from` is free at once.
   virtual void upload(std::span<const std::byte> from, const TensorView& to) const = 0;

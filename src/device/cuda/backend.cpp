@@ -108,6 +108,12 @@ class CudaContext final : public Context {
   void copy_across(const ConstTensorView& from, const TensorView& to) {
     if (from.bytes() == 0) return;
     require_no_capture();
+    if (from.is_contiguous() && to.is_contiguous()) {
+      check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(from.bytes()),
+                            cudaMemcpyDefault, stream_),
+            "copying between the host and the GPU");
+      return wait();
+    }
     check(cudaMemcpy2DAsync(to.data(), static_cast<std::size_t>(to.row_stride_bytes()), from.data(),
                             static_cast<std::size_t>(from.row_stride_bytes()),
                             static_cast<std::size_t>(from.row_bytes()),

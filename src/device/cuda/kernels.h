@@ -17,6 +17,7 @@ void assign_slots(const AssignSlots& args, Context& context);
 void limit_picks(const LimitPicks& args, Context& context);
 // rows.cu
 void scatter_rows(const ScatterRows& args, Context& context);
+// row_sums.cu
 void gather_rows(const GatherRows& args, Context& context);
 void dot_rows(const DotRows& args, Context& context);
 // route.cu
@@ -28,7 +29,7 @@ void loss_slopes(const LossSlopes& args, Context& context);
 void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context);
 void output_scales(const OutputScales& args, Context& context);
 void scale_by_expert(const ScaleByExpert& args, Context& context);
-// experts.cu
+// experts.cpp
 void experts_forward(const ExpertsForward& args, Context& context);
 void experts_backward(const ExpertsBackward& args, Context& context);
 void shared_forward(const SharedForward& args, Context& context);

@@ -1,0 +1,28 @@
+// Which products the kernels of Hopper take, and what all of them are told.
+#pragma once
+
+#include "device/cuda/hopper/kernel_args.h"
+
+namespace switchyard::cuda::hopper {
+
+// By dtype, sizes, and how rows are aligned alone: the same however many groups there are.
+inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {
+  constexpr std::int64_t kSmallest = 64;
+  const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
+  return context.compute_capability() == 90 && dtype == Dtype::bf16 && can_tile(matrices.rows) &&
+         can_tile(matrices.columns) && can_map(matrices);
+}
+
+inline int blocks_of(std::int64_t size, int block) {
+  return static_cast<int>((size + block - 1) / block);
+}
+
+inline KernelArgs args_of(const Groups& groups) {
+  KernelArgs args;
+  args.row_offsets = groups.row_offsets;
+  args.group_rows = groups.group_rows;
+  args.groups = groups.count;
+  return args;
+}
+
+}  // namespace switchyard::cuda::hopper
