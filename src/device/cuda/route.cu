@@ -45,7 +45,7 @@ struct TokenRow {
 
   __device__ TokenRow(const PickArgs& p, std::int64_t token)
       : token(token),
-        lane(static_cast<int>(threadIdx.x) % 32),
+        lane(lane_of_thread()),
         ids(p.ids + token * p.ids_stride),
         weights(p.weights + token * p.weights_stride) {}
 };
@@ -107,7 +107,7 @@ __device__ std::int32_t given_id(const PickArgs& p, const TokenRow& row, int k) 
 // Whether an earlier k has this id; all lanes ask, each for its own k of the same 32.
 __device__ bool is_repeat(const PickArgs& p, const TokenRow& row, int k, std::int32_t id) {
   const unsigned equal = __match_any_sync(kAllLanes, id);
-  bool repeats = (equal & ((1U << row.lane) - 1)) != 0;
+  bool repeats = (equal & lanes_below(row.lane)) != 0;
   for (int earlier = 0; earlier < k / 32 * 32; ++earlier) {
     repeats = repeats || given_id(p, row, earlier) == id;
   }

@@ -42,7 +42,7 @@ struct TokenPicks {
         d_weights(p.d_weights + token * p.d_weights_stride),
         top_k(p.rules.top_k),
         num_experts(p.rules.num_experts),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(lane_of_thread()) {}
 
   __device__ bool is_pick(std::int32_t id) const { return 0 <= id && id < num_experts; }
   __device__ bool has_any() const {
@@ -160,7 +160,7 @@ __global__ __launch_bounds__(32 * kWarpsPerBlock) void d_logits_kernel(BackwardA
   if (!has_part) {
     each_expert<kPerLane>(p.rules.num_experts, [&](int, int e) { logits[e] = 0.0F; });
   }
-  if (threadIdx.x % 32 == 0) p.has_part[token] = has_part ? 1 : 0;
+  if (lane_of_thread() == 0) p.has_part[token] = has_part ? 1 : 0;
 }
 
 BackwardArgs backward_args(const RouteTokensBackward& args, const TensorView& logits,

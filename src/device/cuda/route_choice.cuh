@@ -45,7 +45,7 @@ struct GroupMemory {
 // groups[g]: the key of the sum of the two best.
 __device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& memory) {
   const int size = rules.num_experts / rules.num_groups;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = lane_of_thread();
   for (int g = lane; g < rules.num_groups; g += 32) {
     unsigned best = 0;
     unsigned second = 0;
@@ -64,7 +64,7 @@ __device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& 
 template <int kPerLane>
 __device__ inline void drop_groups(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys,
                                    const GroupMemory& memory) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = lane_of_thread();
   const int size = rules.num_experts / rules.num_groups;
   if constexpr (kPerLane > 0) {  // otherwise they are there already
     each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { memory.keys[e] = keys[i]; });

@@ -77,7 +77,7 @@ struct AddTo {
 
   __device__ void operator()(std::int64_t row, std::int64_t column, float sum) const {
     T& to = data[row * row_stride + column];
-    to = from_float<T>(as_float(to) + sum);
+    to = gemm::rounded<T>(gemm::to_f32(to) + sum);
   }
 };
 

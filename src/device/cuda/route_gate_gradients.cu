@@ -101,7 +101,7 @@ __global__ __launch_bounds__(256) void add_parts_kernel(StorePartial from, unsig
   float sum = 0.0F;
   for (unsigned p = 0; p < parts; ++p) sum += from.partials[p * elements + i];
   T& to = gradient[i / from.columns * row_stride + i % from.columns];
-  to = from_float<T>(accumulates ? as_float(to) + sum : sum);
+  to = gemm::rounded<T>(accumulates ? gemm::to_f32(to) + sum : sum);
 }
 
 void add_parts(const StorePartial& from, const Parts& parts, const TensorView& gradient,

@@ -2,7 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/route_gate.h"
-#include "device/cuda/route_mma.cuh"
+#include "device/cuda/route_tile.cuh"
 #include "device/cuda/route_simt.cuh"
 #include "device/cuda/route_views.cuh"
 
@@ -47,16 +47,17 @@ __device__ void multiply_stage(const std::byte* stage, float (&sums)[2][kExperts
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      load_matrices(a[m], x + octet_offset<kDepth>(token + 16 * m, 2 * k + lane / 16));
+      gemm::load_matrices<false>(a[m], x + octet_offset<kDepth>(token + 16 * m, 2 * k + lane / 16));
     }
 #pragma unroll
     for (int n = 0; n < kExperts / 32; ++n) {
       unsigned b[4];
-      load_matrices(b, gate + octet_offset<kDepth>(expert + 16 * n, 2 * k + lane / 8 % 2));
+      gemm::load_matrices<false>(
+          b, gate + octet_offset<kDepth>(expert + 16 * n, 2 * k + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        multiply_add(sums[m][2 * n], a[m], b[0], b[1]);
-        multiply_add(sums[m][2 * n + 1], a[m], b[2], b[3]);
+        gemm::multiply_add(sums[m][2 * n], a[m], b[0], b[1]);
+        gemm::multiply_add(sums[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
   }
@@ -103,7 +104,7 @@ __global__ __launch_bounds__(kThreads) void logits_kernel(Bf16Matrix x, Bf16Matr
   };
   for (int step = 0; step < kStages - 1; ++step) load(step);
   for (int step = 0; step < steps; ++step) {
-    wait_copies<kStages - 2>();
+    wait_for_copies<kStages - 2>();
     __syncthreads();
     load(step + kStages - 1);  // into the stage that all have just left behind
     multiply_stage<kExperts>(shared + step % kStages * kStageBytes<kExperts>, sums);

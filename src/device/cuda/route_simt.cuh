@@ -6,19 +6,9 @@
 #include <cstdint>
 
 #include "device/cuda/context.h"
+#include "device/cuda/gemm_tile.cuh"
 
 namespace switchyard::cuda {
-
-__device__ inline float as_float(float value) { return value; }
-__device__ inline float as_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-template <typename T>
-__device__ inline T from_float(float value) {
-  if constexpr (sizeof(T) == 2) {
-    return __float2bfloat16_rn(value);
-  } else {
-    return value;
-  }
-}
 
 // Element (i, k) of a factor, where i is a row or column of the product.
 enum class Runs { along_k, across_k };  // which of its neighbours lies beside it
@@ -59,7 +49,7 @@ __device__ void stage_factor(float* tile, const F& factor, std::int64_t first, s
     const int i = along ? index / kSimtDepth : index % kSimtTile;
     const bool is_there =
         first + i < count && k_first + k < k_last && (keeps == nullptr || keeps[k_first + k] != 0);
-    tile[k * kSimtPitch + i] = is_there ? as_float(*factor.at(first + i, k_first + k)) : 0.0F;
+    tile[k * kSimtPitch + i] = is_there ? gemm::to_f32(*factor.at(first + i, k_first + k)) : 0.0F;
   }
 }
 

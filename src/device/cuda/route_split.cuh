@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "device/cuda/route_mma.cuh"
+#include "device/cuda/route_tile.cuh"
 
 namespace switchyard::cuda {
 
@@ -58,7 +58,7 @@ __device__ inline void stage_f32(std::byte* tile, const F32Matrix& from, std::in
     const int c = first_column + column;
     const int count = r < last_row ? max(0, min(4, from.columns - c)) : 0;
     const float* source = count > 0 ? from.data + r * from.row_stride + c : from.data;
-    copy_async(shared_address(tile + (row * Tile::kPitch + column) * 4), source, 4 * count);
+    copy_async_16(shared_address(tile + (row * Tile::kPitch + column) * 4), source, 4 * count);
   }
 }
 
@@ -111,13 +111,13 @@ __device__ inline void multiply_split(const std::byte* stage, SplitSums& sums) {
     for (int n = 0; n < 4; ++n) {
       unsigned b[4];
       const int octet = warp % 2 * 8 + 2 * n + lane / 16;
-      load_matrices_transposed(b, b_tile + octet_offset<kSplitN>(k + lane % 16, octet));
+      gemm::load_matrices<true>(b, b_tile + octet_offset<kSplitN>(k + lane % 16, octet));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        multiply_add(sums[m][2 * n], main[m], b[0], b[1]);
-        multiply_add(sums[m][2 * n + 1], main[m], b[2], b[3]);
-        multiply_add(sums[m][2 * n], rest[m], b[0], b[1]);
-        multiply_add(sums[m][2 * n + 1], rest[m], b[2], b[3]);
+        gemm::multiply_add(sums[m][2 * n], main[m], b[0], b[1]);
+        gemm::multiply_add(sums[m][2 * n + 1], main[m], b[2], b[3]);
+        gemm::multiply_add(sums[m][2 * n], rest[m], b[0], b[1]);
+        gemm::multiply_add(sums[m][2 * n + 1], rest[m], b[2], b[3]);
       }
     }
   }
@@ -149,12 +149,12 @@ __device__ inline void split_product(const SplitProduct& p, std::byte* shared, s
   };
   for (int step = 0; step < kSplitStages - 1; ++step) load(step);
   for (int step = 0; step < steps; ++step) {
-    wait_copies<kSplitStages - 2>();
+    wait_for_copies<kSplitStages - 2>();
     __syncthreads();
     load(step + kSplitStages - 1);  // into the stage that all have just left behind
     multiply_split<kTransposed>(shared + step % kSplitStages * Tile::kStageBytes, sums);
   }
-  wait_copies<0>();
+  wait_for_copies<0>();
   __syncthreads();
 }
 

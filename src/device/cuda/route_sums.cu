@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/route_sums.h"
+#include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -108,12 +109,9 @@ __device__ void add_square(const Sums& s, std::int64_t token, bool is_counted) {
     whole = static_cast<Word>(floor(square));
     fraction = static_cast<Word>((square - floor(square)) / RouterSums::kUnit);
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    whole += __shfl_xor_sync(0xffffffffU, whole, step);
-    fraction += __shfl_xor_sync(0xffffffffU, fraction, step);
-  }
-  if (threadIdx.x % 32 != 0) return;
+  whole = warp_sum(whole);
+  fraction = warp_sum(fraction);
+  if (lane_of_thread() != 0) return;
   add_to(s.squares, whole);
   add_to(s.squares + 1, fraction);
 }

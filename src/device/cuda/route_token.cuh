@@ -5,12 +5,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/given.h"
+#include "device/cuda/whole_sums.cuh"
 #include "switchyard/router.h"
 
 namespace switchyard::cuda {
 
-constexpr unsigned kAllLanes = 0xffffffffU;
 constexpr int kWarpsPerBlock = 4;
 constexpr float kDivisorEpsilon = 1e-20F;
 
@@ -35,7 +34,7 @@ struct LaneValues<T, 0> {
   T* row;
 
   __device__ explicit LaneValues(T* row) : row(row) {}
-  __device__ T& operator[](int i) { return row[32 * i + threadIdx.x % 32]; }
+  __device__ T& operator[](int i) { return row[32 * i + lane_of_thread()]; }
   __device__ T of(int expert) const {
     __syncwarp();
     return row[expert];
@@ -45,7 +44,7 @@ struct LaneValues<T, 0> {
 // visit(i, expert) for the experts of this lane.
 template <int kPerLane, typename Visit>
 __device__ inline void each_expert(int num_experts, Visit visit) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = lane_of_thread();
   if constexpr (kPerLane > 0) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -56,11 +55,6 @@ __device__ inline void each_expert(int num_experts, Visit visit) {
   }
 }
 
-__device__ inline float warp_sum(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
 __device__ inline float warp_max(float value) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "device/cuda/route_mma.cuh"
+#include "device/cuda/route_tile.cuh"
 #include "device/cuda/route_split.cuh"
 #include "switchyard/tensor.h"
 
