@@ -34,6 +34,15 @@ struct RouterSums {
 // sequences that have tokens, over whatever the losses are over.
 constexpr std::int64_t loss_total_words(std::int64_t num_experts) { return num_experts + 2; }
 
+// What E · Σ f_e · P_e has in front of picks · scores, over so many tokens.
+constexpr double balance_factor(std::int64_t num_experts, std::int64_t num_tokens,
+                                std::int64_t top_k) {
+  const auto tokens = static_cast<double>(num_tokens);
+  return num_tokens == 0
+             ? 0.0
+             : static_cast<double>(num_experts) / (tokens * tokens * static_cast<double>(top_k));
+}
+
 // What one unit of a token's score, or of its logsumexp², adds to the loss. In the memory of the
 // device that routes.
 struct RouterSlopes {

@@ -61,6 +61,12 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
           gradient.row_stride());
 }
 
+// For what may be left out.
+inline void require_memory_if_given(const ConstTensorView& view, Memory memory,
+                                    std::string_view name) {
+  if (is_given(view)) require_memory(view, memory, name);
+}
+
 // For what is still read when the other is being written.
 inline void require_apart(const ConstTensorView& a, const ConstTensorView& b,
                           std::string_view names) {
