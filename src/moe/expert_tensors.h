@@ -26,11 +26,6 @@ std::array<View, kNumExpertTensors> tensors_of(const BasicExpertTensors<View>& e
   return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
 }
 
-// The same without copies.
-template <typename View>
-std::array<const View*, kNumExpertTensors> tensors_in(const BasicExpertTensors<View>& e) {
-  return {&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias};
-}
 // To be written.
 template <typename View>
 std::array<View*, kNumExpertTensors> tensors_in(BasicExpertTensors<View>& e) {

@@ -9,34 +9,9 @@
 #include "core/hash.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
-#include "moe/expert_tensors.h"
 #include "moe/plan_record.h"
 
 namespace switchyard {
-namespace {
-
-// These run every step for every expert: names are made where they are needed.
-template <typename View, typename Name>
-void require_expert_memory(const BasicExpertTensors<View>& expert, Memory memory, Name name) {
-  const auto tensors = tensors_in(expert);
-  for (std::size_t t = 0; t < kNumExpertTensors; ++t) {
-    if (tensors[t]->data() == nullptr || tensors[t]->memory() == memory) continue;
-    require_memory(*tensors[t], memory, name() + std::string(kExpertTensors[t]));
-  }
-}
-
-template <typename View>
-void require_memory_of_all(const BasicMoeTensors<View>& tensors, Memory memory,
-                           std::string_view prefix) {
-  for (std::size_t e = 0; e < tensors.experts.size(); ++e) {
-    require_expert_memory(tensors.experts[e], memory,
-                          [&] { return fmt::format("{}local expert {}'s ", prefix, e); });
-  }
-  require_expert_memory(tensors.shared, memory,
-                        [&] { return fmt::format("{}the shared expert's ", prefix); });
-}
-
-}  // namespace
 
 void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name) {
   if (view.dtype() != form.dtype || view.shape() != form.shape) {
@@ -45,16 +20,6 @@ void require_tokens(const ConstTensorView& view, const TokenForm& form, std::str
                                       form.shape.to_string()));
   }
   require_memory(view, form.memory, name);
-}
-
-void require_memory_of_experts(const MoeWeights& weights, Memory memory) {
-  require_memory_of_all(weights, memory, "");
-}
-
-void require_memory_of_gradients(const MoeGradients& gradients, Memory memory) {
-  require_memory_if_given(gradients.router.gate, memory, "the gradient of gate");
-  require_memory_if_given(gradients.router.gate_bias, memory, "the gradient of gate_bias");
-  require_memory_of_all(gradients, memory, "the gradient of ");
 }
 
 void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {

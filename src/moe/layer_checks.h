@@ -27,10 +27,6 @@ struct TokenForm {
   Memory memory;
 };
 void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name);
-// All that is given of experts, routed and shared.
-void require_memory_of_experts(const MoeWeights& weights, Memory memory);
-// Of the router, too.
-void require_memory_of_gradients(const MoeGradients& gradients, Memory memory);
 
 // Each of them once.
 std::vector<Communicator*> distinct_groups(const LayerGroups& groups);

@@ -113,7 +113,6 @@ void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
   require(shared.has_value() || !is_given(weights.shared.up),
           "weights of a shared expert were given, but shared_intermediate is 0");
   if (shared) shared->check({&weights.shared, 1});
-  require_memory_of_experts(weights, device.memory());
 }
 
 void MoeLayer::Data::check_gradients(const MoeWeights& weights,
@@ -122,7 +121,8 @@ void MoeLayer::Data::check_gradients(const MoeWeights& weights,
   require_gradient(gradients.router.gate_bias, weights.router.gate_bias, "gate_bias");
   experts.check(weights.experts, gradients.experts);
   if (shared) shared->check({&weights.shared, 1}, {&gradients.shared, 1});
-  require_memory_of_gradients(gradients, device.memory());
+  require_memory_if_given(gradients.router.gate, device.memory(), "the gradient of gate");
+  require_memory_if_given(gradients.router.gate_bias, device.memory(), "the gradient of gate_bias");
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
