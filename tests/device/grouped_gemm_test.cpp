@@ -44,20 +44,13 @@ struct MatrixSize {
   std::int64_t rows, columns;
 };
 
-// Terms of one sum.
-std::int64_t depth_of(const GroupedSetup& setup, const GemmGroup& group) {
-  if (setup.form == GemmForm::forward) return setup.matrix_columns;
-  if (setup.form == GemmForm::input_gradient) return setup.parts * setup.matrix_rows;
-  return group.rows;
-}
-
 void expect_double_precision(const Device& device, const GroupedSetup& setup,
                              const std::vector<GemmGroup>& groups) {
   const auto results = run_grouped(device, setup, groups);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto expected = testing::expected_of(setup, groups[g]);
     ASSERT_EQ(results[g].size(), expected.size());
-    const auto depth = static_cast<double>(depth_of(setup, groups[g]));
+    const auto depth = static_cast<double>(testing::depth_of(setup, groups[g]));
     const bool rounds = results[g][0].dtype() == Dtype::bf16;
     const double tolerance = rounds ? 4e-3 : 1e-6 * std::sqrt(depth + 1.0);
     for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -98,6 +98,12 @@ Tensor factors_of(const GroupedSetup& /*setup*/, const GemmGroup& group) {
   return random_content(group, Content::factors, 0, {group.rows, 1}, Dtype::f32);
 }
 
+std::int64_t depth_of(const GroupedSetup& setup, const GemmGroup& group) {
+  if (setup.form == GemmForm::forward) return setup.matrix_columns;
+  if (setup.form == GemmForm::input_gradient) return setup.parts * setup.matrix_rows;
+  return group.rows;
+}
+
 std::vector<Doubles> expected_of(const GroupedSetup& setup, const GemmGroup& group) {
   if (setup.form == GemmForm::forward) return {expected_forward(setup, group)};
   if (setup.form == GemmForm::input_gradient) return {expected_input_gradient(setup, group)};

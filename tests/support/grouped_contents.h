@@ -52,6 +52,8 @@ std::int64_t other_columns(const GroupedSetup& setup);
 // Of matrices: in a weight gradient they are results.
 Dtype matrix_dtype(const GroupedSetup& setup);
 
+// Terms of one sum.
+std::int64_t depth_of(const GroupedSetup& setup, const GemmGroup& group);
 // In double precision: the group's rows of c, or the matrices of its parts.
 std::vector<Doubles> expected_of(const GroupedSetup& setup, const GemmGroup& group);
 
