@@ -44,7 +44,6 @@ if(SWITCHYARD_HAS_CUDA)
   # Machine code for what the kernels are written for, and PTX of the oldest for all that is newer.
   set(SWITCHYARD_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPUs to compile kernels for")
   set(CMAKE_CUDA_ARCHITECTURES ${SWITCHYARD_CUDA_ARCHITECTURES})
-  set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   if(NOT CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
