@@ -187,6 +187,43 @@ TEST(MoeLayerErrors, OfBackward) {
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.routing(); }), empty);
 }
 
+// The same memory, said to be a GPU's.
+template <typename View>
+View elsewhere(const View& view) {
+  return {view.data(), view.dtype(), view.shape(), view.row_stride(), view.owner(), Memory::gpu};
+}
+
+TEST(MoeLayerErrors, OfMemoryThatTheDeviceDoesNotWorkIn) {
+  const auto refused = [](const std::string& operation, const std::string& tensor) {
+    return "MoeLayer::" + operation + ": " + tensor +
+           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+           "there";
+  };
+  const Tensor ids = zeros({5, 2}, Dtype::i32);
+  const Tensor valid = zeros({5}, Dtype::i32);
+  const auto forward = [&](const std::string& tensor, const std::function<void(Step&)>& change) {
+    EXPECT_EQ(forward_error(change), refused("forward", tensor));
+  };
+  forward("x [5,6]", [](Step& s) { s.in.x = elsewhere(s.in.x); });
+  forward("y [5,6]", [](Step& s) { s.y = Tensor::of(elsewhere(s.y.view())); });
+  forward("expert_ids [5,2]", [&](Step& s) { s.in.expert_ids = elsewhere(ids.view()); });
+  forward("valid [5]", [&](Step& s) { s.in.valid = elsewhere(valid.view()); });
+  forward("gate [6,6]", [](Step& s) { s.weights.router.gate = elsewhere(s.weights.router.gate); });
+  forward("local expert 2's down [6,4]",
+          [](Step& s) { s.weights.experts[2].down = elsewhere(s.weights.experts[2].down); });
+  const auto backward = [&](const std::string& tensor, const std::function<void(Step&)>& change) {
+    EXPECT_EQ(backward_error(change), refused("backward", tensor));
+  };
+  backward("d_y [5,6]", [](Step& s) { s.d_y = elsewhere(s.d_y); });
+  backward("d_x [5,6]", [](Step& s) { s.out.d_x = elsewhere(s.out.d_x); });
+  backward("d_weights [5,2]", [](Step& s) { s.out.d_weights = elsewhere(zeros({5, 2}).view()); });
+  backward("the gradient of gate [6,6]",
+           [](Step& s) { s.out.gradients.router.gate = elsewhere(s.out.gradients.router.gate); });
+  backward("the gradient of local expert 1's up [4,6]", [](Step& s) {
+    s.out.gradients.experts[1].up = elsewhere(s.out.gradients.experts[1].up);
+  });
+}
+
 // One rank's mistake: itself told what it was, the others who made it. Nobody waits for ever.
 void expect_all_learn(const std::string& message, const std::function<void(Step&, bool)>& step) {
   run_ranks(kRanks,

@@ -41,6 +41,6 @@ class OnDevices : public ::testing::TestWithParam<const char*> {
 
 #define SWITCHYARD_ON_DEVICES(Suite)                                     \
   INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values("cpu"),         \
-                           [](const auto& info) { return info.param; }); \
+                           [](const auto& param) { return param.param; }); \
   INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values("cuda"),       \
-                           [](const auto& info) { return info.param; })
+                           [](const auto& param) { return param.param; })
