@@ -45,12 +45,12 @@ LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement
 void require_words(const PlanProblems& problems, Memory memory) {
   const auto check = [&](const ConstTensorView& words, std::int64_t size, std::string_view name) {
     require(words.dtype() == Dtype::i64 && words.shape() == Shape{size} && words.is_contiguous(),
-            "{} are {} {}, but must be contiguous i64 [{}]", name, name_of(words.dtype()),
+            "{} is {} {}, but must be contiguous i64 [{}]", name, name_of(words.dtype()),
             words.shape().to_string(), size);
     require_memory(words, memory, name);
   };
-  check(problems.words, kProblemWords, "the words of problems");
-  if (problems.step) check(*problems.step, kStepWords, "the words of a step");
+  check(problems.words, kProblemWords, "problems.words");
+  if (problems.step) check(*problems.step, kStepWords, "problems.step");
 }
 
 }  // namespace

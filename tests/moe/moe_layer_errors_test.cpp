@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/layer_alone.h"
 #include "support/moe_tensors.h"
@@ -13,6 +14,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::gradients_for;
 using testing::Random;
@@ -185,12 +187,6 @@ TEST(MoeLayerErrors, OfBackward) {
   const auto empty = "nothing is saved: no training forward has filled this";
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.plan(); }), empty);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.routing(); }), empty);
-}
-
-// The same memory, said to be a GPU's.
-template <typename View>
-View elsewhere(const View& view) {
-  return {view.data(), view.dtype(), view.shape(), view.row_stride(), view.owner(), Memory::gpu};
 }
 
 TEST(MoeLayerErrors, OfMemoryThatTheDeviceDoesNotWorkIn) {
