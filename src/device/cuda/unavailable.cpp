@@ -1,5 +1,7 @@
-// Stands in for the CUDA probe where the build found no toolkit.
+// Stands in for CUDA where the build found no toolkit.
 #include "device/cuda/probe.h"
+#include "switchyard/device.h"
+#include "switchyard/error.h"
 
 namespace switchyard::cuda {
 
@@ -8,3 +10,9 @@ std::string toolkit_version() { return ""; }
 Feature device_feature() { return {"cuda", false, "this build has no CUDA"}; }
 
 }  // namespace switchyard::cuda
+
+namespace switchyard {
+
+Device Device::cuda(const CudaOptions& /*options*/) { throw Unsupported("this build has no CUDA"); }
+
+}  // namespace switchyard
