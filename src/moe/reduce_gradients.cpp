@@ -141,8 +141,9 @@ std::string objection_to(const Call& call) {
       }
     }
   }
+  // Equal addresses stay in the order of the lists, wherever memory happens to be.
   const auto data_of = [](const Part& part) { return part.run.data; };
-  std::ranges::sort(parts, std::less<>(), data_of);
+  std::ranges::stable_sort(parts, std::less<>(), data_of);
   const auto found = std::ranges::adjacent_find(
       parts, [](const Part& a, const Part& b) { return a.run.data + a.run.bytes > b.run.data; });
   if (found == parts.end()) return {};

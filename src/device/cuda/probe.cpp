@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/require.h"
+#include "switchyard/device.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -51,3 +52,11 @@ Feature device_feature() {
 }
 
 }  // namespace switchyard::cuda
+
+namespace switchyard {
+
+Device Device::cuda(const CudaOptions& /*options*/) {
+  throw Unsupported(cuda::device_feature().detail);
+}
+
+}  // namespace switchyard
