@@ -25,7 +25,6 @@ using testing::RouteInputs;
 using testing::RouteSlopes;
 using testing::same_bits;
 using testing::set_element;
-using testing::tensor_of;
 
 class RouteBackwardContract : public testing::OnDevices {};
 SWITCHYARD_ON_DEVICES(RouteBackwardContract);
@@ -51,13 +50,18 @@ RouteSlopes slopes_for(const RouteCase& test, LossScores scores) {
   return slopes;
 }
 
-double tolerance(Dtype dtype) { return dtype == Dtype::f32 ? 1e-5 : 4e-3; }
+// A GPU may cut f32 into two terms of bf16 where the other factor is bf16: 2⁻¹⁷.
+double tolerance(Dtype dtype, Dtype inputs) {
+  if (dtype == Dtype::bf16) return 4e-3;
+  return inputs == Dtype::bf16 ? 2e-5 : 1e-5;
+}
 
 void expect_gradients(const RouteGradients& actual, const RouteGradients& expected) {
-  EXPECT_TRUE(near(actual.d_x, expected.d_x, tolerance(actual.d_x.dtype())));
-  EXPECT_TRUE(near(actual.gate, expected.gate, tolerance(actual.gate.dtype())));
+  const Dtype x = actual.d_x.dtype();
+  EXPECT_TRUE(near(actual.d_x, expected.d_x, tolerance(x, x)));
+  EXPECT_TRUE(near(actual.gate, expected.gate, tolerance(actual.gate.dtype(), x)));
   if (!actual.bias) return;
-  EXPECT_TRUE(near(*actual.bias, *expected.bias, tolerance(actual.bias->dtype())));
+  EXPECT_TRUE(near(*actual.bias, *expected.bias, tolerance(actual.bias->dtype(), x)));
 }
 
 Tensor d_weights_for(const RouteCase& test) {
@@ -94,7 +98,6 @@ TEST_P(RouteBackwardContract, TokensWithoutPartAreLeftOut) {
     SCOPED_TRACE(test.name);
     RouteInputs inputs(test);
     auto ids = route_on(device, inputs).expert_ids.clone();
-    const RouteInputs clean(test);
     inputs.pad_every_third();
     set_element(inputs.x, 7, 1, kNan);
     set_element(inputs.x, 11, 1, kNan);

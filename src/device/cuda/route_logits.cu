@@ -2,8 +2,8 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/route_gate.h"
-#include "device/cuda/route_tile.cuh"
 #include "device/cuda/route_simt.cuh"
+#include "device/cuda/route_tile.cuh"
 #include "device/cuda/route_views.cuh"
 
 namespace switchyard::cuda {
@@ -42,24 +42,31 @@ __device__ void multiply_stage(const std::byte* stage, float (&sums)[2][kExperts
   const unsigned gate = x + kTokens * kDepth * 2;
   const int token = warp / 2 * 32 + lane % 16;
   const int expert = warp % 2 * (kExperts / 2) + lane % 8 + lane / 16 * 8;
+  constexpr int kSteps = kDepth / 16;
+  unsigned a[kSteps][2][4];
 #pragma unroll
-  for (int k = 0; k < kDepth / 16; ++k) {
-    unsigned a[2][4];
+  for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      gemm::load_matrices<false>(a[m], x + octet_offset<kDepth>(token + 16 * m, 2 * k + lane / 16));
+      gemm::load_matrices<false>(a[k][m],
+                                 x + octet_offset<kDepth>(token + 16 * m, 2 * k + lane / 16));
     }
+  }
 #pragma unroll
-    for (int n = 0; n < kExperts / 32; ++n) {
+  for (int n = 0; n < kExperts / 32; ++n) {
+    float part[2][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
       unsigned b[4];
       gemm::load_matrices<false>(
           b, gate + octet_offset<kDepth>(expert + 16 * n, 2 * k + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        gemm::multiply_add(sums[m][2 * n], a[m], b[0], b[1]);
-        gemm::multiply_add(sums[m][2 * n + 1], a[m], b[2], b[3]);
+        gemm::multiply_add(part[m][0], a[k][m], b[0], b[1]);
+        gemm::multiply_add(part[m][1], a[k][m], b[2], b[3]);
       }
     }
+    add_part(part, sums, n);
   }
 }
 

@@ -99,27 +99,33 @@ __device__ inline void multiply_split(const std::byte* stage, SplitSums& sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto* a_tile = reinterpret_cast<const float*>(stage);
   const unsigned b_tile = shared_address(stage + SplitTile<kTransposed>::kBytes);
+  constexpr int kSteps = kSplitK / 16;
+  unsigned main[kSteps][2][4];
+  unsigned rest[kSteps][2][4];
 #pragma unroll
-  for (int k = 0; k < kSplitK; k += 16) {
-    unsigned main[2][4];
-    unsigned rest[2][4];
+  for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      load_split<kTransposed>(a_tile, warp / 2 * 32 + m * 16, k, main[m], rest[m]);
+      load_split<kTransposed>(a_tile, warp / 2 * 32 + m * 16, k * 16, main[k][m], rest[k][m]);
     }
+  }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 4; ++n) {
+    const int octet = warp % 2 * 8 + 2 * n + lane / 16;
+    float part[2][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
       unsigned b[4];
-      const int octet = warp % 2 * 8 + 2 * n + lane / 16;
-      gemm::load_matrices<true>(b, b_tile + octet_offset<kSplitN>(k + lane % 16, octet));
+      gemm::load_matrices<true>(b, b_tile + octet_offset<kSplitN>(k * 16 + lane % 16, octet));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        gemm::multiply_add(sums[m][2 * n], main[m], b[0], b[1]);
-        gemm::multiply_add(sums[m][2 * n + 1], main[m], b[2], b[3]);
-        gemm::multiply_add(sums[m][2 * n], rest[m], b[0], b[1]);
-        gemm::multiply_add(sums[m][2 * n + 1], rest[m], b[2], b[3]);
+        gemm::multiply_add(part[m][0], main[k][m], b[0], b[1]);
+        gemm::multiply_add(part[m][1], main[k][m], b[2], b[3]);
+        gemm::multiply_add(part[m][0], rest[k][m], b[0], b[1]);
+        gemm::multiply_add(part[m][1], rest[k][m], b[2], b[3]);
       }
     }
+    add_part(part, sums, n);
   }
 }
 

@@ -45,4 +45,17 @@ __device__ inline void stage_tile(std::byte* tile, const Bf16Matrix& from, std::
   }
 }
 
+// Tensor cores cut sums off instead of rounding them: parts that are added here keep that small.
+template <int kN>
+__device__ inline void add_part(const float (&part)[2][2][4], float (&sums)[2][kN][4], int n) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[m][2 * n][i] += part[m][0][i];
+      sums[m][2 * n + 1][i] += part[m][1][i];
+    }
+  }
+}
+
 }  // namespace switchyard::cuda
