@@ -7,14 +7,12 @@ namespace switchyard {
 
 // [kProblemWords] i64: the first assignment that cannot be planned, and the first token that could
 // not be routed; token −1: there is none.
-enum ProblemWord : std::int64_t {
-  kNonFiniteToken,
-  kBadToken,
-  kBadK,
-  kBadId,
-  kBadIsDuplicate,  // 1: the token has picked it already; 0: no expert has this id
-  kProblemWords,
-};
+constexpr std::int64_t kNonFiniteToken = 0;
+constexpr std::int64_t kBadToken = 1;
+constexpr std::int64_t kBadK = 2;
+constexpr std::int64_t kBadId = 3;
+constexpr std::int64_t kBadIsDuplicate = 4;  // 1: the token has picked it; 0: no expert has this id
+constexpr std::int64_t kProblemWords = 5;
 
 // [layout_words(ranks)] i64 of a plan: whether a rank overflows, then for each rank the rows its
 // experts use, the rows that the routing asks for, and the assignments dropped there.
