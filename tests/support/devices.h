@@ -39,15 +39,8 @@ class OnDevices : public ::testing::TestWithParam<const char*> {
 
 }  // namespace switchyard::testing
 
-<<<<<<< HEAD
 #define SWITCHYARD_ON_DEVICES(Suite)                                       \
   INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values("cpu"),           \
                            [](const auto& param) { return param.param; }); \
   INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values("cuda"),         \
-=======
-#define SWITCHYARD_ON_DEVICES(Suite)                                     \
-  INSTANTIATE_TEST_SUITE_P(Cpu, Suite, ::testing::Values("cpu"),         \
-                           [](const auto& param) { return param.param; }); \
-  INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values("cuda"),       \
->>>>>>> m1
                            [](const auto& param) { return param.param; })

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include "core/require.h"
-#include "switchyard/device.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -52,11 +51,3 @@ Feature device_feature() {
 }
 
 }  // namespace switchyard::cuda
-
-namespace switchyard {
-
-Device Device::cuda(const CudaOptions& /*options*/) {
-  throw Unsupported(cuda::device_feature().detail);
-}
-
-}  // namespace switchyard

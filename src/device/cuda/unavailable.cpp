@@ -1,12 +1,7 @@
 // Stands in for CUDA where the build found no toolkit.
 #include "device/cuda/probe.h"
-<<<<<<< HEAD
 #include "switchyard/error.h"
 #include "switchyard/step_graph.h"
-=======
-#include "switchyard/device.h"
-#include "switchyard/error.h"
->>>>>>> m2
 
 namespace switchyard::cuda {
 
@@ -25,7 +20,6 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
 
 namespace switchyard {
 
-<<<<<<< HEAD
 struct StepGraph::Data {};
 
 StepGraph::StepGraph(const Device& /*device*/, const std::function<void()>& /*step*/) {
@@ -35,8 +29,5 @@ StepGraph::~StepGraph() = default;
 StepGraph::StepGraph(StepGraph&&) noexcept = default;
 StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
 void StepGraph::replay() const {}
-=======
-Device Device::cuda(const CudaOptions& /*options*/) { throw Unsupported("this build has no CUDA"); }
->>>>>>> m2
 
 }  // namespace switchyard
