@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/device_backend.h"
@@ -59,7 +60,7 @@ std::vector<Sizes> many_sizes() {
     result.push_back({0, 3, 64, 1, 0, dtype});
     result.push_back({1, 1024, 40, 2, 0, dtype});
     result.push_back({3, 2, 7168, 1, 1, dtype});
-    result.push_back({300, 8, 520, 1, 0, dtype});
+    result.push_back({70, 8, 520, 1, 0, dtype});
   }
   return result;
 }
@@ -215,9 +216,10 @@ void RowsContract::gather(const Sizes& s, bool weighted) const {
                                 .to = cut(device_to, s.hidden),
                                 .scalar_bases = d.scalar_bases,
                                 .scalars = reinterpret_cast<float*>(device_scalars.data())});
+  std::vector<std::pair<float, float>> terms;
   for (std::int64_t i = 0; i < s.count; ++i) {
     for (std::int64_t c = 0; c < s.hidden; ++c) {
-      std::vector<std::pair<float, float>> terms;
+      terms.clear();
       for (std::int64_t j = 0; j < s.width; ++j) {
         const auto at = static_cast<std::size_t>(i * s.width + j);
         const auto slot = places.slots.span<std::int32_t>()[at];
