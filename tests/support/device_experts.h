@@ -1,6 +1,9 @@
 // Experts and their gradients in the memory of a device, stored in several ways.
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/experts_problem.h"
@@ -8,6 +11,21 @@
 #include "switchyard/device.h"
 
 namespace switchyard::testing {
+
+constexpr WeightStage kStages[]{WeightStage::output, WeightStage::activation, WeightStage::input};
+inline const std::vector<std::int32_t> kGroups{5, 0, 128, 1, 200, 0};
+
+// The clamp is low enough to bite, except where rounding would move values across it.
+inline ExpertsOptions options_of(std::int64_t hidden, std::int64_t intermediate, Dtype dtype,
+                                 Activation activation = Activation::swiglu,
+                                 WeightStage stage = WeightStage::output) {
+  return {.hidden = hidden,
+          .intermediate = intermediate,
+          .dtype = dtype,
+          .activation = activation,
+          .weight_stage = stage,
+          .clamp_limit = dtype == Dtype::f32 ? 0.4F : 7.0F};
+}
 
 // Rows of a matrix one after the other, or apart: as far as whole lines, or not even that.
 enum class Storage { together, apart, askew };
@@ -91,6 +109,18 @@ struct ExpertsWay {
   std::vector<ExpertGradients> gradients = {};  // to begin with; none: NaN, as the weights
 };
 
+inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device,
+                                                            const ExpertsProblem& problem,
+                                                            const ExpertsWay& way) {
+  std::vector<ExpertGradients> gradients;
+  for (std::size_t e = 0; e < problem.weights.size(); ++e) {
+    gradients.push_back(gradients_on(
+        device, way.gradients.empty() ? gradients_for(problem.weights[e]) : way.gradients[e],
+        way.storage));
+  }
+  return gradients;
+}
+
 // Forward and backward by the functions of the device itself.
 inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem& problem,
                                      const ExpertsWay& way = {}) {
@@ -100,16 +130,12 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
     return poisoned_on(device, {capacity, width}, options.dtype, way.storage);
   };
   std::vector<ExpertWeights> weights;
-  std::vector<ExpertGradients> gradients;
-  for (std::size_t e = 0; e < problem.weights.size(); ++e) {
-    const auto& host = problem.weights[e];
+  for (const auto& host : problem.weights) {
     weights.push_back(way.interleaved ? interleaved_on(device, host)
                                       : expert_on(device, host, way.storage));
-    gradients.push_back(gradients_on(
-        device, way.gradients.empty() ? gradients_for(host) : way.gradients[e], way.storage));
   }
+  const auto gradients = gradients_to_begin_with(device, problem, way);
   const TensorView rows = copy_on(device, problem.rows, way.storage);
-  const TensorView d_out = copy_on(device, problem.d_out, way.storage);
   std::optional<ConstTensorView> row_weights;
   if (way.row_weights) row_weights = copy_on(device, problem.row_weights);
   const TensorView offsets = copy_on(device, problem.row_offsets);
@@ -119,12 +145,12 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
   device.backend().experts_forward({options, weights, offsets, counts, in, out});
   ExpertsResults results{device.to_host(out.out), device.to_host(*out.hidden), {}, {}, {}};
 
-  const ExpertsBackwardInput d_in{
-      .rows = rows,
-      .row_weights = row_weights,
-      .hidden = way.hidden_rows == HiddenRows::kept ? *out.hidden : take(options.hidden_width()),
-      .hidden_rows = way.hidden_rows,
-      .d_out = d_out};
+  const bool kept = way.hidden_rows == HiddenRows::kept;
+  const ExpertsBackwardInput d_in{.rows = rows,
+                                  .row_weights = row_weights,
+                                  .hidden = kept ? *out.hidden : take(options.hidden_width()),
+                                  .hidden_rows = way.hidden_rows,
+                                  .d_out = copy_on(device, problem.d_out, way.storage)};
   ExpertsBackwardOutput d{.d_rows = take(options.hidden), .gradients = gradients, .mode = way.mode};
   if (row_weights) d.d_row_weights = poisoned_on(device, {capacity}, Dtype::f32);
   device.backend().experts_backward({options, weights, offsets, counts, d_in, d});

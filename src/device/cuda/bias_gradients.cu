@@ -24,6 +24,21 @@ std::int64_t num_chunks(const Groups& groups) {
   return groups.row_capacity / kChunkRows + groups.count;
 }
 
+// By all lanes of a warp at once.
+struct ChunkRows {
+  std::int64_t first;
+  int count;
+};
+__device__ ChunkRows rows_of_chunk(const Groups& groups, std::int64_t chunk) {
+  const int group =
+      last_at_most(groups.count, chunk, [&](int g) { return first_chunk(groups, g); });
+  const std::int64_t skipped = (chunk - first_chunk(groups, group)) * kChunkRows;
+  const std::int64_t left = groups.group_rows[group] - skipped;
+  if (skipped < 0 || left <= 0) return {0, 0};
+  return {groups.row_offsets[group] + skipped,
+          static_cast<int>(min(left, std::int64_t{kChunkRows}))};
+}
+
 template <typename T>
 struct SumChunks {
   Groups groups;
@@ -40,21 +55,16 @@ __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T>
   constexpr int kColumns = 32 * Line<T>::kElements;
   __shared__ float warp_sums[kWarps][kColumns];
   const auto chunk = std::int64_t{blockIdx.x};
-  const int group =
-      last_at_most(args.groups.count, chunk, [&](int g) { return first_chunk(args.groups, g); });
-  const std::int64_t skipped = (chunk - first_chunk(args.groups, group)) * kChunkRows;
-  const std::int64_t left = args.groups.group_rows[group] - skipped;
-  if (skipped < 0 || left <= 0) return;
-  const int num_rows = static_cast<int>(min(left, std::int64_t{kChunkRows}));
-  const std::int64_t first_row = args.groups.row_offsets[group] + skipped;
+  const ChunkRows rows = rows_of_chunk(args.groups, chunk);
+  if (rows.count == 0) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int line = static_cast<int>(blockIdx.y) * 32 + lane;
   float sums[Line<T>::kElements] = {};
   if (line < args.lines.count) {
 #pragma unroll 4
-    for (int r = warp; r < num_rows; r += kWarps) {
-      const std::int64_t row = first_row + r;
+    for (int r = warp; r < rows.count; r += kWarps) {
+      const std::int64_t row = rows.first + r;
       const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
       const Line<T> value = args.lines.load<kAligned>(args.rows + row * args.stride, line);
 #pragma unroll
