@@ -4,7 +4,6 @@
 
 #include <map>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "core/memory_cache.h"
@@ -26,6 +25,10 @@ struct DeviceMemory::Blocks {
     std::int64_t bytes = 0;
     std::uint64_t capture = 0;  // whose it is; 0: nobody's in particular
   };
+  struct Kept {
+    std::byte* data = nullptr;
+    std::int64_t last_take = 0;
+  };
   using Key = std::pair<std::uint64_t, std::int64_t>;  // capture, bytes
 
   explicit Blocks(int the_ordinal) : ordinal(the_ordinal) {}
@@ -34,23 +37,25 @@ struct DeviceMemory::Blocks {
     int before = 0;
     if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) return;
     cudaDeviceSynchronize();
-    for (const auto& [key, data] : kept) cudaFree(data);
+    for (const auto& [key, block] : kept) cudaFree(block.data);
     cudaSetDevice(before);
   }
 
+  // Only blocks of the very size are reused: then a step that takes and gives back as one before it
+  // finds what that left, which a capture depends on.
   Block take(std::int64_t bytes, CUstream_st* stream) {
     const std::scoped_lock lock(mutex);
+    ++num_takes;
     const std::uint64_t capture = capture_of(stream);
-    if (capture != 0) {
-      if (const auto own = find(capture, bytes); own.data != nullptr) return own;
-    }
-    Block block = find(0, bytes);
+    Block block = find(capture, bytes);
+    if (block.data == nullptr && capture != 0) block = find(0, bytes);
     if (block.data == nullptr) {
       require<DeviceError>(
           capture == 0,
           "a captured step needs {} bytes of the GPU's memory that are not kept from a step before "
           "it: run the step once before it is captured",
           bytes);
+      free_kept(stream, num_takes - kTakesKept);
       block = {allocate(bytes, stream), bytes, 0};
       bytes_held += bytes;
     }
@@ -60,21 +65,23 @@ struct DeviceMemory::Blocks {
 
   void give_back(const Block& block) {
     const std::scoped_lock lock(mutex);
-    kept.emplace(Key{block.capture, block.bytes}, block.data);
+    kept.emplace(Key{block.capture, block.bytes}, Kept{block.data, num_takes});
   }
 
   std::mutex mutex;
   int ordinal;
-  std::multimap<Key, std::byte*> kept;
+  std::multimap<Key, Kept> kept;
+  std::int64_t num_takes = 0;
   std::int64_t bytes_held = 0;
 
  private:
+  // Blocks that no take has wanted for so long belong to sizes that have gone: some tens of steps.
+  static constexpr std::int64_t kTakesKept = 4096;
+
   Block find(std::uint64_t capture, std::int64_t bytes) {
-    const auto found = kept.lower_bound(Key{capture, bytes});
-    if (found == kept.end() || found->first.first != capture || found->first.second > 2 * bytes) {
-      return {};
-    }
-    const Block block{found->second, found->first.second, capture};
+    const auto found = kept.find(Key{capture, bytes});
+    if (found == kept.end()) return {};
+    const Block block{found->second.data, bytes, capture};
     kept.erase(found);
     return block;
   }
@@ -84,7 +91,8 @@ struct DeviceMemory::Blocks {
     auto status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      free_kept(stream);
+      free_kept(stream, num_takes);
+      cudaStreamSynchronize(stream);
       status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
     }
     if (status == cudaErrorMemoryAllocation) {
@@ -100,14 +108,18 @@ struct DeviceMemory::Blocks {
     return static_cast<std::byte*>(data);
   }
 
-  // What no graph may use.
-  void free_kept(CUstream_st* stream) {
+  // What was given back before a take, and no graph may use.
+  void free_kept(CUstream_st* stream, std::int64_t before) {
     const auto end = kept.lower_bound(Key{1, 0});
-    for (auto i = kept.begin(); i != end; i = kept.erase(i)) {
-      check(cudaFreeAsync(i->second, stream), "giving memory back");
+    for (auto i = kept.begin(); i != end;) {
+      if (i->second.last_take > before) {
+        ++i;
+        continue;
+      }
+      check(cudaFreeAsync(i->second.data, stream), "giving memory back");
       bytes_held -= i->first.second;
+      i = kept.erase(i);
     }
-    cudaStreamSynchronize(stream);
   }
 };
 

@@ -12,6 +12,8 @@ namespace switchyard::cuda {
 
 class PinnedBuffer {
  public:
+  PinnedBuffer() { at_least(1); }  // taking it may wait, which is best done at once
+
   // Its bytes; what was there is lost when it grows.
   std::byte* at_least(std::size_t bytes) {
     if (bytes > size_) {
