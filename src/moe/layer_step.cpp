@@ -24,7 +24,7 @@ MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const La
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
   backward_timer_.reset();
-  last_plan_.reset();  // its memory is this step's, so that a step always finds the same
+  last_plan_.reset();  // their memory is this step's, so that a step always finds the same
   over_capacity_.reset();
   StageClock clock(device.backend(), stats.forward, forward_timer_);
   Step step = route_and_plan(weights, in, purpose, clock);

@@ -14,8 +14,8 @@ const void* Constants::find_or_upload(std::span<const std::byte> bytes, DeviceMe
     return tables_.front().memory.data();
   }
   const auto size = static_cast<std::int64_t>(bytes.size());
-  tables_.push_front(
-      {std::string(wanted), memory.take({(size + 3) / 4}, Dtype::i32, stream), is_captured});
+  tables_.push_front({std::string(wanted),
+                      memory.take_to_keep({(size + 3) / 4}, Dtype::i32, stream), is_captured});
   upload_words(bytes, tables_.front().memory.data(), stream);
   // What is uploaded within a graph is there only while that is replayed: no one else may find it.
   if (!is_captured) by_bytes_.emplace(tables_.front().bytes, tables_.begin());

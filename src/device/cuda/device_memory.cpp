@@ -43,11 +43,12 @@ struct DeviceMemory::Blocks {
 
   // Only blocks of the very size are reused: then a step that takes and gives back as one before it
   // finds what that left, which a capture depends on.
-  Block take(std::int64_t bytes, CUstream_st* stream) {
+  Block take(std::int64_t bytes, CUstream_st* stream, Source source) {
     const std::scoped_lock lock(mutex);
     ++num_takes;
     const std::uint64_t capture = capture_of(stream);
-    Block block = find(capture, bytes);
+    Block block;
+    if (source == Source::given_back || capture != 0) block = find(capture, bytes);
     if (block.data == nullptr && capture != 0) block = find(0, bytes);
     if (block.data == nullptr) {
       require<DeviceError>(
@@ -126,7 +127,16 @@ struct DeviceMemory::Blocks {
 DeviceMemory::DeviceMemory(int ordinal) : blocks_(std::make_shared<Blocks>(ordinal)) {}
 
 TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stream) {
-  const auto block = blocks_->take(size_class(shape.num_elements() * size_of(dtype)), stream);
+  return take(shape, dtype, stream, Source::given_back);
+}
+
+TensorView DeviceMemory::take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream) {
+  return take(shape, dtype, stream, Source::anew);
+}
+
+TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stream, Source source) {
+  const auto block =
+      blocks_->take(size_class(shape.num_elements() * size_of(dtype)), stream, source);
   const std::shared_ptr<std::byte> owner(
       block.data, [blocks = blocks_, block](std::byte*) { blocks->give_back(block); });
   return {owner.get(), dtype, shape, shape.row_elements(), owner, Memory::gpu};

@@ -21,12 +21,17 @@ class DeviceMemory {
   // DeviceError where there is no more memory, or if `stream` is being captured and nothing kept
   // fits.
   TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
+  // The same for what is kept from step to step: leaves what steps have given back to them.
+  TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
 
   // In use and kept.
   std::int64_t bytes_held() const;
 
  private:
   struct Blocks;
+  enum class Source { given_back, anew };
+  TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream, Source source);
+
   std::shared_ptr<Blocks> blocks_;
 };
 
