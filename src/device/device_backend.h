@@ -234,7 +234,7 @@ class StageTimer {
   virtual ~StageTimer() = default;
   // The stage that began with the last end(), or with the timer, ends here.
   virtual void end(std::string_view stage) = 0;
-  // Waits for the device.
+  // Those of one name together. Waits for the device.
   virtual std::vector<Stage> read() const = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "device/cuda/context.h"
@@ -31,7 +32,12 @@ std::vector<StageTimer::Stage> EventTimer::read() const {
     float milliseconds = 0.0F;
     check(cudaEventElapsedTime(&milliseconds, const_cast<CUevent_st*>(from), event.get()),
           "reading an event");
-    stages.push_back({name, milliseconds * 1e-3});
+    const auto known = std::ranges::find(stages, name, &Stage::name);
+    if (known != stages.end()) {
+      known->seconds += milliseconds * 1e-3;
+    } else {
+      stages.push_back({name, milliseconds * 1e-3});
+    }
     from = event.get();
   }
   return stages;
