@@ -1,18 +1,22 @@
 # Finds what the library is built on. Nothing is downloaded.
 find_package(Threads REQUIRED)
 
-# switchyard_find_headers(fmt fmt::fmt fmt/format.h): the package, or its headers alone, where they
-# lie in SWITCHYARD_HEADERS.
+# switchyard_find_headers(fmt fmt::fmt fmt/format.h): the package, or where that is not installed its
+# headers alone, in the usual places or in SWITCHYARD_HEADERS.
 set(SWITCHYARD_HEADERS "" CACHE PATH "Folder with headers of fmt, CLI11 and nlohmann-json, for \
 machines without their packages")
 macro(switchyard_find_headers package library header)
-  if(SWITCHYARD_HEADERS AND EXISTS ${SWITCHYARD_HEADERS}/${header})
+  find_package(${package} QUIET)
+  if(NOT TARGET ${library})
+    find_path(${package}_HEADERS ${header} HINTS ${SWITCHYARD_HEADERS})
+    if(NOT ${package}_HEADERS)
+      message(FATAL_ERROR "${package} was not found; install it, or bring its headers: "
+        "SWITCHYARD_HEADERS is to be a folder with ${header}")
+    endif()
     add_library(${package}_headers INTERFACE)
     add_library(${library} ALIAS ${package}_headers)
     target_include_directories(${package}_headers SYSTEM INTERFACE
-      $<BUILD_INTERFACE:${SWITCHYARD_HEADERS}>)
-  else()
-    find_package(${package} REQUIRED)
+      $<BUILD_INTERFACE:${${package}_HEADERS}>)
   endif()
 endmacro()
 switchyard_find_headers(fmt fmt::fmt fmt/format.h)

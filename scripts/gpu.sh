@@ -21,26 +21,10 @@ collect_headers() {
   done
 }
 
-# Where the packages are missing and cannot be installed, their headers must have been brought.
-check_headers() {
-  local folder options=()
-  for folder in fmt CLI nlohmann; do
-    [ -d "/usr/include/$folder" ] && continue
-    [ -d "build/headers/$folder" ] || {
-      echo "the headers of $folder are not installed here; install ${build_packages[*]}, or run" \
-        "'scripts/gpu.sh headers' where they are and bring build/headers" >&2
-      exit 1
-    }
-    options=("-DSWITCHYARD_HEADERS=$root/build/headers")
-  done
-  echo "${options[@]}"
-}
-
 run_build() {
-  local options
-  options=$(check_headers)
-  # shellcheck disable=SC2086
-  [ -f "$binaries/build.ninja" ] || cmake --preset gpu $options
+  local options=()
+  [ ! -d build/headers ] || options=("-DSWITCHYARD_HEADERS=$root/build/headers")
+  [ -f "$binaries/build.ninja" ] || cmake --preset gpu "${options[@]}"
   say "Building for the GPU"
   cmake --build --preset gpu
 }
