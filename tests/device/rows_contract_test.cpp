@@ -376,13 +376,16 @@ TEST_P(RowsContract, PadsBecomeZeroInTheSamePass) {
 }
 
 TEST_P(RowsContract, MoreBuffersThanAKernelTakesAreRefused) {
-  if (device.memory() == Memory::host) GTEST_SKIP() << "a CPU takes any number of them";
   Tensor row = device.empty({1, 4}, Dtype::f32);
   const Tensor slots = put(Tensor::from<std::int32_t>({1}, {0}));
   const std::vector<std::byte*> bases(257, row.data());
   const RowTable table{1, 1, reinterpret_cast<const std::int32_t*>(slots.data()), nullptr, bases};
   const auto& backend = device.backend();
   Tensor dots = device.empty({1}, Dtype::f32);
+  if (device.memory() == Memory::host) {  // which takes any number of them
+    EXPECT_NO_THROW(backend.scatter_rows({.from = Tensor::zeros({1, 4}, Dtype::f32), .to = table}));
+    return;
+  }
   EXPECT_THROW(backend.scatter_rows({.from = row, .to = table}), DeviceError);
   EXPECT_THROW(backend.gather_rows({.from = table, .to = row}), DeviceError);
   EXPECT_THROW(backend.dot_rows({row, table, reinterpret_cast<float*>(dots.data())}), DeviceError);
