@@ -6,12 +6,19 @@
 
 namespace switchyard::cuda::hopper {
 
+// Compiled for anything but sm_90a, that is also for plain sm_90, the kernels are empty.
+#if defined(SWITCHYARD_NO_HOPPER_KERNELS)
+constexpr bool kHasKernels = false;
+#else
+constexpr bool kHasKernels = true;
+#endif
+
 // By dtype and sizes alone: the same however many groups there are, and wherever tensors lie.
 inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {
   constexpr std::int64_t kSmallest = 64;
   const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
-  return context.compute_capability() == 90 && dtype == Dtype::bf16 && can_tile(matrices.rows) &&
-         can_tile(matrices.columns);
+  return kHasKernels && context.compute_capability() == 90 && dtype == Dtype::bf16 &&
+         can_tile(matrices.rows) && can_tile(matrices.columns);
 }
 
 // Whether two neighbours can be stored at once, in all rows.
