@@ -68,7 +68,8 @@ TEST_P(CountAssignmentsContract, CountsInOrderAtEverySize) {
                                 {{40, 33, 50, 0.5}, 2},   {{9, 100, 300, 0.5, 0.1}, 5},
                                 {{3, 1024, 1100}, 7},     {{4096, 8, 1024, 0.7}, 1},
                                 {{9000, 1, 3, 0.9}, 3},   {{300, 2, 4096}, 16},
-                                {{64, 4, 30000}, 2},      {{20, 1, 1, 0.0, 1.0}, 1}};
+                                {{64, 4, 30000}, 2},      {{20, 1, 1, 0.0, 1.0}, 1},
+                                {{64, 2, 767}, 16}};  // 48 KB of counters to the byte
   for (const auto& [picks, num_ranks] : sizes) {
     SCOPED_TRACE(::testing::Message() << "T " << picks.num_tokens << " K " << picks.top_k << " E "
                                       << picks.num_experts << " ranks " << num_ranks);

@@ -1,6 +1,7 @@
 // Tensors of more than 2³¹ elements, where memory allows.
 #include <gtest/gtest.h>
 
+#include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/devices.h"
 #include "support/random.h"
@@ -48,6 +49,22 @@ TEST(CudaLargeTest, RowsBeyondInt32) {
     const auto among_many = step(x, x);
     EXPECT_TRUE(same_bits(among_many.first, alone.first));
     EXPECT_TRUE(same_bits(among_many.second, alone.second));
+  } catch (const DeviceError& error) {
+    if (std::string(error.what()).find("has no room") == std::string::npos) throw;
+    GTEST_SKIP() << error.what();
+  }
+}
+
+TEST(CudaLargeTest, RowsOfMoreThanAPitchBecomeZero) {
+  if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const Device device = Device::cuda();
+  try {
+    Tensor all = device.empty({2, (std::int64_t{1} << 15) + 1, 1 << 14}, Dtype::f32);
+    const TensorView last(all.view().row(2) - 64, Dtype::f32, {16}, 1, all.view().owner(),
+                          Memory::gpu);
+    device.copy(Random(3).tensor({16}, Dtype::f32), last);
+    device.backend().set_zero(all);
+    EXPECT_TRUE(same_bits(device.to_host(last), Tensor::zeros({16}, Dtype::f32)));
   } catch (const DeviceError& error) {
     if (std::string(error.what()).find("has no room") == std::string::npos) throw;
     GTEST_SKIP() << error.what();

@@ -1,6 +1,9 @@
 // What the bits of experts depend on, on every device, and what is left alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/device_experts.h"
@@ -103,6 +106,30 @@ TEST_P(ExpertsBitsContract, RunsAreEqualToTheBit) {
   EXPECT_TRUE(same_bits(first.d_row_weights, second.d_row_weights));
   for (std::size_t e = 0; e < first.gradients.size(); ++e) {
     expect_same_bits(first.gradients[e], second.gradients[e]);
+  }
+}
+
+void expect_finite(const ConstTensorView& view, const char* name) {
+  const auto values = testing::doubles_of(view).values;
+  EXPECT_TRUE(std::ranges::all_of(values, [](double v) { return std::isfinite(v); })) << name;
+}
+
+// Squares of such hidden values are no floats.
+TEST_P(ExpertsBitsContract, HugeHiddenValuesGiveNoNan) {
+  for (const auto activation : {Activation::clamped_swiglu, Activation::gelu, Activation::gelu_tanh,
+                                Activation::relu, Activation::silu}) {
+    SCOPED_TRACE(name_of(activation));
+    ExpertsProblem problem(options_of(16, 24, Dtype::f32, activation), Biases::none, {3, 4}, 1);
+    for (float& value : problem.rows.span<float>()) value *= 1e24F;
+    const auto results = run(problem);
+    expect_finite(without_pads(problem, results.out), "out");
+    expect_finite(without_pads(problem, results.d_rows), "d_rows");
+    expect_finite(without_pads(problem, results.d_row_weights), "d_row_weights");
+    for (const auto& expert : results.gradients) {
+      for (const auto& [name, tensor] : testing::named_tensors(expert)) {
+        if (tensor.data() != nullptr) expect_finite(tensor, name);
+      }
+    }
   }
 }
 

@@ -223,23 +223,34 @@ TEST_F(CudaGroupedGemm, ManyGroups) {
   }
 }
 
-// Rows that are not aligned are read another way, which must not show.
+// Rows that are not aligned are read and written another way, which must not show.
 TEST_F(CudaGroupedGemm, BitsDoNotDependOnAlignment) {
   const auto groups = groups_of({130, 0, 9, 300});
   for (const MatrixSize size : {MatrixSize{72, 200}, {256, 128}}) {
-    for_each_product({.matrix_rows = size.rows,
-                      .matrix_columns = size.columns,
-                      .parts = 2,
-                      .kernels = GemmKernels::portable},
-                     [&](GroupedSetup setup) {
-                       const auto aligned = run_grouped(device, setup, groups);
-                       setup.spare = 3;
-                       const auto unaligned = run_grouped(device, setup, groups);
-                       for (std::size_t g = 0; g < groups.size(); ++g) {
-                         expect_same_bits(unaligned[g], aligned[g], setup);
-                       }
-                     });
+    for (const auto kernels : {GemmKernels::best, GemmKernels::portable}) {
+      for_each_product({.matrix_rows = size.rows,
+                        .matrix_columns = size.columns,
+                        .parts = 2,
+                        .kernels = kernels},
+                       [&](GroupedSetup setup) {
+                         const auto aligned = run_grouped(device, setup, groups);
+                         for (const std::int64_t spare : {3, 4}) {
+                           setup.spare = spare;
+                           const auto unaligned = run_grouped(device, setup, groups);
+                           for (std::size_t g = 0; g < groups.size(); ++g) {
+                             expect_same_bits(unaligned[g], aligned[g], setup);
+                           }
+                         }
+                       });
+    }
   }
+}
+
+TEST_F(CudaGroupedGemm, NoRowsAndNoAlignment) {
+  const GroupedSetup setup{
+      .form = GemmForm::weight_gradient, .matrix_rows = 128, .matrix_columns = 64, .spare = 1};
+  const auto zero = run_grouped(device, setup, groups_of({0}));
+  EXPECT_TRUE(testing::same_bits(zero[0][0], Tensor::zeros({128, 64}, setup.gradient_dtype)));
 }
 
 }  // namespace

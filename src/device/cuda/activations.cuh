@@ -1,6 +1,7 @@
 // The activations and their derivatives, as src/device/cpu/activations.inl has them.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 
 namespace switchyard::cuda {
@@ -82,7 +83,8 @@ struct GeluTanh {
   __device__ static float value(float /*gate*/, float u, float /*limit*/) { return u * factor(u); }
   __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
     const float s = factor(u);
-    const float slope = kTwiceFactor * (1.0F + 3.0F * kCubic * u * u);
+    // Finite, since it meets 0 where u is large.
+    const float slope = fminf(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
     return {u * s, 0.0F, s + u * s * (1.0F - s) * slope};
   }
 };

@@ -64,9 +64,12 @@ class CudaContext final : public Context {
   std::int64_t bytes_held() const { return memory_.bytes_held(); }
   void set_zero(const TensorView& view) override {
     if (view.bytes() == 0) return;
-    check(cudaMemset2DAsync(view.data(), static_cast<std::size_t>(view.row_stride_bytes()), 0,
-                            static_cast<std::size_t>(view.row_bytes()),
-                            static_cast<std::size_t>(view.rows()), stream_),
+    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    // A row may be longer than a pitch, which is below 2³¹ bytes.
+    check(view.is_contiguous()
+              ? cudaMemsetAsync(view.data(), 0, size(view.bytes()), stream_)
+              : cudaMemset2DAsync(view.data(), size(view.row_stride_bytes()), 0,
+                                  size(view.row_bytes()), size(view.rows()), stream_),
           "setting memory to zero");
   }
   void upload(std::span<const std::byte> from, void* to) override {

@@ -122,7 +122,12 @@ class DeferredTile {
   bool pending_ = false;
 };
 
-__device__ __forceinline__ void store_pair(float* to, float2 value, bool accumulate) {
+__device__ __forceinline__ void store_pair(float* to, float2 value, bool accumulate, bool at_once) {
+  if (!at_once) {
+    to[0] = accumulate ? to[0] + value.x : value.x;
+    to[1] = accumulate ? to[1] + value.y : value.y;
+    return;
+  }
   auto* pair = reinterpret_cast<float2*>(to);
   if (accumulate) {
     const float2 old = *pair;
@@ -130,7 +135,13 @@ __device__ __forceinline__ void store_pair(float* to, float2 value, bool accumul
   }
   *pair = value;
 }
-__device__ __forceinline__ void store_pair(__nv_bfloat16* to, float2 value, bool accumulate) {
+__device__ __forceinline__ void store_pair(__nv_bfloat16* to, float2 value, bool accumulate,
+                                           bool at_once) {
+  if (!at_once) {
+    to[0] = __float2bfloat16_rn(accumulate ? __bfloat162float(to[0]) + value.x : value.x);
+    to[1] = __float2bfloat16_rn(accumulate ? __bfloat162float(to[1]) + value.y : value.y);
+    return;
+  }
   auto* pair = reinterpret_cast<__nv_bfloat162*>(to);
   if (accumulate) {
     const float2 old = __bfloat1622float2(*pair);
@@ -139,7 +150,8 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, float2 value, bool
   *pair = __float22bfloat162_rn(value);
 }
 
-// Straight from registers: added to what is there, or with a bias, or in f32.
+// Straight from registers: added to what is there, with a bias, in f32, or to where no bulk copy
+// reaches.
 template <Product kProduct, typename Element>
 class DirectStore {
  public:
@@ -173,7 +185,8 @@ class DirectStore {
         const int column = target_.column + i * 8 + thread % 4 * 2;
         if (column >= args_.columns) continue;
         const float2 value = {sum(4 * i + 2 * half), sum(4 * i + 2 * half + 1)};
-        store_pair(c + column, add_bias(value, factor, column), args_.accumulate);
+        store_pair(c + column, add_bias(value, factor, column), args_.accumulate,
+                   args_.c_has_pairs);
       }
     }
     __syncwarp();

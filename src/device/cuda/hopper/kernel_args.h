@@ -35,6 +35,7 @@ struct KernelArgs {
   int columns = 0;        // N
   Rows c_rows;            // not for the weight gradient
   const MatrixRef* c_matrices = nullptr;  // direct weight gradients alone
+  bool c_has_pairs = true;                // direct epilogues alone: as has_pairs
   bool accumulate = false;
   const MatrixRef* bias = nullptr;
   const float* bias_factors = nullptr;
