@@ -195,6 +195,13 @@ MoeParameters MoeParameters::random(const MoeLayerOptions& options,
   return result;
 }
 
+MoeParameters MoeParameters::of(MoeGradients tensors, const Device& device) {
+  for (const auto& view : given_tensors(tensors)) {
+    require_memory(view, device.memory(), "a tensor of the layer");
+  }
+  return {std::move(tensors), device};
+}
+
 MoeParameters MoeParameters::copy_on(const Device& device) const {
   MoeParameters result(tensors_, device);
   const Device& mover = device.memory() == Memory::host ? device_ : device;
