@@ -234,6 +234,8 @@ class StageTimer {
   virtual ~StageTimer() = default;
   // The stage that began with the last end(), or with the timer, ends here.
   virtual void end(std::string_view stage) = 0;
+  // What ends after this is not the layer's any more.
+  virtual void stop() = 0;
   // Waits for the device.
   virtual std::vector<Stage> read() const = 0;
 };
@@ -284,6 +286,7 @@ class DeviceBackend {
                      const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
 
   virtual Memory memory() const { return Memory::host; }
+  virtual int ordinal() const { return 0; }  // which GPU
   // Uninitialised memory, kept for reuse when the last view of it is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
   virtual void set_zero(const TensorView& view) const = 0;
