@@ -12,10 +12,11 @@ namespace switchyard {
 // Captures everything that a step puts on a device's stream into one CUDA graph: of layers with
 // bounded sizing and one rank, forward and backward. Layers and tensors that the step used stay
 // what it reads and writes, and must outlive the graph: new inputs are copied into them before a
-// replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured. Statistics
-// count every replay. A layer's status(), check() and stats() are of the forward that it ran or
-// captured last: of that graph's last replay, and of nothing before its first; they are not of a
-// graph whose layer has run elsewhere since, where run_step still sees what went wrong.
+// replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
+//
+// Statistics count every replay. A layer's status(), check() and stats() are those of the forward
+// that it ran or captured last: of that graph's last replay, and of nothing before its first. What
+// went wrong in a graph whose layer has run elsewhere since, run_step still sees.
 class SWITCHYARD_API StepGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so

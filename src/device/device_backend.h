@@ -286,7 +286,6 @@ class DeviceBackend {
                      const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
 
   virtual Memory memory() const { return Memory::host; }
-  virtual int ordinal() const { return 0; }  // which GPU
   // Uninitialised memory, kept for reuse when the last view of it is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
   virtual void set_zero(const TensorView& view) const = 0;
@@ -310,6 +309,7 @@ class DeviceBackend {
   // The timer of the stages that begin now; null where the host's clock is right, and where a GPU
   // is not to time them (memory() tells which).
   virtual std::shared_ptr<StageTimer> time_stages() const { return nullptr; }
+  virtual int ordinal() const { return 0; }  // which GPU
 };
 
 }  // namespace switchyard

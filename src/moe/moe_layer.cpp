@@ -139,7 +139,9 @@ MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(groups);
-    data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    or_abort<DeviceError>({&groups.experts}, "MoeLayer", [&] {
+      data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    });
   });
 }
 
