@@ -41,10 +41,8 @@ class SWITCHYARD_API MoeParameters {
                               int rank, std::uint64_t seed, Biases biases = Biases::none,
                               const Device& device = {});
 
-  // Views of anybody's memory that the device reaches; whoever owns it stays the owner.
-  static MoeParameters of(MoeGradients tensors, const Device& device = {}) {
-    return {std::move(tensors), device};
-  }
+  // Views of anybody's memory, which is the device's; whoever owns it stays the owner.
+  static MoeParameters of(MoeGradients tensors, const Device& device = {});
 
   // The same values in packed memory of a device; one of the two is the CPU, or they are the same.
   // Waits for them to be there.

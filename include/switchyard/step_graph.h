@@ -10,13 +10,18 @@
 namespace switchyard {
 
 // Captures everything that a step puts on a device's stream into one CUDA graph: of layers with
-// bounded sizing and one rank, forward and backward. Tensors that the step was given stay what it
-// reads and writes: new inputs are copied into them before a replay. What layers report (status(),
-// check(), statistics()) is that of the last replay.
+// bounded sizing and one rank, forward and backward. Layers and tensors that the step used stay
+// what it reads and writes, and must outlive the graph: new inputs are copied into them before a
+// replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
+//
+// Statistics count every replay. A layer's status(), check() and stats() are those of the forward
+// that it ran or captured last: of that graph's last replay, and of nothing before its first. What
+// went wrong in a graph whose layer has run elsewhere since, run_step still sees.
 class SWITCHYARD_API StepGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so
   // that no memory is missing. Throws DeviceError, with the reason, if the step cannot be captured.
+  // What the step takes is the graph's, and is kept for reuse when that is gone.
   StepGraph(const Device& device, const std::function<void()>& step);
   ~StepGraph();
   StepGraph(StepGraph&&) noexcept;

@@ -234,6 +234,8 @@ class StageTimer {
   virtual ~StageTimer() = default;
   // The stage that began with the last end(), or with the timer, ends here.
   virtual void end(std::string_view stage) = 0;
+  // What ends after this is not the layer's any more.
+  virtual void stop() = 0;
   // Those of one name together. Waits for the device.
   virtual std::vector<Stage> read() const = 0;
 };
@@ -307,6 +309,7 @@ class DeviceBackend {
   // The timer of the stages that begin now; null where the host's clock is right, and where a GPU
   // is not to time them (memory() tells which).
   virtual std::shared_ptr<StageTimer> time_stages() const { return nullptr; }
+  virtual int ordinal() const { return 0; }  // which GPU
 };
 
 }  // namespace switchyard

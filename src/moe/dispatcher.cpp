@@ -16,10 +16,12 @@ namespace {
 // Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
 std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
                                   const Device& device) {
-  const std::array<Field, 3> fields{
+  const std::array<Field, 4> fields{
       {{"the mover", static_cast<std::int64_t>(options.mover)},
        {"combine", static_cast<std::int64_t>(options.combine)},
-       {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())}}};
+       {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())},
+       {"the GPU they use: ranks reach each other's memory on one GPU only; theirs is number",
+        device.backend().ordinal()}}};
   require_equal_fields(fields, gather_fields(comm, fields));
   const bool reaches = comm.size() == 1 || comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;

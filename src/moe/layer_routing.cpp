@@ -46,8 +46,11 @@ MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, c
   const auto all = groups_of(purpose);
   Routed routed = or_abort(all, kForward, [&] { return route(weights, in, purpose); });
   clock.end("route");
-  // All ranks of the experts' group have the same errors here; those of others may wait for them.
-  const Plan plan = or_abort(other_groups_of(purpose), kForward, [&] { return make_plan(routed); });
+  // All ranks of the experts' group have the same errors here, but for those of their devices;
+  // those of others may wait for them.
+  const Plan plan = or_abort(other_groups_of(purpose), kForward, [&] {
+    return or_abort<DeviceError>({&comm}, kForward, [&] { return make_plan(routed); });
+  });
   note_plan(plan);
   clock.end("plan");
   Step step{.layer = identity,

@@ -17,6 +17,11 @@ class StageClock {
  public:
   StageClock(const DeviceBackend& device, std::vector<LayerStats::Stage>& stages,
              std::shared_ptr<StageTimer>& timer);
+  ~StageClock() {
+    if (timer_ != nullptr) timer_->stop();
+  }
+  StageClock(const StageClock&) = delete;
+  StageClock& operator=(const StageClock&) = delete;
 
   void end(std::string_view name);
   // The experts' stage, split by what their threads spent.

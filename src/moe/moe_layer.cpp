@@ -86,6 +86,7 @@ MoeLayer::Data::Data(const LayerGroups& the_groups, const ExpertPlacement& the_p
       dispatcher(comm, placement, dispatcher_options(options), device) {
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
   statistics = device.backend().take({options.router.num_experts + 1}, Dtype::i64);
+  statistics_before = device.backend().take(statistics.shape(), Dtype::i64);
   device.backend().set_zero(statistics);
   if (options.gradient_scale != GradientScale::off) {
     const auto numbers = placement.owners();
@@ -138,7 +139,9 @@ MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(groups);
-    data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    or_abort<DeviceError>({&groups.experts}, "MoeLayer", [&] {
+      data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    });
   });
 }
 

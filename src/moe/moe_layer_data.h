@@ -55,6 +55,7 @@ struct BoundedLayer {
   std::int64_t alignment;
   const Device& device;
   const TensorView& statistics;
+  const TensorView& statistics_before;
   const std::optional<TensorView>& step_words;
   int num_experts;
   std::int64_t& most_needed_rows;
@@ -92,6 +93,7 @@ struct MoeLayer::Data {
             .alignment = options.alignment,
             .device = device,
             .statistics = statistics,
+            .statistics_before = statistics_before,
             .step_words = step_words,
             .num_experts = options.router.num_experts,
             .most_needed_rows = most_needed_rows,
@@ -125,6 +127,8 @@ struct MoeLayer::Data {
   mutable LayerStats stats;
   mutable PlanStatus status;
   TensorView statistics;  // [E + 1] i64: picks of every expert, and tokens
+  // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
+  TensorView statistics_before;
   mutable RouterStatistics counted;
   std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
   // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.

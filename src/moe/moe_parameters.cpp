@@ -195,7 +195,19 @@ MoeParameters MoeParameters::random(const MoeLayerOptions& options,
   return result;
 }
 
+MoeParameters MoeParameters::of(MoeGradients tensors, const Device& device) {
+  for (const auto& view : given_tensors(tensors)) {
+    require_memory(view, device.memory(), "a tensor of the layer");
+  }
+  return {std::move(tensors), device};
+}
+
 MoeParameters MoeParameters::copy_on(const Device& device) const {
+  const bool reaches = device_.memory() == Memory::host || device.memory() == Memory::host ||
+                       &device_.backend() == &device.backend();
+  require<Unsupported>(reaches,
+                       "parameters of one GPU's device are not copied to another's, which does not "
+                       "know when they are there: copy them to the CPU first");
   MoeParameters result(tensors_, device);
   const Device& mover = device.memory() == Memory::host ? device_ : device;
   for (const auto& parts : parts_of(result.tensors_)) move_to(mover, device, parts);

@@ -148,15 +148,12 @@ void BoundedLayer::learn_of_step() const {
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
   Layers all;
   std::set<const MoeLayer*> seen;
-  std::vector<TensorView> statistics_before;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     require(layers[i] != nullptr, "{}: layer {} of {} is null", kOperation, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
     all.push_back(layers[i]->data_->bounded());
     const auto& last = all.back();
-    statistics_before.push_back(
-        last.device.backend().take(last.statistics.shape(), last.statistics.dtype()));
-    last.device.backend().copy(last.statistics, statistics_before.back());
+    last.device.backend().copy(last.statistics, last.statistics_before);
     const bool is_alone = all.front().batch.size() == 1 && all.back().batch.size() == 1;
     require(is_alone || &all.back().batch == &all.front().batch,
             "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
@@ -167,8 +164,8 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     return false;
   }
   const auto forget_statistics = [&] {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].device.backend().copy(statistics_before[i], all[i].statistics);
+    for (const auto& layer : all) {
+      layer.device.backend().copy(layer.statistics_before, layer.statistics);
     }
   };
   try {
@@ -178,7 +175,10 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     run_exactly(all, step);
     grow(all);
   } catch (...) {
-    forget_statistics();
+    try {
+      forget_statistics();
+    } catch (const DeviceError&) {  // a GPU that is lost: the first error says why
+    }
     throw;
   }
   return true;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -255,9 +256,55 @@ TEST_P(CudaGraphTest, AStepThatWasNeverRunHasNoMemoryToBeCaptured) {
   expect_error<DeviceError>([&] { const StepGraph graph(f.device, [&] { f.train(); }); },
                             "run the step once before it is captured");
   f.train();  // nothing is broken
+  EXPECT_EQ(f.layer.take_statistics().num_tokens, kTokens);
   const StepGraph graph(f.device, [&] { f.train(); });
   graph.replay();
   f.device.synchronize();
+}
+
+TEST_P(CudaGraphTest, AGraphThatIsGoneGivesItsMemoryBack) {
+  Fixture f(GetParam(), kTokens * kTopK);
+  f.set(routings()[0], 1);
+  f.train();
+  const auto held = f.device.bytes_held();
+  for (int i = 0; i < 3; ++i) {  // without a step in between: each finds what the last one had
+    const StepGraph graph(f.device, [&] { f.train(); });
+    graph.replay();
+  }
+  EXPECT_ANY_THROW(StepGraph(f.device, [&] {
+    f.train();
+    throw std::runtime_error("in the middle");
+  }));
+  f.train();
+  EXPECT_EQ(f.device.bytes_held(), held);
+  const auto expected = f.results();
+  const StepGraph graph(f.device, [&] { f.train(); });
+  graph.replay();
+  const auto actual = f.results();
+  for (std::size_t t = 0; t < actual.size(); ++t) {
+    EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
+  }
+}
+
+// What run_step itself needs is not taken from what the step left.
+TEST_P(CudaGraphTest, AStepIsCapturedWithinRunStep) {
+  Fixture f(GetParam(), kTokens * kTopK);
+  f.set(routings()[0], 1);
+  f.train();
+  const auto expected = f.results();
+  const auto picks = f.layer.take_statistics().picks;
+  std::unique_ptr<StepGraph> graph;
+  MoeLayer* const layers[] = {&f.layer};
+  const bool again = run_step(layers, [&] {
+    graph = std::make_unique<StepGraph>(f.device, [&] { f.train(); });
+    graph->replay();
+  });
+  EXPECT_FALSE(again);
+  EXPECT_EQ(f.layer.take_statistics().picks, picks);
+  const auto actual = f.results();
+  for (std::size_t t = 0; t < actual.size(); ++t) {
+    EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
+  }
 }
 
 TEST_P(CudaGraphTest, ExactSizingCannotBeCaptured) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/matmul_problem.h"
 #include "support/random.h"
@@ -14,6 +15,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::for_each_matmul_kind;
 using testing::MatmulKind;
@@ -102,6 +104,20 @@ TEST(Matmul, NamesTheProductAndWritesNone) {
   EXPECT_EQ(error_of<InvalidArgument>([&] { matmul({}, products); }),
             "product 1 of 2: c is [2,5], but the product of a [2,3] and b [3,4] is [2,4]");
   EXPECT_TRUE(testing::same_bits(first, f32({2, 4})));
+}
+
+TEST(Matmul, RefusesMemoryThatTheDeviceCannotReach) {
+  Tensor a = f32({2, 3});
+  Tensor b = f32({3, 4});
+  Tensor c = f32({2, 4});
+  const auto error = [](const Matmul& product) {
+    return error_of<InvalidArgument>([&] { matmul({}, product); });
+  };
+  const std::string rest =
+      " is in gpu memory, but the device works in host memory; Device::copy_of brings it there";
+  EXPECT_EQ(error({.a = elsewhere(a), .b = b, .c = c}), "a [2,3]" + rest);
+  EXPECT_EQ(error({.a = a, .b = elsewhere(b), .c = c}), "b [3,4]" + rest);
+  EXPECT_EQ(error({.a = a, .b = b, .c = elsewhere(c)}), "c [2,4]" + rest);
 }
 
 }  // namespace

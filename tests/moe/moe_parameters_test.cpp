@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/moe_tensors.h"
 #include "switchyard/error.h"
@@ -140,6 +141,12 @@ TEST(MoeParametersErrors, NameTheValues) {
   auto options = small_options();
   EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 2); }),
             "rank (2) must be 0 to 1");
+  auto tensors = MoeParameters(options, placement, 0).views();
+  tensors.experts[1].up = testing::elsewhere(tensors.experts[1].up);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)MoeParameters::of(tensors); }),
+            "a tensor of the layer " + tensors.experts[1].up.shape().to_string() +
+                " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+                "there");
   options.hidden = 0;
   EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 0); }),
             "hidden (0) and intermediate (9) must be positive");

@@ -30,8 +30,8 @@ namespace {
 
 class CudaContext final : public Context {
  public:
-  explicit CudaContext(const CudaOptions& options) : options_(options), memory_(options.ordinal) {
-    enter();
+  explicit CudaContext(const CudaOptions& options)
+      : options_(entered(options)), memory_(options.ordinal) {
     check(cudaStreamCreate(&own_stream_), "making a stream");
     set_stream(static_cast<CUstream_st*>(options.stream.handle));
     check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount,
@@ -53,6 +53,7 @@ class CudaContext final : public Context {
   // What runs next on this thread concerns this GPU.
   void enter() const { check(cudaSetDevice(options_.ordinal), "choosing the GPU"); }
 
+  int ordinal() const { return options_.ordinal; }
   CUstream_st* stream() const override { return stream_; }
   void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
   int num_multiprocessors() const override { return num_multiprocessors_; }
@@ -62,6 +63,7 @@ class CudaContext final : public Context {
     return memory_.take(shape, dtype, stream_);
   }
   std::int64_t bytes_held() const { return memory_.bytes_held(); }
+  void release_capture(std::uint64_t capture) override { memory_.release(capture); }
   void set_zero(const TensorView& view) override {
     if (view.bytes() == 0) return;
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
@@ -126,6 +128,12 @@ class CudaContext final : public Context {
   }
 
  private:
+  // Before any member asks CUDA for something.
+  static const CudaOptions& entered(const CudaOptions& options) {
+    check(cudaSetDevice(options.ordinal), "choosing the GPU");
+    return options;
+  }
+
   void require_no_capture() const {
     require<DeviceError>(capture_of(stream_) == 0,
                          "this step has to wait for the GPU, which a captured one cannot: give the "
@@ -197,6 +205,7 @@ class CudaDevice final : public DeviceBackend {
   }
 
   Memory memory() const override { return Memory::gpu; }
+  int ordinal() const override { return context_.ordinal(); }
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return entered().take(shape, dtype);
   }

@@ -20,7 +20,8 @@ class Constants {
                              CUstream_st* stream);
 
  private:
-  static constexpr std::size_t kMost = 512;
+  // A layer asks for a dozen in a step, and all layers of a model may share a device.
+  static constexpr std::size_t kMost = 4096;
   struct Table {
     std::string bytes;
     TensorView memory;
@@ -28,7 +29,8 @@ class Constants {
   };
   void forget_oldest();
 
-  std::list<Table> tables_;  // used last first
+  std::list<Table> tables_;      // used last first
+  std::size_t num_passing_ = 0;  // that no captured step used
   std::unordered_map<std::string_view, std::list<Table>::iterator> by_bytes_;
 };
 

@@ -39,8 +39,12 @@ class Context {
   virtual void set_zero(const TensorView& view) = 0;
   virtual void upload(std::span<const std::byte> from, void* to) = 0;
 
+  // What a capture took is free again: nothing captured in it will run any more.
+  virtual void release_capture(std::uint64_t capture) = 0;
+
   // The bytes in device memory, aligned to 128: uploaded on `stream` when they are first asked for,
-  // and kept; the same bytes asked for again are found. They may be used until the context is gone.
+  // and kept; the same bytes asked for again are found. They may be used until thousands of others
+  // have been asked for, and in a captured step until the context is gone.
   // For tables of pointers and tensor maps that seldom change.
   virtual const void* constant(std::span<const std::byte> bytes) = 0;
   const MatrixRef* table(std::span<const MatrixRef> refs) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "core/memory_cache.h"
@@ -66,12 +67,25 @@ struct DeviceMemory::Blocks {
 
   void give_back(const Block& block) {
     const std::scoped_lock lock(mutex);
-    kept.emplace(Key{block.capture, block.bytes}, Kept{block.data, num_takes});
+    const auto capture = released.contains(block.capture) ? 0 : block.capture;
+    kept.emplace(Key{capture, block.bytes}, Kept{block.data, num_takes});
+  }
+
+  // What is still in use follows when it is given back.
+  void release(std::uint64_t capture) {
+    const std::scoped_lock lock(mutex);
+    released.insert(capture);
+    const auto begin = kept.lower_bound(Key{capture, 0});
+    const auto end = kept.lower_bound(Key{capture + 1, 0});
+    for (auto i = begin; i != end; i = kept.erase(i)) {
+      kept.emplace(Key{0, i->first.second}, Kept{i->second.data, num_takes});
+    }
   }
 
   std::mutex mutex;
   int ordinal;
   std::multimap<Key, Kept> kept;
+  std::set<std::uint64_t> released;  // captures
   std::int64_t num_takes = 0;
   std::int64_t bytes_held = 0;
 
@@ -141,6 +155,8 @@ TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stre
       block.data, [blocks = blocks_, block](std::byte*) { blocks->give_back(block); });
   return {owner.get(), dtype, shape, shape.row_elements(), owner, Memory::gpu};
 }
+
+void DeviceMemory::release(std::uint64_t capture) { blocks_->release(capture); }
 
 std::int64_t DeviceMemory::bytes_held() const {
   const std::scoped_lock lock(blocks_->mutex);

@@ -11,8 +11,8 @@ struct CUstream_st;
 namespace switchyard::cuda {
 
 // Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step uses
-// belongs to that capture from then on: a graph may be replayed at any time. May be used from any
-// thread; blocks may outlive the object.
+// belongs to that capture until it is released: a graph may be replayed at any time. May be used
+// from any thread; blocks may outlive the object.
 class DeviceMemory {
  public:
   explicit DeviceMemory(int ordinal);
@@ -23,6 +23,9 @@ class DeviceMemory {
   TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
   // The same for what is kept from step to step: leaves what steps have given back to them.
   TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
+
+  // The graph of this capture is gone: what it used is anybody's, in the order of the stream.
+  void release(std::uint64_t capture);
 
   // In use and kept.
   std::int64_t bytes_held() const;

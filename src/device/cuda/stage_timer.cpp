@@ -20,7 +20,9 @@ EventTimer::Event EventTimer::record() const {
   return owner;
 }
 
-void EventTimer::end(std::string_view stage) { ends_.emplace_back(stage, record()); }
+void EventTimer::end(std::string_view stage) {
+  if (!is_stopped_) ends_.emplace_back(stage, record());
+}
 
 std::vector<StageTimer::Stage> EventTimer::read() const {
   std::vector<Stage> stages;

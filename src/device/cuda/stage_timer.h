@@ -20,6 +20,7 @@ class EventTimer final : public StageTimer {
   EventTimer(CUstream_st* stream, std::shared_ptr<std::atomic<std::int64_t>> host_syncs);
 
   void end(std::string_view stage) override;
+  void stop() override { is_stopped_ = true; }
   std::vector<Stage> read() const override;
 
  private:
@@ -29,6 +30,7 @@ class EventTimer final : public StageTimer {
   CUstream_st* stream_;
   std::shared_ptr<std::atomic<std::int64_t>> host_syncs_;
   Event begin_;
+  bool is_stopped_ = false;
   std::vector<std::pair<std::string_view, Event>> ends_;
 };
 

@@ -3,42 +3,46 @@
 #include <cuda_runtime_api.h>
 
 #include "core/require.h"
-#include "device/cuda/context.h"
-#include "device/device_backend.h"
+#include "device/cuda/backend.h"
+#include "device/cuda/device_memory.h"
 
 namespace switchyard {
 
 struct StepGraph::Data {
-  explicit Data(Device the_device) : device(std::move(the_device)) {}
+  explicit Data(Device the_device)
+      : device(std::move(the_device)), context(cuda::context_of(device)) {}
   ~Data() {
     if (graph != nullptr) cudaGraphExecDestroy(graph);
+    if (capture != 0) context.release_capture(capture);
   }
   Data(const Data&) = delete;
   Data& operator=(const Data&) = delete;
 
-  cudaStream_t stream() const { return static_cast<cudaStream_t>(device.stream().handle); }
-
   Device device;  // whose memory the graph uses
+  cuda::Context& context;
+  std::uint64_t capture = 0;
   cudaGraphExec_t graph = nullptr;
 };
 
-StepGraph::StepGraph(const Device& device, const std::function<void()>& step)
-    : data_(std::make_unique<Data>(device)) {
+StepGraph::StepGraph(const Device& device, const std::function<void()>& step) {
   require<Unsupported>(device.memory() == Memory::gpu,
                        "a graph is captured on a GPU, and this device is none");
+  data_ = std::make_unique<Data>(device);
+  cudaStream_t const stream = data_->context.stream();
   // Other threads, whose business this is not, may go on allocating.
-  cuda::check(cudaStreamBeginCapture(data_->stream(), cudaStreamCaptureModeThreadLocal),
+  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
               "beginning to capture a step");
   cudaGraph_t captured = nullptr;
   try {
+    data_->capture = cuda::capture_of(stream);
     step();
   } catch (...) {
-    cudaStreamEndCapture(data_->stream(), &captured);
+    cudaStreamEndCapture(stream, &captured);
     if (captured != nullptr) cudaGraphDestroy(captured);
     cudaGetLastError();
     throw;
   }
-  cuda::check(cudaStreamEndCapture(data_->stream(), &captured), "capturing a step");
+  cuda::check(cudaStreamEndCapture(stream, &captured), "capturing a step");
   const auto status = cudaGraphInstantiate(&data_->graph, captured, 0);
   cudaGraphDestroy(captured);
   cuda::check(status, "making a graph of a step");
@@ -49,7 +53,8 @@ StepGraph::StepGraph(StepGraph&&) noexcept = default;
 StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
 
 void StepGraph::replay() const {
-  cuda::check(cudaGraphLaunch(data_->graph, data_->stream()), "replaying a step");
+  const auto& context = cuda::context_of(data_->device);
+  cuda::check(cudaGraphLaunch(data_->graph, context.stream()), "replaying a step");
 }
 
 }  // namespace switchyard
