@@ -49,10 +49,11 @@ TEST_P(CheckTogetherTest, WhatACommunicatorThrowsPasses) {
 // Who waits for nobody may try again; who has peers tells them.
 TEST_P(CheckTogetherTest, ARankThatIsAloneKeepsItsCommunicator) {
   on_ranks(GetParam(), [](Communicator& comm) {
+    const auto group = comm.split(0, comm.rank());  // which this makes unusable, and not comm
     EXPECT_EQ(error_of<std::runtime_error>(
-                  [&] { or_abort({&comm}, "op", [] { throw std::runtime_error("odd"); }); }),
+                  [&] { or_abort({group.get()}, "op", [] { throw std::runtime_error("odd"); }); }),
               "odd");
-    const auto next = error_of<CommunicationError>([&] { comm.barrier(); });
+    const auto next = error_of<CommunicationError>([&] { group->barrier(); });
     EXPECT_EQ(next == "no error", comm.size() == 1) << next;
   });
 }
