@@ -60,7 +60,7 @@ void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
 
 TensorView zeros(const Device& device, const Shape& shape, Dtype dtype) {
   if (device.memory() == Memory::host) return Tensor::zeros(shape, dtype);
-  const TensorView result = device.empty(shape, dtype);
+  TensorView result = device.empty(shape, dtype);
   device.backend().set_zero(result);
   return result;
 }

@@ -67,7 +67,7 @@ PlanReport PlanReport::take(const DeviceBackend& device, const ExpertPlacement& 
 PlanReport PlanReport::on_host(const DeviceBackend& device, const DeviceBackend& host,
                                const ExpertPlacement& placement) const {
   if (all.memory() == Memory::host) return *this;
-  const PlanReport copy = take(host, placement);
+  PlanReport copy = take(host, placement);
   device.fetch(all, bytes_of(copy.all));
   return copy;
 }

@@ -19,8 +19,9 @@ namespace switchyard::cuda {
 
 void check(int status, std::string_view what) {
   const auto error = static_cast<cudaError_t>(status);
-  if (error == cudaSuccess) [[likely]]
+  if (error == cudaSuccess) [[likely]] {
     return;
+  }
   cudaGetLastError();  // so that it is not met again where it did not happen
   throw DeviceError(fmt::format("CUDA failed at {}: {} ({})", what, cudaGetErrorString(error),
                                 cudaGetErrorName(error)));
