@@ -1,7 +1,6 @@
 // Lays out the groups of all experts at their owners, and finds out how much of them fits.
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "device/cpu/panels.h"
@@ -129,8 +128,12 @@ void fill_starts(const LayOut& args) {
   }
   const auto own = counts.subspan(rank * num_experts, num_experts);
   const auto source_offsets = args.source_offsets.span<std::int32_t>();
+  std::int64_t end = 0;
   source_offsets[0] = 0;
-  std::inclusive_scan(own.begin(), own.end(), source_offsets.begin() + 1);
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    end += own[e];
+    source_offsets[e + 1] = clamped(end);
+  }
 }
 
 void report(const LayOut& args) {
