@@ -73,6 +73,8 @@ void add_launch(CLI::App* command, LaunchOptions& launch) {
       ->check(CLI::IsMember({"threads", "mpi"}));
 }
 
+const std::map<std::string, DeviceKind> kDevices{{"cpu", DeviceKind::cpu},
+                                                 {"cuda", DeviceKind::cuda}};
 const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};
 const std::map<std::string, RoutingKind> kRoutings{{"balanced", RoutingKind::balanced},
                                                    {"uniform", RoutingKind::uniform},
@@ -145,10 +147,8 @@ void add_layer(CLI::App& bench) {
   add_launch(command, o->launch);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
       ->check(CLI::Range(1, 1024));
-  command
-      ->add_option_function<std::string>(
-          "--device", [](const std::string&) {}, "[cpu]")
-      ->check(CLI::IsMember({"cpu"}));
+  add_choice(command, "--device", o->device, "Where to compute; cuda: one rank on a GPU [cpu]",
+             kDevices);
   add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
   add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
              std::map<std::string, BenchSizing>{{"exact", BenchSizing::exact},
@@ -171,6 +171,10 @@ void add_layer(CLI::App& bench) {
   command->add_flag("--json", o->json, "Print one JSON object");
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
+    const bool one_rank = o->launch.ranks <= 1 && o->launch.comm == "threads";
+    if (o->device == DeviceKind::cuda && (!one_rank || o->threads > 0)) {
+      throw CLI::ValidationError("--device", "with cuda there is one rank, and no --threads");
+    }
     bench_layer(*o);
   });
 }

@@ -8,24 +8,13 @@
 #include <optional>
 #include <vector>
 
+#include "bench_layer_gpu.h"
 #include "gemm_ceiling.h"
 #include "progress.h"
 #include "random_rows.h"
 #include "timing.h"
 
 namespace switchyard::cli {
-namespace {
-
-// Over all ranks; times are the best of all rounds.
-struct LayerResult {
-  double forward = 1e30;
-  double forward_backward = 1e30;
-  double ceiling = 0.0;                           // GFLOP/s
-  std::vector<LayerStats::Stage> forward_stages;  // of the best round, mean over ranks
-  std::vector<LayerStats::Stage> backward_stages;
-  std::int64_t activation_bytes = 0;
-  std::int64_t bytes_on_wire = 0;
-};
 
 MoeLayerOptions layer_options(const BenchLayerOptions& o, std::int64_t capacity) {
   return {
@@ -38,6 +27,19 @@ MoeLayerOptions layer_options(const BenchLayerOptions& o, std::int64_t capacity)
       .sizing = o.sizing == BenchSizing::bounded ? Sizing::bounded(capacity) : Sizing::exact(),
       .keep = o.keep};
 }
+
+namespace {
+
+// Over all ranks; times are the best of all rounds.
+struct LayerResult {
+  double forward = 1e30;
+  double forward_backward = 1e30;
+  double ceiling = 0.0;                           // GFLOP/s
+  std::vector<LayerStats::Stage> forward_stages;  // of the best round, mean over ranks
+  std::vector<LayerStats::Stage> backward_stages;
+  std::int64_t activation_bytes = 0;
+  std::int64_t bytes_on_wire = 0;
+};
 
 class LayerBench {
  public:
@@ -234,6 +236,7 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
 }  // namespace
 
 void bench_layer(const BenchLayerOptions& options) {
+  if (options.device == DeviceKind::cuda) return bench_layer_gpu(options);
   launch(options.launch, [&](Communicator& comm) {
     const int threads =
         options.threads > 0 ? options.threads : std::max(1, num_cores() / comm.size());

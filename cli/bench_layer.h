@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device_choice.h"
 #include "launch.h"
 #include "routing.h"
 #include "switchyard/moe_layer.h"
@@ -21,6 +22,7 @@ struct BenchLayerOptions {
   std::int64_t top_k = 2;
   LaunchOptions launch;
   int threads = 0;  // of each rank; 0: the cores divided by the ranks
+  DeviceKind device = DeviceKind::cpu;
   Dtype dtype = Dtype::f32;
   BenchSizing sizing = BenchSizing::exact;
   RoutingKind routing = RoutingKind::router;
@@ -30,6 +32,8 @@ struct BenchLayerOptions {
   int repeat = 10;
   bool json = false;
 };
+
+MoeLayerOptions layer_options(const BenchLayerOptions& options, std::int64_t capacity);
 
 void bench_layer(const BenchLayerOptions& options);
 

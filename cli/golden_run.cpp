@@ -20,12 +20,14 @@ Tensor as_floats(std::span<const std::int64_t> values) {
 
 Tensor as_tensor(float value) { return Tensor::from<float>({1}, {value}); }
 
-void compare_routing(const SavedForBackward& saved, const GoldenCase& golden,
+void compare_routing(const SavedForBackward& saved, const Device& device, const GoldenCase& golden,
                      const RankCase& recorded, Differences& out) {
   const Routing& routing = saved.routing();
-  if (recorded.expert_ids) out.add_ids("expert_ids", routing.expert_ids, *recorded.expert_ids);
+  if (recorded.expert_ids) {
+    out.add_ids("expert_ids", device.to_host(routing.expert_ids), *recorded.expert_ids);
+  }
   if (recorded.routing_weights) {
-    out.add("routing_weights", routing.weights, *recorded.routing_weights);
+    out.add("routing_weights", device.to_host(routing.weights), *recorded.routing_weights);
   }
   if (!recorded.aux_loss) return;
   out.add("aux_loss", {}, {});
@@ -85,23 +87,27 @@ void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeG
 }
 
 std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
-                                 const Division& division) {
+                                 const Division& division, const Device& device) {
   const auto recorded = golden.rank_case(division, comm.rank());
-  MoeLayer layer(comm, division.placement, golden.options());
+  const MoeWeights weights = on_device(device, recorded.weights);
+  const Tensor x = device.copy_of(recorded.x);
+  const Tensor d_y = device.copy_of(recorded.dy);
+  MoeLayer layer(comm, division.placement, golden.options(), device);
   SavedForBackward saved;
   Differences differences;
-  const Tensor y = layer.forward(recorded.weights, {.x = recorded.x}, saved);
-  compare_routing(saved, golden, recorded, differences);
-  differences.add("y", y, recorded.y);
+  const Tensor y = layer.forward(weights, {.x = x}, saved);
+  compare_routing(saved, device, golden, recorded, differences);
+  differences.add("y", device.to_host(y), recorded.y);
 
-  Tensor d_x(recorded.x.shape(), Dtype::f32);
-  const MoeParameters parameters(golden.options(), division.placement, comm.rank());
-  layer.backward(recorded.weights, saved, recorded.dy,
-                 {.d_x = d_x, .gradients = parameters.views()});
-  differences.add("dx", d_x, recorded.dx);
+  Tensor d_x = device.empty(x.shape(), Dtype::f32);
+  const MoeParameters parameters(golden.options(), division.placement, comm.rank(), Biases::none,
+                                 device);
+  layer.backward(weights, saved, d_y, {.d_x = d_x, .gradients = parameters.views()});
+  differences.add("dx", device.to_host(d_x), recorded.dx);
   compare_statistics(layer, recorded, differences);
-  compare_experts(golden, parameters.views(), recorded.gradients, differences);
-  compare_replicated(comm, golden, parameters.views(), recorded.gradients, differences);
+  const MoeGradients gradients = parameters.copy_on(Device()).views();
+  compare_experts(golden, gradients, recorded.gradients, differences);
+  compare_replicated(comm, golden, gradients, recorded.gradients, differences);
   return differences.all();
 }
 
@@ -194,13 +200,15 @@ bool GoldenRun::ok() const {
                                       [](const Comparison& c) { return c.ok(); });
 }
 
-GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division) {
+GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
+                          DeviceKind device) {
   std::vector<Difference> mine;
   std::string error;
   auto cause = Cause::none;
   const auto group = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
   try {
-    mine = run_rank(*group, golden, division);
+    mine =
+        run_rank(*group, golden, division, device == DeviceKind::cuda ? Device::cuda() : Device());
   } catch (const std::exception& caught) {
     error = caught.what();
     cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "device_choice.h"
 #include "difference.h"
 #include "golden_case.h"
 #include "switchyard/communicator.h"
@@ -18,6 +19,7 @@ struct GoldenRun {
 };
 
 // Collective; the result is the same on every rank. An error of the layer leaves `comm` usable.
-GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division);
+GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
+                          DeviceKind device);
 
 }  // namespace switchyard::cli

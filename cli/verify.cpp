@@ -56,7 +56,7 @@ std::vector<int> sizes_of(const GoldenCase& golden, const std::vector<int>& rank
 
 // Collective: runs what is for as many ranks as there are.
 void run_cases(Communicator& comm, const std::vector<GoldenCase>& cases,
-               const std::vector<int>& ranks, std::vector<CaseReport>& reports) {
+               const std::vector<int>& ranks, DeviceKind device, std::vector<CaseReport>& reports) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const auto sizes = sizes_of(cases[i], ranks);
     const bool wanted = std::find(sizes.begin(), sizes.end(), comm.size()) != sizes.end();
@@ -64,23 +64,23 @@ void run_cases(Communicator& comm, const std::vector<GoldenCase>& cases,
     for (const Division& division : cases[i].divisions(comm.size())) {
       reports[i].runs.push_back({.num_ranks = comm.size(),
                                  .variant = division.name,
-                                 .result = run_golden_case(comm, cases[i], division)});
+                                 .result = run_golden_case(comm, cases[i], division, device)});
     }
   }
 }
 
 std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
-                                          const std::vector<int>& ranks) {
+                                          const VerifyOptions& options) {
   std::set<int> all_sizes;
   for (const auto& golden : cases) {
-    const auto sizes = sizes_of(golden, ranks);
+    const auto sizes = sizes_of(golden, options.ranks);
     all_sizes.insert(sizes.begin(), sizes.end());
   }
   auto reports = empty_reports(cases);
   for (const int size : all_sizes) {
     launch({.comm = "threads", .ranks = size}, [&](Communicator& comm) {
       auto others = empty_reports(cases);  // all ranks have the same results; one is enough
-      run_cases(comm, cases, ranks, comm.rank() == 0 ? reports : others);
+      run_cases(comm, cases, options.ranks, options.device, comm.rank() == 0 ? reports : others);
     });
   }
   return reports;
@@ -88,7 +88,7 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
 
 std::vector<CaseReport> verify_on(Communicator& comm, const std::vector<GoldenCase>& cases) {
   auto reports = empty_reports(cases);
-  run_cases(comm, cases, {comm.size()}, reports);
+  run_cases(comm, cases, {comm.size()}, DeviceKind::cpu, reports);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (!reports[i].runs.empty()) continue;
     reports[i].skipped =
@@ -110,7 +110,7 @@ void print(const std::vector<CaseReport>& reports, const VerifyOptions& options)
 bool verify(const VerifyOptions& options) {
   const auto cases = read_cases(options.paths);
   if (options.comm == "threads") {
-    const auto reports = verify_on_threads(cases, options.ranks);
+    const auto reports = verify_on_threads(cases, options);
     print(reports, options);
     return all_passed(reports);
   }

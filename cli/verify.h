@@ -5,12 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "device_choice.h"
+
 namespace switchyard::cli {
 
 struct VerifyOptions {
   std::vector<std::filesystem::path> paths;  // files, or folders of *.safetensors
   std::string comm = "threads";
-  std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
+  DeviceKind device = DeviceKind::cpu;  // all ranks share one
+  std::vector<int> ranks = {1, 2, 4};   // over threads, for cases that do not say
   bool json = false;
 };
 

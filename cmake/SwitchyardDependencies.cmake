@@ -1,7 +1,30 @@
 # Finds what the library is built on. Nothing is downloaded.
 find_package(Threads REQUIRED)
-find_package(fmt REQUIRED)
-find_package(nlohmann_json REQUIRED)  # headers only: users of the library need none of it
+
+# switchyard_find_headers(fmt fmt::fmt fmt/format.h): the package, or where that is not installed its
+# headers alone, in the usual places or in SWITCHYARD_HEADERS.
+set(SWITCHYARD_HEADERS "" CACHE PATH "Folder with headers of fmt, CLI11 and nlohmann-json, for \
+machines without their packages")
+macro(switchyard_find_headers package library header)
+  find_package(${package} QUIET)
+  if(NOT TARGET ${library})
+    find_path(${package}_HEADERS ${header} HINTS ${SWITCHYARD_HEADERS})
+    if(NOT ${package}_HEADERS)
+      message(FATAL_ERROR "${package} was not found; install it, or bring its headers: "
+        "SWITCHYARD_HEADERS is to be a folder with ${header}")
+    endif()
+    add_library(${package}_headers INTERFACE)
+    add_library(${library} ALIAS ${package}_headers)
+    target_include_directories(${package}_headers SYSTEM INTERFACE
+      $<BUILD_INTERFACE:${${package}_HEADERS}>)
+  endif()
+endmacro()
+switchyard_find_headers(fmt fmt::fmt fmt/format.h)
+if(TARGET fmt_headers)
+  target_compile_definitions(fmt_headers INTERFACE FMT_HEADER_ONLY)
+endif()
+# Headers only: users of the library need none of it.
+switchyard_find_headers(nlohmann_json nlohmann_json::nlohmann_json nlohmann/json.hpp)
 set(SWITCHYARD_PRIVATE_LIBRARIES fmt::fmt)
 
 # switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX): sets SWITCHYARD_HAS_MPI.
@@ -21,3 +44,13 @@ endmacro()
 switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX)
 switchyard_find(ONEDNN OneDNN::dnnl OneDNN)
 switchyard_find(CUDA CUDA::cudart_static CUDAToolkit)
+if(SWITCHYARD_HAS_CUDA)
+  # Machine code for what the kernels are written for, and PTX of the oldest for all that is newer.
+  set(SWITCHYARD_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPUs to compile kernels for")
+  set(CMAKE_CUDA_ARCHITECTURES ${SWITCHYARD_CUDA_ARCHITECTURES})
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+  endif()
+  enable_language(CUDA)
+endif()

@@ -48,7 +48,7 @@ build_preset() {
 }
 
 # Runs a preset's tests; ends with ctest's summary and the skipped tests with their reasons. A skip
-# that tests/known_skips.txt does not list is a failure.
+# that tests/known_skips.txt does not list is a failure; those of Cuda… are listed by their reason.
 run_tests() {
   local preset=$1
   shift
@@ -60,9 +60,12 @@ run_tests() {
   if [ -z "$skips" ]; then
     printf '\nNo test was skipped.\n'
   else
-    printf '\nSkipped, and why:\n%s\n' "$skips"
+    printf '\nSkipped, and why:\n'
+    grep -v '^  Cuda' <<<"$skips" || true
+    grep '^  Cuda' <<<"$skips" | sed 's/^[^:]*: //' | sort | uniq -c |
+      sed 's/^ *\([0-9]*\)/  \1 tests of a GPU:/' || true
     local unknown
-    unknown=$(cut -d: -f1 <<<"$skips" | sed 's/^ *//' |
+    unknown=$(cut -d: -f1 <<<"$skips" | sed 's/^ *//' | grep -v '^Cuda' |
       grep -vxFf <(sed 's/ *#.*//' tests/known_skips.txt) || true)
     if [ -n "$unknown" ]; then
       printf '\nNot in tests/known_skips.txt, so this is a failure:\n%s\n' "$unknown" >&2

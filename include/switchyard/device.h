@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "switchyard/export.h"
+#include "switchyard/tensor.h"
 
 namespace switchyard {
 
@@ -17,16 +18,60 @@ struct CpuOptions {
   std::vector<int> cores = {};  // thread i stays on cores[i]; thread 0 is the caller's own affair
 };
 
+// A queue of work on a GPU: a cudaStream_t; null: the device's own, which takes turns with CUDA's
+// default stream.
+struct Stream {
+  void* handle = nullptr;
+
+  friend bool operator==(const Stream&, const Stream&) = default;
+};
+
+struct CudaOptions {
+  int ordinal = 0;     // which GPU
+  Stream stream = {};  // what is used until set_stream
+  // Events around the stages of a layer, for LayerStats. They cost microseconds and are left out
+  // while a graph is captured.
+  bool time_stages = false;
+};
+
 // A device and the memory it keeps for reuse; copies are the same device. Shared by the layers of a
 // rank, and used by one thread at a time. Results do not depend on the number of threads.
+//
+// On a GPU calls put their work on the device's stream and return at once, except where they say
+// that they wait. Tensors given to it are in its memory, and stay as they are until the stream has
+// come by. Memory is reused in the order of one stream: after set_stream the new stream must wait
+// for what the old one was given. While a stream is being captured into a graph nothing is
+// allocated: run the step once before, so that its memory is there, and keep the device and what
+// the step was given for as long as the graph is used.
 class SWITCHYARD_API Device {
  public:
   Device();  // the CPU, on the calling thread alone
   static Device cpu(const CpuOptions& options);
+  // Throws Unsupported, with the reason, where there is no such GPU or the build has no CUDA.
+  static Device cuda(const CudaOptions& options = {});
 
+  // Where its tensors lie.
+  Memory memory() const;
   int num_threads() const;
   // Memory that was taken for results and scratch, in use or kept for reuse.
   std::int64_t bytes_held() const;
+
+  // Uninitialised, in the device's memory; kept for reuse when the last view of it is gone.
+  Tensor empty(const Shape& shape, Dtype dtype) const;
+  // In the device's memory; `from` may be anywhere. Waits if memory of the host is involved.
+  Tensor copy_of(const ConstTensorView& from) const;
+  // Waits for the stream.
+  Tensor to_host(const ConstTensorView& from) const;
+  // Of equal shape and dtype, anywhere. Waits if memory of the host is involved.
+  void copy(const ConstTensorView& from, const TensorView& to) const;
+
+  // The stream that the calls that follow use; on a CPU there is none.
+  Stream stream() const;
+  void set_stream(Stream stream) const;
+  // Waits for all work on the stream; not counted in host_syncs().
+  void synchronize() const;
+  // How often the library has waited for this GPU so far; 0 on a CPU.
+  std::int64_t host_syncs() const;
 
   // Cuts 0 … count − 1 into pieces, calls piece(first, last) for each on the device's threads, and
   // returns when all are done; the first error is thrown here. How it is cut depends on the number

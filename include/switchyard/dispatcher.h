@@ -18,9 +18,11 @@ class Mover;
 
 // How rows travel.
 enum class MoverKind {
-  automatic,  // direct where the communicator maps memory, otherwise packed
+  automatic,  // direct at one rank and where the communicator maps memory, otherwise packed
   direct,     // written to and read from their slots in the memory of other ranks
-  packed,     // over all_to_all; a token goes to a rank once, however many experts it picked there
+  // Over all_to_all; a token goes to a rank once, however many experts it picked there. Only for
+  // the host's memory.
+  packed,
 };
 
 // What travels back from the experts.
@@ -39,7 +41,8 @@ struct DispatcherOptions {
 
 // T tokens and K picks of this rank, H elements a row, R = plan.row_capacity() rows of this rank.
 // x, y and their gradients are [T, H]; rows and their gradients [≥ R, H], contiguous; all of the
-// plan's dtype. Weights are [T, K] and row weights [≥ R], contiguous f32.
+// plan's dtype. Weights are [T, K] and row weights [≥ R], contiguous f32. All of them are in the
+// memory of the dispatcher's device.
 struct DispatchInput {
   ConstTensorView x;
   std::optional<ConstTensorView> weights = {};  // to travel with the rows
@@ -81,6 +84,7 @@ class SWITCHYARD_API Dispatcher {
 
   // As Planner::plan.
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
+  Plan plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
 
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);

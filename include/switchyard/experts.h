@@ -94,7 +94,9 @@ struct RowGroups {
   SWITCHYARD_API static RowGroups of(const Plan& plan);
 };
 
-// R rows; those beyond the groups, and pads, are neither read nor written.
+// R rows; those beyond the groups, and pads, are neither read nor written. All tensors are in the
+// device's memory. On a GPU nobody checks what groups hold, and all tensors have the R rows of
+// `rows` or more.
 struct ExpertsInput {
   ConstTensorView rows;                             // [R, H]
   std::optional<ConstTensorView> row_weights = {};  // [R] f32, where the stage wants them here
@@ -134,7 +136,7 @@ class SWITCHYARD_API Experts {
                 const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const;
 
   // Throw InvalidArgument, naming the expert, if weights do not fit the options, or gradients the
-  // weights.
+  // weights, or they are not in the device's memory.
   void check(std::span<const ExpertWeights> weights) const;
   void check(std::span<const ExpertWeights> weights,
              std::span<const ExpertGradients> gradients) const;
@@ -151,6 +153,10 @@ class SWITCHYARD_API Experts {
   const ExpertsOptions& options() const { return options_; }
 
  private:
+  // Checks weights and groups; how many rows tensors must have.
+  std::int64_t checked_rows(std::span<const ExpertWeights> weights, const RowGroups& groups,
+                            const ConstTensorView& rows) const;
+
   ExpertsOptions options_;
   Device device_;
   std::shared_ptr<WorkTimes> times_;

@@ -77,8 +77,8 @@ struct LayerInput {
   std::optional<SequenceShard> sequence = {};
 };
 
-// What one training forward leaves for its backward. x itself is not copied: its memory must stay
-// as it is until then.
+// What one training forward leaves for its backward, in the device's memory. x itself is not
+// copied: its memory must stay as it is until then.
 class SWITCHYARD_API SavedForBackward {
  public:
   SavedForBackward();
@@ -86,12 +86,14 @@ class SWITCHYARD_API SavedForBackward {
   SavedForBackward(SavedForBackward&&) noexcept;
   SavedForBackward& operator=(SavedForBackward&&) noexcept;
 
-  // Memory held, x included.
+  // Memory of the device that is held, x included.
   std::int64_t bytes() const;
   // Only after a forward.
   const Plan& plan() const;
-  const Routing& routing() const;      // before capacity
-  const RouterLosses& losses() const;  // 0 where the layer's options have none
+  const Routing& routing() const;  // before capacity
+  // 0 where the layer's options have none. Waits for a GPU, at every call: the step may have been
+  // replayed.
+  const RouterLosses& losses() const;
 
  private:
   friend class MoeLayer;
@@ -126,7 +128,7 @@ struct SWITCHYARD_API LayerStats {
   std::int64_t over_capacity = 0;  // assignments of this rank that capacity dropped before that
   bool overflow = false;
   std::int64_t bytes_on_wire = 0;  // of rows, weights and slots that this rank exchanged
-  std::vector<Stage> forward;      // in order
+  std::vector<Stage> forward;      // in order; on a GPU those that CudaOptions::time_stages times
   std::vector<Stage> backward;     // in order
   std::vector<double> waited_for;  // [ranks] seconds that this rank waited for each to arrive
 };
@@ -137,6 +139,11 @@ struct RouterStatistics {
   std::int64_t num_tokens = 0;      // without padding
 };
 
+// All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing at one
+// rank never waits for it: what only the routing knows is read when it is asked for, anew by every
+// call of statistics(), stats(), status() and check(), which wait. With exact sizing forward waits
+// once.
+//
 // The constructor, forward and backward are collective: every rank calls them in the same order,
 // with or without tokens. y, d_x, d_weights and the experts' gradients have the same bits at every
 // number of ranks and threads. The communicator must outlive the layer.
@@ -203,8 +210,13 @@ class SWITCHYARD_API MoeLayer {
 // runs must be listed, once or more; they share one batch. Layers that are to drop rows do not make
 // a step run again, but are exact too when another layer does.
 //
+// On a GPU at one rank the step may replay a graph that was captured from it. A graph has the sizes
+// it was captured with: so the step looks at layer.options().sizing, runs eagerly where that is
+// exact, and captures anew where the capacity has grown.
+//
 // Bad ids and logits that are not finite are an InvalidArgument, the same on every rank. Any other
-// error of step() is this rank's own; the others learn of it, and the layers' groups are unusable.
+// error of step() is this rank's own; the others learn of it, and the layers' groups of several
+// ranks are unusable.
 // After an error statistics are as before.
 SWITCHYARD_API bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
 

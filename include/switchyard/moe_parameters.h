@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "switchyard/device.h"
 #include "switchyard/experts.h"
 #include "switchyard/export.h"
 #include "switchyard/placement.h"
@@ -27,28 +28,36 @@ using MoeGradients = BasicMoeTensors<TensorView>;
 
 enum class Biases { none, all };  // all: of the gate and of the routed experts
 
-// One rank's part of a layer: its weights, or their gradients. Owns packed memory, or has a share
-// in that of others. Views share the ownership.
+// One rank's part of a layer, in the memory of a device: its weights, or their gradients. Owns
+// packed memory, in which the tensors of one kind of all experts lie one after the other; or has a
+// share in that of others. Views share the ownership.
 class SWITCHYARD_API MoeParameters {
  public:
   // Zeros.
   MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank,
-                Biases biases = Biases::none);
+                Biases biases = Biases::none, const Device& device = {});
   // Evenly distributed in ±1/√fan-in; an expert's values depend on its id and the seed alone.
   static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
-                              int rank, std::uint64_t seed, Biases biases = Biases::none);
+                              int rank, std::uint64_t seed, Biases biases = Biases::none,
+                              const Device& device = {});
 
-  // Views of anybody's memory; whoever owns it stays the owner.
-  static MoeParameters of(MoeGradients tensors) { return MoeParameters(std::move(tensors)); }
+  // Views of anybody's memory, which is the device's; whoever owns it stays the owner.
+  static MoeParameters of(MoeGradients tensors, const Device& device = {});
+
+  // The same values in packed memory of a device; one of the two is the CPU, or they are the same.
+  // Waits for them to be there.
+  MoeParameters copy_on(const Device& device) const;
 
   MoeWeights weights() const;                      // to be read
   MoeGradients views() const { return tensors_; }  // to be written
   void set_zero();
 
  private:
-  explicit MoeParameters(MoeGradients tensors) : tensors_(std::move(tensors)) {}
+  MoeParameters(MoeGradients tensors, Device device)
+      : tensors_(std::move(tensors)), device_(std::move(device)) {}
 
   MoeGradients tensors_;
+  Device device_;
 };
 
 }  // namespace switchyard

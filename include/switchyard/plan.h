@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 #include "switchyard/tensor.h"
 
 namespace switchyard {
+
+struct RecordHeader;
 
 // What happens when a rank needs more rows than a bounded plan allows.
 enum class Overflow {
@@ -71,7 +74,21 @@ struct PlanStatus {
   std::vector<std::int64_t> dropped;      // [ranks] assignments dropped at each owner
 };
 
-// Made by a Planner, then only read; copies share their memory.
+// What a router met, and where plans report, in the memory of the planner's device: a plan that is
+// given these waits for nothing that need not be waited for.
+struct PlanProblems {
+  ConstTensorView words;  // [5] i64, contiguous, as the device's router writes them
+  // [7] i64, contiguous: what the plans of a step report together, zeros to begin with. Added to at
+  // one rank; at several ranks status() says it all and this is left as it is.
+  std::optional<TensorView> step = {};
+};
+
+// Made by a Planner, then only read; copies share their memory. Its tables are in the memory of the
+// planner's device.
+//
+// On a GPU, a bounded plan of one rank is not known to the host: functions marked (waits) fetch
+// what they say at every call, since a graph may have planned anew, into memory of the plan that
+// the next of them overwrites. All other plans are known once they are made.
 //
 // slot = row_offsets[expert] + Σ_{s < rank} counts[s][expert]
 //        + this rank's earlier assignments to that expert, in (token, k) order
@@ -89,7 +106,7 @@ class SWITCHYARD_API Plan {
   const ExpertPlacement& placement() const;
   int rank() const;
 
-  // Rows that this rank's experts use, padding included.
+  // Rows that this rank's experts use, padding included. (waits)
   std::int64_t num_rows() const;
   // Rows that this rank's buffers must have: num_rows(), or the capacity of a bounded plan.
   std::int64_t row_capacity() const;
@@ -104,18 +121,20 @@ class SWITCHYARD_API Plan {
   ConstTensorView target_ranks() const;
   // [n] i32: this rank's assignments, as t·K + k, by expert and then in (token, k) order: the
   // inverse of slots. Those of expert e are source_offsets()[e] … source_offsets()[e + 1] − 1.
+  // (waits)
   ConstTensorView sources() const;
   // [num_experts + 1] i32.
   ConstTensorView source_offsets() const;
 
   // [num_experts] i32: assignments that a rank makes to each expert, before anything is dropped.
+  // (waits)
   std::span<const std::int32_t> counts(int rank) const;
-  // Tokens of rank `source` that have at least one assignment at rank `target`.
+  // Tokens of rank `source` that have at least one assignment at rank `target`. (waits)
   std::int64_t distinct_tokens(int source, int target) const;
 
-  const PlanStatus& status() const;
+  const PlanStatus& status() const;  // (waits)
   // Throws InvalidArgument, the same on every rank, if the status reports bad ids, logits that are
-  // not finite, or an overflow that is not to be dropped.
+  // not finite, or an overflow that is not to be dropped. (waits)
   void check() const;
 
   const Data& data() const { return *data_; }
@@ -131,12 +150,11 @@ class SWITCHYARD_API Planner {
   Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
           Device device = {});
 
-  // expert_ids [T, K] i32, −1 = no pick; T may differ between ranks and be 0. Bad ids on one rank
-  // are the same InvalidArgument on all, or a status of a bounded plan; and so is a token that the
-  // router could not route (Routing::first_non_finite_token).
-  Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1) {
-    return Plan(plan_data(expert_ids, first_non_finite_token));
-  }
+  // expert_ids [T, K] i32 in the device's memory, −1 = no pick; T may differ between ranks and be
+  // 0. Bad ids on one rank are the same InvalidArgument on all, or a status of a bounded plan; and
+  // so is a token that the router could not route (Routing::first_non_finite_token).
+  Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
+  Plan plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
 
   // The sizing of the plans that follow; every rank gives the same.
   void resize(const Sizing& sizing);
@@ -145,14 +163,24 @@ class SWITCHYARD_API Planner {
   const PlanOptions& options() const { return options_; }
 
  private:
+  struct Tables;
   friend class Dispatcher;  // whose mover adds to the data
+  PlanProblems problems_of(std::int64_t first_non_finite_token) const;
   std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids,
-                                        std::int64_t first_non_finite_token);
+                                        const PlanProblems& problems);
+  RecordHeader header_of(const ConstTensorView& expert_ids) const;
+  void count(const ConstTensorView& expert_ids, const PlanProblems& problems,
+             Plan::Data& data) const;
+  void plan_alone(const RecordHeader& header, const PlanProblems& problems, Plan::Data& data);
+  void plan_together(RecordHeader header, Plan::Data& data);
+  void require_possible(const Plan::Data& data) const;
 
   Communicator& comm_;
   std::shared_ptr<const ExpertPlacement> placement_;
   PlanOptions options_;
   Device device_;
+  Device host_;  // lays out what several ranks have told each other
+  std::shared_ptr<const Tables> tables_;
   std::int64_t id_;
   std::int64_t num_plans_ = 0;
 };

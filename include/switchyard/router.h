@@ -67,20 +67,31 @@ struct BasicRouterTensors {
 using RouterWeights = BasicRouterTensors<ConstTensorView>;
 using RouterGradients = BasicRouterTensors<TensorView>;
 
-// Where tokens go.
+// Where tokens go. Tensors are in the memory of the router's device.
 struct Routing {
   Tensor expert_ids;  // [T, K] i32; −1: no pick
   Tensor weights;     // [T, K] f32; 0 where there is no pick
-  // The first token whose logits are not all finite; −1: none. Such a token has no picks.
+  // What went wrong, for a plan to report: PlanProblems::words.
+  Tensor problems = {};
+  // The first token whose logits are not all finite; −1: none. Such a token has no picks. On a GPU
+  // the host does not know it: it stays −1, and only `problems` holds it.
   std::int64_t first_non_finite_token = -1;
 };
 
+// What becomes of a replay's ids that are no expert's, or repeat an earlier one of their token.
+enum class BadIds {
+  stay,         // for a plan to refuse
+  become_none,  // −1, and the first of them is noted in Routing::problems
+};
+
+// Tensors are in the memory of the router's device.
 struct RouterInput {
   ConstTensorView x;                               // [T, H] f32 or bf16
   std::optional<ConstTensorView> expert_ids = {};  // [T, K] i32: replays a choice
   // [T] i32: 0 marks padding, which gets no picks and is not counted.
   std::optional<ConstTensorView> valid = {};
-  RouterSums* sums = nullptr;  // for a layer's losses and statistics
+  BadIds bad_ids = BadIds::stay;
+  const RouterSums* sums = nullptr;  // added to, for a layer's losses and statistics
 };
 
 enum class GradientMode { overwrite, accumulate };
@@ -119,7 +130,8 @@ class SWITCHYARD_API Router {
   void backward(const RouterWeights& weights, const RouterBackwardInput& in,
                 const RouterBackwardOutput& out) const;
 
-  // Throws InvalidArgument if the weights do not fit rows of `hidden` elements.
+  // Throws InvalidArgument if the weights do not fit rows of `hidden` elements, are not in the
+  // device's memory, or hold a score bias that is not finite; on a GPU that last is not looked at.
   void check(const RouterWeights& weights, std::int64_t hidden) const;
 
   const RouterOptions& options() const { return options_; }

@@ -23,6 +23,10 @@ constexpr std::int64_t size_of(Dtype dtype) {
 }
 SWITCHYARD_API std::string_view name_of(Dtype dtype);
 
+// Where memory can be read and written: by the program itself, or by the kernels of a GPU alone.
+enum class Memory : std::int8_t { host, gpu };
+SWITCHYARD_API std::string_view name_of(Memory memory);
+
 // The upper half of an IEEE float. Arithmetic is done in float; converting back rounds to nearest
 // even and keeps NaNs NaN.
 struct Bfloat16 {
@@ -68,6 +72,7 @@ class SWITCHYARD_API Shape {
 };
 
 namespace detail {
+SWITCHYARD_API void require_host(Memory memory, const Shape& shape);
 SWITCHYARD_API void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape);
 SWITCHYARD_API void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape);
 SWITCHYARD_API void require_stride(std::int64_t row_stride, const Shape& shape);
@@ -75,7 +80,7 @@ SWITCHYARD_API void require_stride(std::int64_t row_stride, const Shape& shape);
 
 // A view of rows: each row is contiguous, consecutive rows lie `row_stride` elements apart. A view
 // made from a Tensor shares its ownership, so its memory lives as long as the view does; a view of
-// foreign memory has no owner.
+// foreign memory has no owner. Memory of a GPU is said to be: nobody can see it in a pointer.
 template <typename Byte>
 class BasicTensorView {
  public:
@@ -87,14 +92,15 @@ class BasicTensorView {
 
   // Views contiguous foreign memory.
   template <typename T>
-  BasicTensorView(T* data, const Shape& shape)
+  BasicTensorView(T* data, const Shape& shape, Memory memory = Memory::host)
       : BasicTensorView(reinterpret_cast<Byte*>(data), DtypeOf<std::remove_const_t<T>>::value,
-                        shape, shape.row_elements()) {}
+                        shape, shape.row_elements(), nullptr, memory) {}
 
   BasicTensorView(Byte* data, Dtype dtype, const Shape& shape, std::int64_t row_stride,
-                  Owner owner = nullptr)
+                  Owner owner = nullptr, Memory memory = Memory::host)
       : data_(data),
         dtype_(dtype),
+        memory_(memory),
         shape_(shape),
         row_stride_(row_stride),
         owner_(std::move(owner)) {
@@ -103,11 +109,12 @@ class BasicTensorView {
 
   // A mutable view is also a constant one.
   operator BasicTensorView<const std::byte>() const requires(!std::is_const_v<Byte>) {
-    return {data_, dtype_, shape_, row_stride_, owner_};
+    return {data_, dtype_, shape_, row_stride_, owner_, memory_};
   }
 
   Byte* data() const { return data_; }
   Dtype dtype() const { return dtype_; }
+  Memory memory() const { return memory_; }
   const Shape& shape() const { return shape_; }
   std::int64_t rows() const { return shape_[0]; }
   std::int64_t row_stride() const { return row_stride_; }
@@ -122,12 +129,13 @@ class BasicTensorView {
   // Rows begin … end − 1.
   BasicTensorView slice(std::int64_t begin, std::int64_t end) const {
     detail::require_slice(begin, end, shape_);
-    return {row(begin), dtype_, shape_.with_rows(end - begin), row_stride_, owner_};
+    return {row(begin), dtype_, shape_.with_rows(end - begin), row_stride_, owner_, memory_};
   }
 
-  // All elements in order; the view must be contiguous and of type T.
+  // All elements in order; the view must be contiguous, of type T, and in the host's memory.
   template <typename T>
   std::span<Element<T>> span() const {
+    if (memory_ != Memory::host) detail::require_host(memory_, shape_);
     detail::require_span(dtype_, DtypeOf<T>::value, is_contiguous(), shape_);
     return {reinterpret_cast<Element<T>*>(data_), static_cast<std::size_t>(shape_.num_elements())};
   }
@@ -135,6 +143,7 @@ class BasicTensorView {
  private:
   Byte* data_ = nullptr;
   Dtype dtype_ = Dtype::f32;
+  Memory memory_ = Memory::host;
   Shape shape_;
   std::int64_t row_stride_ = 1;
   Owner owner_;
@@ -143,11 +152,14 @@ class BasicTensorView {
 using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
-// Owns contiguous memory, aligned to a cache line. Moving is cheap; copying is said: clone().
+// Owns contiguous memory, aligned to a cache line, or has a share in that of a device. Moving is
+// cheap; copying is said: clone(), or Device::copy_of for what is not in the host's memory.
 class SWITCHYARD_API Tensor {
  public:
   Tensor() = default;                       // [0] f32
-  Tensor(const Shape& shape, Dtype dtype);  // uninitialised
+  Tensor(const Shape& shape, Dtype dtype);  // uninitialised, in the host's memory
+  // A contiguous view with an owner, whose memory this then shares.
+  static Tensor of(const TensorView& owned);
   static Tensor zeros(const Shape& shape, Dtype dtype);
   template <typename T>
   static Tensor from(const Shape& shape, std::span<const T> values) {
@@ -165,6 +177,7 @@ class SWITCHYARD_API Tensor {
   Tensor clone() const;
 
   Dtype dtype() const { return view_.dtype(); }
+  Memory memory() const { return view_.memory(); }
   const Shape& shape() const { return view_.shape(); }
   std::int64_t rows() const { return view_.rows(); }
   std::int64_t bytes() const { return view_.bytes(); }

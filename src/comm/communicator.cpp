@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/reduce.h"
+#include "core/host_memory.h"
 #include "core/require.h"
 
 namespace switchyard {
@@ -13,9 +14,11 @@ namespace {
 // Below this a reduction gathers whole tensors: one exchange instead of two, same order of sums.
 constexpr std::int64_t kGatherReduceBytes = 64 * 1024;
 
-void require_contiguous(const ConstTensorView& view, std::string_view what) {
+// Bytes that a backend can copy as one.
+void require_bytes(const ConstTensorView& view, std::string_view what) {
   require(view.is_contiguous(), "{} {} is not contiguous (row stride {})", what,
           view.shape().to_string(), view.row_stride());
+  require_host(view, what);
 }
 
 void require_same_rows(const ConstTensorView& send, const ConstTensorView& recv) {
@@ -84,8 +87,8 @@ void Communicator::give_up(std::string_view reason, const std::vector<int>& culp
 void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
                               const TensorView& recv, std::span<const std::int64_t> recv_rows) {
   run_collective("all_to_all", std::string(name_of(send.dtype())), [&] {
-    require_contiguous(send, "send");
-    require_contiguous(recv, "recv");
+    require_bytes(send, "send");
+    require_bytes(recv, "recv");
     require_same_rows(send, recv);
     const auto sent = checked_sum(send_rows, "send_rows", size_, send);
     checked_sum(recv_rows, "recv_rows", size_, recv);
@@ -101,8 +104,8 @@ void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::
 
 void Communicator::all_gather(const ConstTensorView& send, const TensorView& recv) {
   run_collective("all_gather", std::string(name_of(send.dtype())), [&] {
-    require_contiguous(send, "send");
-    require_contiguous(recv, "recv");
+    require_bytes(send, "send");
+    require_bytes(recv, "recv");
     require_same_rows(send, recv);
     require(recv.rows() == size_ * send.rows(), "recv {} must hold {} times the rows of send {}",
             recv.shape().to_string(), size_, send.shape().to_string());
@@ -114,7 +117,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
 
 void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
   run_collective("all_reduce", fmt::format("{} of {}", name_of(op), name_of(values.dtype())), [&] {
-    require_contiguous(values, "values");
+    require_bytes(values, "values");
     const auto num_elements = values.shape().num_elements();
     const Dtype dtype = values.dtype();
     if (size_ == 1 || num_elements == 0) return do_barrier();
@@ -144,8 +147,8 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
                                   ReduceOp op) {
   run_collective("reduce_scatter", fmt::format("{} of {}", name_of(op), name_of(send.dtype())),
                  [&] {
-                   require_contiguous(send, "send");
-                   require_contiguous(recv, "recv");
+                   require_bytes(send, "send");
+                   require_bytes(recv, "recv");
                    require_same_rows(send, recv);
                    require(send.rows() == size_ * recv.rows(),
                            "send {} must hold {} times the rows of recv {}",
@@ -166,7 +169,7 @@ void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& 
 
 void Communicator::broadcast(const TensorView& values, int root) {
   run_collective("broadcast", fmt::format("{} from {}", name_of(values.dtype()), root), [&] {
-    require_contiguous(values, "values");
+    require_bytes(values, "values");
     require(0 <= root && root < size_, "root ({}) must be a rank of {}", root, size_);
     do_broadcast({values.data(), values.bytes(), values.owner()}, root);
     if (root == rank_) bytes_sent_ += values.bytes() * (size_ - 1);

@@ -6,19 +6,14 @@
 #include <mutex>
 
 namespace switchyard {
-namespace {
 
-constexpr std::int64_t kSmallest = 4096;
-
-// One of eight sizes to a doubling, so that row counts that vary from step to step reuse a block.
 std::int64_t size_class(std::int64_t bytes) {
+  constexpr std::int64_t kSmallest = 4096;
   bytes = std::max(bytes, kSmallest);
   const auto step_bits = std::bit_width(static_cast<std::uint64_t>(bytes)) - 4;
   const std::int64_t step = std::int64_t{1} << step_bits;
   return (bytes + step - 1) & ~(step - 1);
 }
-
-}  // namespace
 
 struct MemoryCache::Blocks {
   std::mutex mutex;

@@ -9,6 +9,10 @@
 
 namespace switchyard {
 
+// What is allocated for this many bytes: one of eight sizes to a doubling, so that row counts that
+// vary from step to step reuse a block.
+std::int64_t size_class(std::int64_t bytes);
+
 // May be used from any thread. Blocks may outlive the cache.
 class MemoryCache {
  public:

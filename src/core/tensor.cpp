@@ -93,7 +93,15 @@ std::string Shape::to_string() const {
                      fmt::join(std::span(extents_).first(static_cast<std::size_t>(rank_)), ","));
 }
 
+std::string_view name_of(Memory memory) { return memory == Memory::host ? "host" : "gpu"; }
+
 namespace detail {
+
+void require_host(Memory memory, const Shape& shape) {
+  require(memory == Memory::host,
+          "a tensor {} in a GPU's memory cannot be read here: copy it with Device::to_host first",
+          shape.to_string());
+}
 
 void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape) {
   require(actual == wanted, "a tensor {} of {} was read as {}", shape.to_string(), name_of(actual),
@@ -119,6 +127,15 @@ Tensor::Tensor(const Shape& shape, Dtype dtype) {
   view_ = TensorView(data, dtype, shape, shape.row_elements(), std::move(memory));
 }
 
+Tensor Tensor::of(const TensorView& owned) {
+  require(owned.owner() != nullptr && owned.is_contiguous(),
+          "a tensor shares contiguous memory that has an owner; this view {} has {}",
+          owned.shape().to_string(), owned.owner() == nullptr ? "none" : "rows apart");
+  Tensor result;
+  result.view_ = owned;
+  return result;
+}
+
 Tensor Tensor::zeros(const Shape& shape, Dtype dtype) {
   Tensor result(shape, dtype);
   std::memset(result.data(), 0, static_cast<std::size_t>(result.bytes()));
@@ -135,6 +152,7 @@ Tensor Tensor::from_bytes(const Shape& shape, Dtype dtype, std::span<const std::
 }
 
 Tensor Tensor::clone() const {
+  detail::require_host(memory(), shape());
   return from_bytes(shape(), dtype(),
                     std::span(data(), data() == nullptr ? 0 : static_cast<std::size_t>(bytes())));
 }

@@ -4,47 +4,74 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <vector>
 
+#include "device/plan_words.h"
+#include "device/router_sums.h"
 #include "switchyard/capacity.h"
+#include "switchyard/device.h"
 #include "switchyard/experts.h"
+#include "switchyard/losses.h"
 #include "switchyard/matmul.h"
+#include "switchyard/plan.h"
 #include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
-// The first assignment that cannot be planned; token −1: there is none.
-struct BadId {
-  std::int64_t token = -1;
-  std::int64_t k = 0;
-  std::int64_t id = 0;
-  bool is_duplicate = false;  // rather than out of range
-};
+// Views and pointers are of the device's own memory, unless a comment says host. Sizes that only
+// the routing knows are in that memory too, and no function waits for them.
 
 struct CountAssignments {
-  ConstTensorView expert_ids;            // [T, K] i32
-  std::span<const std::int32_t> owners;  // [E]
+  ConstTensorView expert_ids;  // [T, K] i32
+  ConstTensorView owners;      // [E] i32
   bool allow_duplicates = false;
-  std::span<std::int32_t> counts;           // out [E]
-  std::span<std::int32_t> distinct_tokens;  // out [ranks]
-  // out [T·K]: how many assignments of this rank to the same expert came before; −1 for no pick and
-  // for bad ids
-  std::span<std::int32_t> positions;
+  TensorView counts;           // out [E] i32
+  TensorView distinct_tokens;  // out [ranks] i32
+  // out [T·K] i32: how many assignments of this rank to the same expert came before; −1 for no pick
+  // and for bad ids
+  TensorView positions;
+  // [kProblemWords] i64; in: what the router met; out: the first bad id, if that had met none.
+  TensorView problems;
+};
+
+// Where the groups of all experts lie at their owners, and how much of them there is room for.
+struct LayOut {
+  ConstTensorView counts;           // [ranks, E] i32 by source rank
+  ConstTensorView owners;           // [E] i32
+  ConstTensorView experts_by_rank;  // [E] i32: the experts of rank 0, then those of rank 1, …
+  ConstTensorView rank_offsets;     // [ranks + 1] i32: where those of each rank begin
+  int rank = 0;
+  std::int64_t alignment = 1;
+  Sizing sizing = {};
+  TensorView expert_offsets;  // out [E] i32: where each expert's group begins
+  TensorView rows_before;     // out [E] i32: of lower ranks, at most what is kept
+  TensorView kept_rows;       // out [E] i32: rows that each expert has room for
+  TensorView row_offsets;     // out [local + 1] i32: of this rank's experts, and their end
+  TensorView group_rows;      // out [local] i32
+  TensorView source_offsets;  // out [E + 1] i32: exclusive prefix sum of this rank's counts
+  TensorView layout;          // out [layout_words(ranks)] i64
+  // In one-rank plans: the problems found, and the words of the step that they and the layout are
+  // added to.
+  std::optional<ConstTensorView> problems = {};  // [kProblemWords] i64
+  std::optional<TensorView> step = {};           // [kStepWords] i64
 };
 
 struct AssignSlots {
-  ConstTensorView expert_ids;                    // [T, K] i32
-  std::span<const std::int32_t> owners;          // [E]
-  std::span<const std::int32_t> row_offsets;     // [E] where each expert's group begins
-  std::span<const std::int32_t> rows_before;     // [E] assignments of lower ranks to each expert
-  std::span<const std::int32_t> kept_rows;       // [E] rows that each expert has room for
-  std::span<const std::int32_t> source_offsets;  // [E + 1] exclusive prefix sum of own counts
-  // in: positions, as counted; out: slots [T·K], −1 where there is no room or no pick
-  std::span<std::int32_t> slots;
-  std::span<std::int32_t> target_ranks;  // out [T·K], −1 for no pick
-  std::span<std::int32_t> sources;       // out [Σ own counts]
+  ConstTensorView expert_ids;      // [T, K] i32
+  ConstTensorView owners;          // [E] i32
+  ConstTensorView expert_offsets;  // [E], and the next three, as laid out
+  ConstTensorView rows_before;
+  ConstTensorView kept_rows;
+  ConstTensorView source_offsets;
+  // in: positions, as counted; out: slots [T·K] i32, −1 where there is no room or no pick
+  TensorView slots;
+  TensorView target_ranks;  // out [T·K] i32, −1 for no pick
+  TensorView sources;       // out [T·K] i32, the first Σ own counts of them
 };
 
 // Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot
@@ -54,19 +81,35 @@ struct RowTable {
   std::int64_t width = 0;
   const std::int32_t* slots = nullptr;
   const std::int32_t* buffers = nullptr;
-  std::span<std::byte* const> bases;  // each contiguous rows
+  std::span<std::byte* const> bases;  // host: pointers to contiguous rows
+};
+
+// The rows of this rank's groups that belong to no assignment.
+struct PadRows {
+  TensorView rows;                         // [R, H], contiguous
+  std::optional<TensorView> scalars = {};  // [R] f32
+  ConstTensorView row_offsets;             // [e + 1] i32
+  ConstTensorView group_rows;              // [e] i32
 };
 
 struct ScatterRows {
   ConstTensorView from;          // [count, H]
   const float* scale = nullptr;  // [count · width] or none
   RowTable to;
+  // Scalars that travel along: scalar(i, j) to its slot in f32 buffers, one a base of `to`.
+  const float* scalars = nullptr;                 // [count · width] or none
+  std::span<std::byte* const> scalar_bases = {};  // host
+  std::optional<PadRows> pads = {};               // become 0
 };
 
 struct GatherRows {
   RowTable from;
   const float* weights = nullptr;  // [count · width] or none
   TensorView to;                   // [count, H]
+  // Scalars that are fetched along: from their slots in f32 buffers, one a base of `from`; 0 where
+  // the table names no row.
+  std::span<std::byte* const> scalar_bases = {};  // host
+  float* scalars = nullptr;                       // out [count · width] or none
 };
 
 struct DotRows {
@@ -81,6 +124,12 @@ struct RouteTokens {
   const RouterInput& in;
   TensorView expert_ids;       // out [T, K]
   TensorView routing_weights;  // out [T, K]
+  // out [kProblemWords] i64: the first token whose logits are not finite, and where
+  // `refuse_bad_ids`, the first bad id of a replay.
+  TensorView problems;
+  // A replay's ids that are out of range, or repeat an earlier one of the token, become −1: the
+  // weights of the others are then those without them. Otherwise they stay, for a plan to refuse.
+  bool refuse_bad_ids = false;
 };
 
 struct RouteTokensBackward {
@@ -90,14 +139,42 @@ struct RouteTokensBackward {
   const RouterBackwardOutput& out;
 };
 
-// An expert takes at most `most_picks` of this rank's assignments: for each k by itself, or in all.
+// An expert takes at most max(1, ceil(tokens · K / E · factor)) of this rank's assignments, for the
+// tokens that were counted: for each k by itself, or in all.
 struct LimitPicks {
   ConstTensorView expert_ids;  // [T, K] i32
   ConstTensorView weights;     // [T, K] f32
-  CapacityRule rule;
-  std::int64_t most_picks = 0;
-  int num_experts = 0;
+  Capacity capacity;
+  const RouterSums& sums;
   TensorView kept_ids;  // out [T, K] i32: −1 for those beyond it
+  TensorView dropped;   // out [1] i64: how many
+};
+
+// totals [loss_total_words(E)] i64, from the sums of one rank.
+struct LossTotals {
+  const RouterSums& sums;
+  TensorView totals;  // out
+};
+struct LossSlopes {
+  const RouterSums& sums;
+  ConstTensorView totals;
+  std::int64_t top_k = 0;
+  RouterLosses d_losses;
+  const RouterSlopes& slopes;  // out: what it has of them
+};
+
+// What each expert's output is multiplied by; 1 where it has no picks.
+struct OutputScales {
+  GradientScale rule = GradientScale::global;
+  ConstTensorView picks;   // [E] i64
+  ConstTensorView owners;  // [E] i32
+  TensorView scales;       // out [E] f32
+};
+struct ScaleByExpert {
+  ConstTensorView expert_ids;  // [T, K] i32
+  ConstTensorView scales;      // [E] f32
+  ConstTensorView from;        // [T, K] f32
+  TensorView to;               // out [T, K] f32: may be `from`; unchanged where there is no pick
 };
 
 // Where the time of the experts went, over all threads.
@@ -108,9 +185,9 @@ struct WorkTimes {
 
 struct ExpertsForward {
   const ExpertsOptions& options;
-  std::span<const ExpertWeights> weights;     // [e]
-  std::span<const std::int32_t> row_offsets;  // [e + 1]
-  std::span<const std::int32_t> group_rows;   // [e]
+  std::span<const ExpertWeights> weights;  // host [e]
+  ConstTensorView row_offsets;             // [e + 1] i32
+  ConstTensorView group_rows;              // [e] i32
   const ExpertsInput& in;
   const ExpertsOutput& out;
   WorkTimes* times = nullptr;
@@ -119,8 +196,8 @@ struct ExpertsForward {
 struct ExpertsBackward {
   const ExpertsOptions& options;
   std::span<const ExpertWeights> weights;
-  std::span<const std::int32_t> row_offsets;
-  std::span<const std::int32_t> group_rows;
+  ConstTensorView row_offsets;
+  ConstTensorView group_rows;
   const ExpertsBackwardInput& in;
   const ExpertsBackwardOutput& out;
   WorkTimes* times = nullptr;
@@ -146,27 +223,55 @@ struct SharedBackward {
   GradientMode mode = GradientMode::overwrite;
 };
 
+// Times the stages of a layer by what the device itself says.
+class StageTimer {
+ public:
+  struct Stage {
+    std::string_view name;
+    double seconds = 0.0;
+  };
+
+  virtual ~StageTimer() = default;
+  // The stage that began with the last end(), or with the timer, ends here.
+  virtual void end(std::string_view stage) = 0;
+  // What ends after this is not the layer's any more.
+  virtual void stop() = 0;
+  // Those of one name together. Waits for the device.
+  virtual std::vector<Stage> read() const = 0;
+};
+
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
   // Counts, positions and distinct tokens in one pass over the ids.
-  virtual BadId count_assignments(const CountAssignments& args) const = 0;
+  virtual void count_assignments(const CountAssignments& args) const = 0;
+  virtual void lay_out(const LayOut& args) const = 0;
   // The slot of every assignment and its inverse, in (token, k) order.
   virtual void assign_slots(const AssignSlots& args) const = 0;
-  // row(i, j) = [scale(i, j) ·] from[i]: a row is read once and written to all its places.
+  // row(i, j) = [scale(i, j) ·] from[i]: a row is read once and written to all its places. Pads
+  // become 0 in the same pass.
   virtual void scatter_rows(const ScatterRows& args) const = 0;
   // to[i] = Σ_j [weights(i, j) ·] row(i, j): in f32, j in order, rounded once; 0 for no rows.
   virtual void gather_rows(const GatherRows& args) const = 0;
   // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
   virtual void dot_rows(const DotRows& args) const = 0;
 
-  // Scores, choice and weights of every token; returns the first token whose logits are not finite.
-  // Padding and such tokens have no picks and are in no sum.
-  virtual std::int64_t route_tokens(const RouteTokens& args) const = 0;
+  // Scores, choice and weights of every token. Padding, and tokens whose logits are not finite,
+  // have no picks and are in no sum. The sums of `in` are added to.
+  virtual void route_tokens(const RouteTokens& args) const = 0;
   virtual void route_tokens_backward(const RouteTokensBackward& args) const = 0;
-  // What is left of the picks; returns how many were dropped. Equal weights: the lower token stays.
-  virtual std::int64_t limit_picks(const LimitPicks& args) const = 0;
+  // What is left of the picks. Equal weights: the lower token stays.
+  virtual void limit_picks(const LimitPicks& args) const = 0;
+  virtual void loss_totals(const LossTotals& args) const = 0;
+  virtual void loss_slopes(const LossSlopes& args) const = 0;
+  // statistics [E + 1] i64 += picks of every expert, and tokens.
+  virtual void count_picks(const RouterSums& sums, const TensorView& statistics) const = 0;
+  virtual void output_scales(const OutputScales& args) const = 0;
+  virtual void scale_by_expert(const ScaleByExpert& args) const = 0;
+  // Rows [T, …] whose valid [T] i32, contiguous, is 0 become 0.
+  virtual void zero_padding(const TensorView& rows, const ConstTensorView& valid) const = 0;
+
   // Every group through its expert. Bits depend on a group's rows and the matrices' sizes alone.
   virtual void experts_forward(const ExpertsForward& args) const = 0;
   virtual void experts_backward(const ExpertsBackward& args) const = 0;
@@ -180,10 +285,31 @@ class DeviceBackend {
   virtual void split(std::int64_t count,
                      const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
 
+  virtual Memory memory() const { return Memory::host; }
   // Uninitialised memory, kept for reuse when the last view of it is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
+  virtual void set_zero(const TensorView& view) const = 0;
+  // Between views of equal shape and dtype; rows may lie apart. One of them may be in the host's
+  // memory: then it waits.
+  virtual void copy(const ConstTensorView& from, const TensorView& to) const = 0;
+  // A few numbers of the host into a contiguous view; does not wait, and `from` is free at once.
+  virtual void upload(std::span<const std::byte> from, const TensorView& to) const = 0;
+  // A contiguous view to the host; waits, and counts in host_syncs().
+  virtual void fetch(const ConstTensorView& from, std::span<std::byte> to) const = 0;
   virtual std::int64_t bytes_held() const = 0;
   virtual int num_threads() const = 0;
+
+  virtual Stream stream() const { return {}; }
+  virtual void set_stream(Stream /*stream*/) const {}
+  // Until all work given to the device is done.
+  virtual void synchronize() const {}
+  // The same, for the library's own sake: counts in host_syncs().
+  virtual void wait() const {}
+  virtual std::int64_t host_syncs() const { return 0; }
+  // The timer of the stages that begin now; null where the host's clock is right, and where a GPU
+  // is not to time them (memory() tells which).
+  virtual std::shared_ptr<StageTimer> time_stages() const { return nullptr; }
+  virtual int ordinal() const { return 0; }  // which GPU
 };
 
 }  // namespace switchyard

@@ -26,8 +26,11 @@ Extents extents_of(const ConstTensorView& view, MatrixLayout layout) {
 }
 
 // All checks, without a message's parts: products are small and many.
-bool fits(const Matmul& product) {
+bool fits(const Matmul& product, Memory memory) {
   if (!is_matrix(product.a) || !is_matrix(product.b) || !is_matrix(product.c)) return false;
+  const bool is_there =
+      product.a.memory() == memory && product.b.memory() == memory && product.c.memory() == memory;
+  if (!is_there) return false;
   const auto a = extents_of(product.a, product.a_layout);
   const auto b = extents_of(product.b, product.b_layout);
   const auto& c = product.c.shape();
@@ -41,10 +44,14 @@ std::string text_of(const ConstTensorView& view, MatrixLayout layout) {
 }
 
 // Throws what is wrong with a product that does not fit.
-void explain(const Matmul& product, const std::string& where) {
+void explain(const Matmul& product, Memory memory, const std::string& where) {
   const auto require_matrix = [&](const ConstTensorView& view, std::string_view name) {
     require(is_matrix(view), "{}{} is {} {}, but must be a matrix of f32 or bf16", where, name,
             name_of(view.dtype()), view.shape().to_string());
+    require(view.memory() == memory,
+            "{}{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it "
+            "there",
+            where, name, view.shape().to_string(), name_of(view.memory()), name_of(memory));
   };
   require_matrix(product.a, "a");
   require_matrix(product.b, "b");
@@ -70,8 +77,8 @@ void matmul(const Device& device, const Matmul& product) { matmul(device, {&prod
 
 void matmul(const Device& device, std::span<const Matmul> products) {
   for (std::size_t i = 0; i < products.size(); ++i) {
-    if (fits(products[i])) continue;
-    explain(products[i],
+    if (fits(products[i], device.memory())) continue;
+    explain(products[i], device.memory(),
             products.size() == 1 ? "" : fmt::format("product {} of {}: ", i, products.size()));
   }
   device.backend().multiply(products);

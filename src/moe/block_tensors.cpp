@@ -58,7 +58,8 @@ std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const S
   std::vector<ConstTensorView> result;
   for (std::int64_t i = 0; i < num_own; ++i) {
     const auto row = view.rows() == num_own ? i : ids_[static_cast<std::size_t>(i)];
-    result.emplace_back(view.row(row), view.dtype(), shape, shape.row_elements(), view.owner());
+    result.emplace_back(view.row(row), view.dtype(), shape, shape.row_elements(), view.owner(),
+                        view.memory());
   }
   return result;
 }

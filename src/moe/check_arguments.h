@@ -12,13 +12,16 @@ namespace switchyard {
 
 // Runs what may fail on this rank alone, and returns what it returns. The ranks of these
 // communicators must not wait for a rank that failed: they learn why, and the communicators are
-// unusable.
-template <typename Work>
+// unusable. A rank that is alone keeps its own: nobody waits, and a capture that failed, say, may
+// be tried again.
+template <typename Error = std::exception, typename Work>
 auto or_abort(const std::vector<Communicator*>& comms, std::string_view what, Work work) {
   try {
     return work();
-  } catch (const std::exception& error) {
-    for (Communicator* comm : comms) comm->abort(std::string(what) + ": " + error.what());
+  } catch (const Error& error) {
+    for (Communicator* comm : comms) {
+      if (comm->size() > 1) comm->abort(std::string(what) + ": " + error.what());
+    }
     throw;
   }
 }

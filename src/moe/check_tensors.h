@@ -11,6 +11,14 @@ namespace switchyard {
 
 inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
 
+// Kernels cannot look elsewhere, and nobody can see in a pointer where it leads.
+inline void require_memory(const ConstTensorView& view, Memory memory, std::string_view name) {
+  if (view.memory() == memory) return;
+  throw InvalidArgument(fmt::format(
+      "{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it there",
+      name, view.shape().to_string(), name_of(view.memory()), name_of(memory)));
+}
+
 // Whether a weight, or the gradient of one, is as it must be. These run every step for every
 // expert; the checks below, which make their messages' parts first, only where the answer is no.
 inline bool fits(const ConstTensorView& view, const Shape& expected) {
@@ -51,6 +59,12 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
   require(gradient.shape().rank() > 1 || gradient.is_contiguous(),
           "the gradient of {} has row stride {}, but must be contiguous", name,
           gradient.row_stride());
+}
+
+// For what may be left out.
+inline void require_memory_if_given(const ConstTensorView& view, Memory memory,
+                                    std::string_view name) {
+  if (is_given(view)) require_memory(view, memory, name);
 }
 
 // For what is still read when the other is being written.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 
+#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/block_names.h"
 #include "moe/block_tensors.h"
@@ -110,6 +111,7 @@ void require_fit(const Copy& copy, const Checkpoint& checkpoint) {
           "{} of {} is {} {}, which cannot be loaded into {} {}", name, checkpoint.path().string(),
           name_of(from.dtype()), from.shape().to_string(), name_of(into.dtype()),
           into.shape().to_string());
+  require_host(into, name);
 }
 
 // Neither may lack what the other has: nothing is left out in silence.

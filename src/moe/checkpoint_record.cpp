@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/gather_strings.h"
+#include "core/host_memory.h"
 #include "core/in_quotes.h"
 #include "core/replacement.h"
 #include "core/require.h"
@@ -41,6 +42,7 @@ ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem,
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!is_given(tensors[t]) && t != kDown) continue;
     require_matrix(tensors[t], expected_shape(t, hidden, up[0]), name(t));
+    require_host(tensors[t], name(t));
     forms[t] = form_of(tensors[t]);
   }
   require(forms[kGateBias].has_value() == (forms[kGate] && forms[kUpBias]),
@@ -65,8 +67,11 @@ void check_router(const RouterWeights& router, const std::string& prefix,
   require(is_given(router.gate) && gate.rank() == 2, "{}gate.weight is {}, but must have 2 extents",
           prefix, gate.to_string());
   require_matrix(router.gate, {num_experts, gate[1]}, prefix + "gate.weight");
+  require_host(router.gate, prefix + "gate.weight");
   const auto check_bias = [&](const ConstTensorView& bias, std::string_view name) {
-    if (is_given(bias)) require_matrix(bias, {num_experts}, prefix + std::string(name));
+    if (!is_given(bias)) return;
+    require_matrix(bias, {num_experts}, prefix + std::string(name));
+    require_host(bias, prefix + std::string(name));
   };
   check_bias(router.gate_bias, "gate.bias");
   check_bias(router.score_bias, "gate.e_score_correction_bias");
@@ -99,6 +104,7 @@ BlockRecord record_of(const CheckpointBlock& block) {
 void add_tensor(CheckpointRecord& record, const std::string& name, const ConstTensorView& view) {
   require_tensor_name(name);
   require(is_given(view) || view.bytes() == 0, "tensor {} has no memory", in_quotes(name));
+  require_host(view, fmt::format("tensor {}", in_quotes(name)));
   const bool is_new = record.tensors.emplace(name, form_of(view)).second;
   require(is_new, "tensor {} is given twice", in_quotes(name));
 }

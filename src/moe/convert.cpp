@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/given.h"
+#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/block_tensors.h"
 
@@ -33,6 +34,7 @@ void transpose(const ConstTensorView& matrix, const Columns& columns, const Tens
 
 // A copy of these columns of [n, m] as rows: [m / step, n].
 ConstTensorView transposed(const ConstTensorView& matrix, const Columns& columns = {}) {
+  require_host(matrix, "a tensor to be transposed");
   Tensor out({matrix.shape()[1] / columns.step, matrix.shape()[0]}, matrix.dtype());
   if (matrix.dtype() == Dtype::f32) {
     transpose<float>(matrix, columns, out);
@@ -45,7 +47,8 @@ ConstTensorView transposed(const ConstTensorView& matrix, const Columns& columns
 // A copy of these elements of a vector.
 ConstTensorView picked(const ConstTensorView& vector, const Columns& columns) {
   const auto size = vector.rows();
-  const ConstTensorView row(vector.data(), vector.dtype(), {1, size}, size, vector.owner());
+  const ConstTensorView row(vector.data(), vector.dtype(), {1, size}, size, vector.owner(),
+                            vector.memory());
   const auto column = transposed(row, columns);
   return {column.data(), column.dtype(), {column.rows()}, 1, column.owner()};
 }

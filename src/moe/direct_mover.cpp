@@ -1,5 +1,5 @@
-// Movement through mapped memory: a row is written straight into its slot, and read from there.
-#include <algorithm>
+// Movement through mapped memory: a row is written straight into its slot, and read from there. A
+// rank that is alone has nothing to map.
 #include <optional>
 #include <vector>
 
@@ -13,8 +13,12 @@ namespace {
 
 // map() lends mutable views; what is lent as constant here is only read by the peers.
 TensorView lend(const ConstTensorView& view) {
-  return {const_cast<std::byte*>(view.data()), view.dtype(), view.shape(), view.row_stride(),
-          std::const_pointer_cast<std::byte>(view.owner())};
+  return {const_cast<std::byte*>(view.data()),
+          view.dtype(),
+          view.shape(),
+          view.row_stride(),
+          std::const_pointer_cast<std::byte>(view.owner()),
+          view.memory()};
 }
 
 std::optional<TensorView> lend(const std::optional<ConstTensorView>& view) {
@@ -24,7 +28,7 @@ std::optional<TensorView> lend(const std::optional<ConstTensorView>& view) {
 class DirectMover final : public Mover {
  public:
   DirectMover(Communicator& comm, const Device& device)
-      : comm_(comm), buffers_(*comm.mapped_buffers()), device_(device) {}
+      : comm_(comm), buffers_(comm.size() > 1 ? comm.mapped_buffers() : nullptr), device_(device) {}
 
   MoverKind kind() const override { return MoverKind::direct; }
   void prepare(Plan::Data& /*plan*/) override {}
@@ -34,45 +38,37 @@ class DirectMover final : public Mover {
     const Loan loan = borrow(plan, {args.rows, args.row_scalars, lend(args.dot_rows)});
     in_phase([&] {
       if (args.dots) {
-        device_.backend().dot_rows(
-            {args.tokens, table(plan, loan.bases[2]), args.dots->span<float>().data()});
+        device_.backend().dot_rows({args.tokens, table(plan, loan.bases[2]), floats_of(args.dots)});
         count_bytes(plan, args.tokens.row_bytes());
       }
-      device_.backend().scatter_rows(
-          {args.tokens, floats_of(args.scale), table(plan, loan.bases[0])});
-      count_bytes(plan, args.tokens.row_bytes());
-      if (args.token_scalars) {
-        for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
-          reinterpret_cast<float*>(loan.bases[1][rank])[slot] =
-              floats_of(args.token_scalars)[assignment];
-        });
-        count_bytes(plan, sizeof(float));
-      }
-      zero_pads(plan, args.rows, args.row_scalars);
+      device_.backend().scatter_rows({.from = args.tokens,
+                                      .scale = floats_of(args.scale),
+                                      .to = table(plan, loan.bases[0]),
+                                      .scalars = floats_of(args.token_scalars),
+                                      .scalar_bases = loan.bases[1],
+                                      .pads = pads_of(plan, args.rows, args.row_scalars)});
+      count_bytes(plan, args.tokens.row_bytes() + bytes_of_scalar(args.token_scalars.has_value()));
     });
   }
 
   void gather(const Plan& plan, const Gather& args) override {
     const Loan loan = borrow(plan, {lend(args.rows), lend(args.row_scalars)});
     in_phase([&] {
-      device_.backend().gather_rows(
-          {table(plan, loan.bases[0]), floats_of(args.weights), args.tokens});
-      count_bytes(plan, args.tokens.row_bytes());
-      if (args.token_scalars) {
-        const auto out = args.token_scalars->span<float>();
-        std::ranges::fill(out, 0.0F);
-        for_each_assignment(plan, [&](std::size_t assignment, std::size_t rank, std::int32_t slot) {
-          out[assignment] = reinterpret_cast<const float*>(loan.bases[1][rank])[slot];
-        });
-        count_bytes(plan, sizeof(float));
-      }
+      device_.backend().gather_rows({.from = table(plan, loan.bases[0]),
+                                     .weights = floats_of(args.weights),
+                                     .to = args.tokens,
+                                     .scalar_bases = loan.bases[1],
+                                     .scalars = floats_of(args.token_scalars)});
+      count_bytes(plan, args.tokens.row_bytes() + bytes_of_scalar(args.token_scalars.has_value()));
     });
   }
 
  private:
+  using Views = std::vector<std::vector<TensorView>>;
+
   // Every rank's memory: bases[view][rank]. The views keep it alive.
   struct Loan {
-    std::vector<std::vector<TensorView>> views;
+    Views views;  // [rank][view]
     std::vector<std::vector<std::byte*>> bases;
   };
 
@@ -84,15 +80,7 @@ class DirectMover final : public Mover {
       own.push_back(view.value_or(TensorView()));
       kinds = 2 * kinds + (view ? 1 : 0);
     }
-    Tensor call = Tensor::from<std::int64_t>({2}, {plan.data().plan_number, kinds});
-    own.push_back(call);
-    Loan loan{buffers_.map(own), {}};
-    try {
-      require_same_call(loan.views);
-    } catch (const InvalidArgument&) {  // the same on all ranks
-      buffers_.phase_barrier();
-      throw;
-    }
+    Loan loan{buffers_ != nullptr ? map(own, plan.data().plan_number, kinds) : Views{own}, {}};
     loan.bases.resize(own.size());
     for (const auto& rank_views : loan.views) {
       for (std::size_t i = 0; i < own.size(); ++i) {
@@ -102,20 +90,36 @@ class DirectMover final : public Mover {
     return loan;
   }
 
+  Views map(std::vector<TensorView> own, std::int64_t plan_number, std::int64_t kinds) {
+    Tensor call = Tensor::from<std::int64_t>({2}, {plan_number, kinds});
+    own.push_back(call);
+    device_.backend().wait();  // what was written to this memory is there for the others
+    Views views = buffers_->map(own);
+    try {
+      require_same_call(views);
+    } catch (const InvalidArgument&) {  // the same on all ranks
+      buffers_->phase_barrier();
+      throw;
+    }
+    return views;
+  }
+
   // Between map and phase_barrier the ranks use each other's memory: one that fails here must not
   // let go of its own before the others know.
   template <typename Body>
   void in_phase(Body body) {
+    if (buffers_ == nullptr) return body();
     try {
       body();
+      device_.backend().wait();
     } catch (const std::exception& error) {
       comm_.abort(error.what());
       throw;
     }
-    buffers_.phase_barrier();
+    buffers_->phase_barrier();
   }
 
-  static void require_same_call(const std::vector<std::vector<TensorView>>& views_of_rank) {
+  static void require_same_call(const Views& views_of_rank) {
     const auto first = views_of_rank[0].back().span<std::int64_t>();
     for (std::size_t r = 1; r < views_of_rank.size(); ++r) {
       const auto other = views_of_rank[r].back().span<std::int64_t>();
@@ -126,21 +130,20 @@ class DirectMover final : public Mover {
     }
   }
 
-  static RowTable table(const Plan& plan, std::span<std::byte* const> bases) {
-    return {plan.num_tokens(), plan.top_k(), plan.data().slots.span<std::int32_t>().data(),
-            plan.data().target_ranks.span<std::int32_t>().data(), bases};
+  static const std::int32_t* indices(const TensorView& table) {
+    return reinterpret_cast<const std::int32_t*>(table.data());
+  }
+  RowTable table(const Plan& plan, std::span<std::byte* const> bases) const {
+    return {plan.num_tokens(), plan.top_k(), indices(plan.data().slots),
+            buffers_ != nullptr ? indices(plan.data().target_ranks) : nullptr, bases};
   }
 
-  template <typename Visit>
-  static void for_each_assignment(const Plan& plan, Visit visit) {
-    const auto slots = plan.data().slots.span<std::int32_t>();
-    const auto ranks = plan.data().target_ranks.span<std::int32_t>();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i] >= 0) visit(i, static_cast<std::size_t>(ranks[i]), slots[i]);
-    }
+  static std::int64_t bytes_of_scalar(bool travels) {
+    return travels ? static_cast<std::int64_t>(sizeof(float)) : 0;
   }
 
   void count_bytes(const Plan& plan, std::int64_t bytes_each) {
+    if (buffers_ == nullptr) return;
     const auto counts = plan.counts(plan.rank());
     for (int e = 0; e < plan.placement().num_experts(); ++e) {
       if (plan.placement().owner(e) == plan.rank()) continue;
@@ -149,7 +152,7 @@ class DirectMover final : public Mover {
   }
 
   Communicator& comm_;
-  MappedBuffers& buffers_;
+  MappedBuffers* buffers_;  // null at one rank
   Device device_;
   std::int64_t bytes_on_wire_ = 0;
 };

@@ -2,10 +2,10 @@
 #include "switchyard/dispatcher.h"
 
 #include <array>
-#include <cstring>
 
 #include "core/require.h"
 #include "moe/check_arguments.h"
+#include "moe/check_tensors.h"
 #include "moe/mover.h"
 #include "moe/plan_data.h"
 #include "moe/plan_record.h"
@@ -16,19 +16,26 @@ namespace {
 // Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
 std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
                                   const Device& device) {
-  const std::array<Field, 2> fields{{{"the mover", static_cast<std::int64_t>(options.mover)},
-                                     {"combine", static_cast<std::int64_t>(options.combine)}}};
+  const std::array<Field, 4> fields{
+      {{"the mover", static_cast<std::int64_t>(options.mover)},
+       {"combine", static_cast<std::int64_t>(options.combine)},
+       {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())},
+       {"the GPU they use: ranks reach each other's memory on one GPU only; theirs is number",
+        device.backend().ordinal()}}};
   require_equal_fields(fields, gather_fields(comm, fields));
-  const bool maps = comm.mapped_buffers() != nullptr;
+  const bool reaches = comm.size() == 1 || comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;
-  require<Unsupported>(options.mover != MoverKind::direct || maps,
+  require<Unsupported>(options.mover != MoverKind::direct || reaches,
                        "the direct mover needs ranks that share memory, which the {} communicator "
                        "does not offer; use the packed mover",
                        comm.backend());
   require(options.mover != MoverKind::direct || !pre_reduced,
           "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
   const bool direct = options.mover == MoverKind::direct ||
-                      (options.mover == MoverKind::automatic && maps && !pre_reduced);
+                      (options.mover == MoverKind::automatic && reaches && !pre_reduced);
+  require<Unsupported>(direct || device.memory() == Memory::host,
+                       "the packed mover works in the host's memory only; on GPUs use ranks that "
+                       "share memory (threads) and the direct mover");
   return direct ? make_direct_mover(comm, device)
                 : make_packed_mover(comm, options.combine, device);
 }
@@ -38,6 +45,7 @@ void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_v
   require(view.dtype() == plan.options().dtype && view.shape() == expected,
           "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()),
           view.shape().to_string(), name_of(plan.options().dtype), expected.to_string());
+  require_memory(view, plan.data().device.memory(), name);
 }
 
 void require_rows(const Plan& plan, const ConstTensorView& view, std::string_view name) {
@@ -48,6 +56,7 @@ void require_rows(const Plan& plan, const ConstTensorView& view, std::string_vie
           "{} is {} {} with row stride {}, but the plan needs contiguous {} [{},{}] or more rows",
           name, name_of(view.dtype()), view.shape().to_string(), view.row_stride(),
           name_of(plan.options().dtype), plan.row_capacity(), hidden);
+  require_memory(view, plan.data().device.memory(), name);
 }
 
 void require_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
@@ -57,6 +66,7 @@ void require_weights(const Plan& plan, const std::optional<ConstTensorView>& vie
       !view || (view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous()),
       "{} is {} {}, but must be contiguous f32 {}", name, view ? name_of(view->dtype()) : "",
       view ? view->shape().to_string() : "", expected.to_string());
+  if (view) require_memory(*view, plan.data().device.memory(), name);
 }
 
 void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
@@ -66,6 +76,7 @@ void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>&
           "{} is {} {}, but must be contiguous f32 [{}] or more", name,
           view ? name_of(view->dtype()) : "", view ? view->shape().to_string() : "",
           plan.row_capacity());
+  if (view) require_memory(*view, plan.data().device.memory(), name);
 }
 
 void require_both(bool a, bool b, std::string_view name_a, std::string_view name_b) {
@@ -83,21 +94,6 @@ std::optional<ConstTensorView> as_const(const std::optional<TensorView>& view) {
 
 }  // namespace
 
-void zero_pads(const Plan& plan, const TensorView& rows,
-               const std::optional<TensorView>& row_scalars) {
-  const auto offsets = plan.row_offsets().span<std::int32_t>();
-  const auto group_rows = plan.group_rows().span<std::int32_t>();
-  for (std::size_t e = 0; e < group_rows.size(); ++e) {
-    const std::int64_t begin = offsets[e] + group_rows[e];
-    const std::int64_t pads = offsets[e + 1] - begin;
-    if (pads == 0) continue;
-    std::memset(rows.row(begin), 0, static_cast<std::size_t>(pads * rows.row_bytes()));
-    if (row_scalars) {
-      std::memset(row_scalars->row(begin), 0, static_cast<std::size_t>(pads) * sizeof(float));
-    }
-  }
-}
-
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
                        const DispatcherOptions& options, const Device& device)
     : comm_(comm),
@@ -109,7 +105,11 @@ Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
 
 Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  const auto data = planner_.plan_data(expert_ids, first_non_finite_token);
+  return plan(expert_ids, planner_.problems_of(first_non_finite_token));
+}
+
+Plan Dispatcher::plan(const ConstTensorView& expert_ids, const PlanProblems& problems) {
+  const auto data = planner_.plan_data(expert_ids, problems);
   mover_->prepare(*data);
   return Plan(data);
 }
@@ -135,7 +135,8 @@ void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const Dispa
 }
 
 Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
-  Tensor rows({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  Tensor rows =
+      plan.data().device.empty({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
   dispatch(plan, {.x = x}, {.rows = rows});
   return rows;
 }
@@ -152,7 +153,8 @@ void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorV
 
 Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
                            const ConstTensorView& weights) {
-  Tensor y({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+  Tensor y =
+      plan.data().device.empty({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
   combine(plan, {.rows = rows, .weights = weights}, y);
   return y;
 }

@@ -1,11 +1,16 @@
 // An expert's tensors, in one order everywhere.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
+#include "core/given.h"
+#include "core/host_memory.h"
 #include "switchyard/experts.h"
+#include "switchyard/moe_parameters.h"
 
 namespace switchyard {
 
@@ -24,6 +29,26 @@ constexpr std::array<std::string_view, kNumExpertTensors> kExpertTensors{
 template <typename View>
 std::array<View, kNumExpertTensors> tensors_of(const BasicExpertTensors<View>& e) {
   return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
+}
+
+// All tensors that a rank has of a layer.
+template <typename View>
+std::vector<View> given_tensors(const BasicMoeTensors<View>& layer) {
+  std::vector<View> result;
+  const auto add = [&](const View& view) {
+    if (is_given(view)) result.push_back(view);
+  };
+  for (const auto& view : {layer.router.gate, layer.router.gate_bias, layer.router.score_bias}) {
+    add(view);
+  }
+  for (const auto& expert : layer.experts) std::ranges::for_each(tensors_of(expert), add);
+  std::ranges::for_each(tensors_of(layer.shared), add);
+  return result;
+}
+
+template <typename View>
+void require_host(const BasicMoeTensors<View>& layer) {
+  for (const auto& view : given_tensors(layer)) require_host(view, "a tensor of the layer");
 }
 
 // To be written.

@@ -8,9 +8,19 @@
 
 #include "core/hash.h"
 #include "core/require.h"
+#include "moe/check_tensors.h"
 #include "moe/plan_record.h"
 
 namespace switchyard {
+
+void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name) {
+  if (view.dtype() != form.dtype || view.shape() != form.shape) {
+    throw InvalidArgument(fmt::format("{} is {} {}, but must be {} {}", name, name_of(view.dtype()),
+                                      view.shape().to_string(), name_of(form.dtype),
+                                      form.shape.to_string()));
+  }
+  require_memory(view, form.memory, name);
+}
 
 void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
   require(placement.num_experts() == o.router.num_experts,

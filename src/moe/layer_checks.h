@@ -1,6 +1,7 @@
-// Checks of a layer's options and of what training adds to its input.
+// Checks of a layer's options, of where its tensors lie, and of what training adds to its input.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "switchyard/communicator.h"
@@ -18,6 +19,14 @@ void require_within_batch(const LayerGroups& groups);
 // Sequences are cut over the ranks of a group as the layer's input says.
 void require_sequence(const LayerInput& in, const Communicator* group);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
+
+// What a tensor with one entry a token must be.
+struct TokenForm {
+  Shape shape;
+  Dtype dtype;
+  Memory memory;
+};
+void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name);
 
 // Each of them once.
 std::vector<Communicator*> distinct_groups(const LayerGroups& groups);

@@ -2,6 +2,19 @@
 
 namespace switchyard {
 
+StageClock::StageClock(const DeviceBackend& device, std::vector<LayerStats::Stage>& stages,
+                       std::shared_ptr<StageTimer>& timer)
+    : stages_(stages), is_host_(device.memory() == Memory::host) {
+  stages.clear();
+  timer = is_host_ ? nullptr : device.time_stages();
+  timer_ = timer.get();
+}
+
+void StageClock::end(std::string_view name) {
+  if (is_host_) return add(name, since_last());
+  if (timer_ != nullptr) timer_->end(name);
+}
+
 double StageClock::since_last() {
   const auto now = std::chrono::steady_clock::now();
   const double seconds = std::chrono::duration<double>(now - last_).count();
@@ -10,12 +23,20 @@ double StageClock::since_last() {
 }
 
 void StageClock::end_experts(const Experts::Seconds& before, const Experts::Seconds& after) {
+  if (!is_host_) return end("experts");
   const double seconds = since_last();
   const double other = after.other - before.other;
   const double total = after.gemm - before.gemm + other;
   const double other_share = total > 0.0 ? other / total : 0.0;
   add("experts", seconds * (1.0 - other_share));
   add("activation", seconds * other_share);
+}
+
+std::vector<LayerStats::Stage> stages_of(const std::shared_ptr<StageTimer>& timer) {
+  std::vector<LayerStats::Stage> stages;
+  if (timer == nullptr) return stages;
+  for (const auto& [name, seconds] : timer->read()) stages.push_back({name, seconds});
+  return stages;
 }
 
 void describe_plan(const Plan& plan, LayerStats& stats) {

@@ -1,9 +1,5 @@
 // One step of a layer, forward and backward: which tensors go where, and what is kept.
-#include <cstring>
-
-#include "device/device_backend.h"
 #include "moe/moe_layer_data.h"
-#include "moe/output_scales.h"
 
 namespace switchyard {
 namespace {
@@ -27,7 +23,10 @@ MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const La
   const auto bytes_before = dispatcher.bytes_on_wire();
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
-  StageClock clock(stats.forward);
+  backward_timer_.reset();
+  last_plan_.reset();  // their memory is this step's, so that a step always finds the same
+  over_capacity_.reset();
+  StageClock clock(device.backend(), stats.forward, forward_timer_);
   Step step = route_and_plan(weights, in, purpose, clock);
   or_abort(groups_of(purpose), kForward, [&] {
     forward_experts(weights, step, y, purpose, clock);
@@ -80,18 +79,14 @@ void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const
                                    .x = step.x,
                                    .hidden = step.shared_hidden,
                                    .y = y});
-  for (std::int64_t t = 0; step.valid && t < y.rows(); ++t) {  // a bias is no zero
-    if (!is_valid(*step.valid, t)) {
-      std::memset(y.row(t), 0, static_cast<std::size_t>(y.row_bytes()));
-    }
-  }
+  if (step.valid) device.backend().zero_padding(y, *step.valid);  // a bias is no zero
   clock.end("shared");
 }
 
 void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                               const LayerBackwardOutput& out) {
   const auto bytes_before = dispatcher.bytes_on_wire();
-  StageClock clock(stats.backward);
+  StageClock clock(device.backend(), stats.backward, backward_timer_);
   or_abort(groups, kBackward, [&] {
     backward_experts(weights, step, in, out, clock);
     if (shared) {
@@ -143,17 +138,20 @@ void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
                     : device.backend().take(step.routing.weights.shape(), Dtype::f32);
   dispatcher.dispatch_backward(step.plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
                                {.d_x = out.d_x, .d_weights = d_weights});
-  scale_weight_gradients(step.routing.expert_ids, step.output_scales, d_weights);
+  if (step.output_scales) {
+    device.backend().scale_by_expert({.expert_ids = step.routing.expert_ids,
+                                      .scales = *step.output_scales,
+                                      .from = d_weights,
+                                      .to = d_weights});
+  }
   clock.end("dispatch_backward");
-  OptionalView valid;
-  if (step.valid) valid = *step.valid;
   RouterSlopes slopes;
   if (step.loss_terms) slopes = step.loss_terms->slopes(in.d_losses);
   router.backward(weights.router,
                   {.x = step.x,
                    .expert_ids = step.routing.expert_ids,
                    .d_weights = d_weights,
-                   .valid = valid,
+                   .valid = step.mask(),
                    .slopes = &slopes},
                   {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
   clock.end("route_backward");

@@ -2,13 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "device/router_sums.h"
 #include "switchyard/communicator.h"
+#include "switchyard/device.h"
 #include "switchyard/losses.h"
 
 namespace switchyard {
+
+// Zeros in the device's memory, for so many sequences of so many tokens.
+RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64_t num_experts,
+                     std::int64_t num_sequences, std::int64_t sequence_tokens);
+inline std::int64_t bytes_of(const RouterSums& sums) {
+  return sums.by_sequence.bytes() + sums.squares.bytes();
+}
 
 // Sums over the ranks of a batch.
 struct BatchTotals {
@@ -25,23 +34,32 @@ struct BatchTotals {
 // Of one training forward.
 class LossTerms {
  public:
-  // Collective over `sequence` where sequences are cut over ranks, which then adds up their rows of
-  // `sums`, and over `batch` where the caller wants totals over it. Either may be null: no others.
-  LossTerms(RouterSums sums, std::int64_t top_k, Communicator* sequence, Communicator* batch);
+  // Collective over `sequence` where sequences are cut over ranks, and over `batch` where the
+  // caller wants totals over it. Either may be null: no others. Where there are others the device
+  // is waited for; alone, nothing leaves it.
+  LossTerms(Device device, const RouterSums& sums, std::int64_t top_k, Communicator* sequence,
+            Communicator* batch);
 
-  // What the losses are over: the ranks of `batch`, or this one.
-  const BatchTotals& totals() const { return totals_; }
-  std::int64_t bytes() const { return sums_.by_sequence.bytes() + sums_.squares.bytes(); }
+  // [E] i64 in the device's memory, over what the losses are over: the ranks of `batch`, or this
+  // one.
+  ConstTensorView picks() const { return totals_.slice(0, own_.num_experts); }
+  // Besides the sums that were given.
+  std::int64_t bytes() const;
+  // Waits for the device where this rank is alone.
   RouterLosses values() const;
   // What reaches this rank's tokens, when d_losses reach the losses.
   RouterSlopes slopes(const RouterLosses& d_losses) const;
 
  private:
-  void count_sequences();
+  void sum_over_ranks(Communicator* sequence, Communicator* batch);
 
-  RouterSums sums_;
+  Device device_;
+  RouterSums own_;
+  // Of sequences cut over ranks: the rows of all ranks that have a part of them.
+  std::optional<RouterSums> joined_;
   std::int64_t top_k_;
-  BatchTotals totals_;
+  TensorView totals_;                    // [loss_total_words(E)] i64
+  std::optional<BatchTotals> of_ranks_;  // where there are others
 };
 
 }  // namespace switchyard

@@ -18,12 +18,6 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
       .combine = o.combine};
 }
 
-void require_tokens(const ConstTensorView& view, const Shape& shape, Dtype dtype,
-                    std::string_view name) {
-  require(view.dtype() == dtype && view.shape() == shape, "{} is {} {}, but must be {} {}", name,
-          name_of(view.dtype()), view.shape().to_string(), name_of(dtype), shape.to_string());
-}
-
 std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
 
 }  // namespace
@@ -54,10 +48,11 @@ std::int64_t SavedForBackward::bytes() const {
   if (data_ == nullptr) return 0;
   const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
-         plan.slots().bytes() + plan.target_ranks().bytes() + plan.sources().bytes() +
+         plan.slots().bytes() + plan.target_ranks().bytes() + plan.data().sources.bytes() +
          plan.source_offsets().bytes() + plan.row_offsets().bytes() + plan.group_rows().bytes() +
          bytes_of(data_->rows) + bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) +
-         bytes_of(data_->valid) + bytes_of(data_->scaled_weights) +
+         bytes_of(data_->valid) + bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
+         (data_->sums ? bytes_of(*data_->sums) : 0) +
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }
 
@@ -73,6 +68,7 @@ const Routing& SavedForBackward::routing() const {
 
 const RouterLosses& SavedForBackward::losses() const {
   require(data_ != nullptr, "nothing is saved: no training forward has filled this");
+  data_->losses = data_->loss_terms ? data_->loss_terms->values() : RouterLosses{};
   return data_->losses;
 }
 
@@ -89,12 +85,22 @@ MoeLayer::Data::Data(const LayerGroups& the_groups, const ExpertPlacement& the_p
       experts(options.experts(), device),
       dispatcher(comm, placement, dispatcher_options(options), device) {
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
-  statistics.picks.resize(static_cast<std::size_t>(options.router.num_experts));
+  statistics = device.backend().take({options.router.num_experts + 1}, Dtype::i64);
+  statistics_before = device.backend().take(statistics.shape(), Dtype::i64);
+  device.backend().set_zero(statistics);
+  if (options.gradient_scale != GradientScale::off) {
+    const auto numbers = placement.owners();
+    owners = device.copy_of(ConstTensorView(numbers.data(), {options.router.num_experts}));
+  }
+  if (device.memory() != Memory::host && comm.size() == 1) {
+    step_words = device.backend().take({kStepWords}, Dtype::i64);
+    device.backend().set_zero(*step_words);
+  }
 }
 
 Tensor MoeLayer::Data::take_output(const LayerInput& in, Purpose purpose) const {
   return or_abort(groups_of(purpose), kForward, [&] {
-    return Tensor({in.x.rows(), options.hidden}, options.dtype);
+    return device.empty({in.x.rows(), options.hidden}, options.dtype);
   });
 }
 
@@ -116,6 +122,8 @@ void MoeLayer::Data::check_gradients(const MoeWeights& weights,
   require_gradient(gradients.router.gate_bias, weights.router.gate_bias, "gate_bias");
   experts.check(weights.experts, gradients.experts);
   if (shared) shared->check({&weights.shared, 1}, {&gradients.shared, 1});
+  require_memory_if_given(gradients.router.gate, device.memory(), "the gradient of gate");
+  require_memory_if_given(gradients.router.gate_bias, device.memory(), "the gradient of gate_bias");
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
@@ -131,7 +139,9 @@ MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(groups);
-    data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    or_abort<DeviceError>({&groups.experts}, "MoeLayer", [&] {
+      data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    });
   });
 }
 
@@ -154,15 +164,17 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
                        SavedForBackward* saved) {
   const auto purpose = saved == nullptr ? Data::Purpose::inference : Data::Purpose::training;
   check_arguments(kForward, data_->groups_of(purpose), [&] {
-    const Shape tokens{in.x.rows(), data_->options.hidden};
-    require_tokens(in.x, tokens, data_->options.dtype, "x");
-    require_tokens(y, tokens, data_->options.dtype, "y");
+    const Memory memory = data_->device.memory();
+    const TokenForm tokens{{in.x.rows(), data_->options.hidden}, data_->options.dtype, memory};
+    require_tokens(in.x, tokens, "x");
+    require_tokens(y, tokens, "y");
     require_apart(in.x, y, "x and y");
     if (in.expert_ids) {
-      require_tokens(*in.expert_ids, {in.x.rows(), data_->options.router.top_k}, Dtype::i32,
+      require_tokens(*in.expert_ids,
+                     {{in.x.rows(), data_->options.router.top_k}, Dtype::i32, memory},
                      "expert_ids");
     }
-    if (in.valid) require_tokens(*in.valid, {in.x.rows()}, Dtype::i32, "valid");
+    if (in.valid) require_tokens(*in.valid, {{in.x.rows()}, Dtype::i32, memory}, "valid");
     if (saved != nullptr && data_->options.losses.balance == BalanceLoss::sequence) {
       require_sequence(in, data_->sequence);
     }
@@ -181,13 +193,15 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
             "it, and uses up what that left");
     require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
     const auto& x = saved.data_->x;
-    require_tokens(in.d_y, x.shape(), data_->options.dtype, "d_y");
-    require_tokens(out.d_x, x.shape(), data_->options.dtype, "d_x");
+    const Memory memory = data_->device.memory();
+    require_tokens(in.d_y, {x.shape(), data_->options.dtype, memory}, "d_y");
+    require_tokens(out.d_x, {x.shape(), data_->options.dtype, memory}, "d_x");
     require_apart(in.d_y, out.d_x, "d_y and d_x");
     require_apart(x, out.d_x, "x and d_x");
     require_loss_gradients(in.d_losses, data_->options.losses);
     if (out.d_weights) {
-      require_tokens(*out.d_weights, saved.data_->routing.weights.shape(), Dtype::f32, "d_weights");
+      require_tokens(*out.d_weights, {saved.data_->routing.weights.shape(), Dtype::f32, memory},
+                     "d_weights");
       require(out.d_weights->is_contiguous(), "d_weights has row stride {}, but must be contiguous",
               out.d_weights->row_stride());
     }
@@ -205,12 +219,12 @@ void MoeLayer::commit_statistics(SavedForBackward& saved) {
   data_->commit(*saved.data_);
 }
 
-const RouterStatistics& MoeLayer::statistics() const { return data_->statistics; }
+const RouterStatistics& MoeLayer::statistics() const { return data_->read_statistics(); }
 RouterStatistics MoeLayer::take_statistics() { return data_->take_statistics(); }
 
-const LayerStats& MoeLayer::stats() const { return data_->stats; }
-const PlanStatus& MoeLayer::status() const { return data_->status; }
-void MoeLayer::check() const { check_status(data_->status, data_->options.sizing); }
+const LayerStats& MoeLayer::stats() const { return data_->read_stats(); }
+const PlanStatus& MoeLayer::status() const { return data_->read_status(); }
+void MoeLayer::check() const { check_status(data_->read_status(), data_->options.sizing); }
 const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
 const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }
 Communicator& MoeLayer::communicator() const { return data_->comm; }

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/padding.h"
 #include "core/require.h"
+#include "device/device_backend.h"
 #include "moe/check_arguments.h"
 #include "moe/layer_stats.h"
 #include "moe/losses.h"
@@ -21,23 +21,29 @@ constexpr std::string_view kForward = "MoeLayer::forward";
 constexpr std::string_view kBackward = "MoeLayer::backward";
 
 struct SavedForBackward::Data {
-  std::shared_ptr<const int> layer;  // whose it is: held, so that no other gets the same
-  ConstTensorView x;                 // zeros for padding
-  std::optional<Tensor> valid = {};  // [T] i32
+  std::shared_ptr<const int> layer;      // whose it is: held, so that no other gets the same
+  ConstTensorView x;                     // zeros for padding
+  std::optional<TensorView> valid = {};  // [T] i32, contiguous
   Routing routing;
   Plan plan;
+  std::optional<RouterSums> sums = {};  // of a training forward
+  bool is_counted = false;              // by the statistics
   std::optional<LossTerms> loss_terms = {};
-  RouterLosses losses = {};
-  std::optional<RouterStatistics> statistics = {};  // not yet committed
-  // Of the experts' outputs: [E], and the routing weights multiplied by them [T, K].
-  std::vector<float> output_scales = {};
-  std::optional<Tensor> scaled_weights = {};
+  mutable RouterLosses losses = {};  // as they were last asked for
+  // Of the experts' outputs: [E] f32, and the routing weights multiplied by them [T, K].
+  std::optional<TensorView> output_scales = {};
+  std::optional<TensorView> scaled_weights = {};
   std::optional<TensorView> rows = {};
   std::optional<TensorView> hidden = {};
   std::optional<TensorView> shared_hidden = {};
 
   // What combine weighs with.
-  const Tensor& weights() const { return scaled_weights ? *scaled_weights : routing.weights; }
+  ConstTensorView weights() const {
+    return scaled_weights ? ConstTensorView(*scaled_weights) : routing.weights.view();
+  }
+  std::optional<ConstTensorView> mask() const {
+    return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
+  }
 };
 
 // What run_step needs to know of a layer, and to change in it.
@@ -47,11 +53,18 @@ struct BoundedLayer {
   Dispatcher& dispatcher;
   Sizing& sizing;
   std::int64_t alignment;
-  RouterStatistics& statistics;
+  const Device& device;
+  const TensorView& statistics;
+  const TensorView& statistics_before;
+  const std::optional<TensorView>& step_words;
+  int num_experts;
   std::int64_t& most_needed_rows;
   std::string& first_problem;
 
   void resize(const Sizing& new_sizing) const;
+  // What is known of the step that now begins, and what is known of the one that has run.
+  void forget_step() const;
+  void learn_of_step() const;
 };
 
 struct MoeLayer::Data {
@@ -73,10 +86,24 @@ struct MoeLayer::Data {
   void commit(Step& step);
   RouterStatistics take_statistics();
   BoundedLayer bounded() {
-    return {
-        groups,           batch,        dispatcher, options.sizing, options.alignment, statistics,
-        most_needed_rows, first_problem};
+    return {.groups = groups,
+            .batch = batch,
+            .dispatcher = dispatcher,
+            .sizing = options.sizing,
+            .alignment = options.alignment,
+            .device = device,
+            .statistics = statistics,
+            .statistics_before = statistics_before,
+            .step_words = step_words,
+            .num_experts = options.router.num_experts,
+            .most_needed_rows = most_needed_rows,
+            .first_problem = first_problem};
   }
+
+  // On a GPU these are read when they are asked for, every time: a graph may have run again.
+  const RouterStatistics& read_statistics() const;
+  const LayerStats& read_stats() const;
+  const PlanStatus& read_status() const;
 
   // Who must not wait for a rank that fails: in training everybody, since the step is lost.
   std::vector<Communicator*> groups_of(Purpose purpose) const {
@@ -97,10 +124,15 @@ struct MoeLayer::Data {
   std::optional<Experts> shared;
   Dispatcher dispatcher;
   std::shared_ptr<const int> identity = std::make_shared<const int>(0);
-  LayerStats stats;
-  PlanStatus status;
-  RouterStatistics statistics;
-  // Over the forwards since run_step began one.
+  mutable LayerStats stats;
+  mutable PlanStatus status;
+  TensorView statistics;  // [E + 1] i64: picks of every expert, and tokens
+  // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
+  TensorView statistics_before;
+  mutable RouterStatistics counted;
+  std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
+  // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.
+  std::optional<TensorView> step_words;  // [kStepWords] i64
   std::int64_t most_needed_rows = 0;
   std::string first_problem;
 
@@ -115,17 +147,15 @@ struct MoeLayer::Data {
 
   // What comes before a plan.
   struct Routed {
-    ConstTensorView x;                 // zeros for padding
-    std::optional<Tensor> valid = {};  // [T] i32
+    ConstTensorView x;                     // zeros for padding
+    std::optional<TensorView> valid = {};  // [T] i32, contiguous
     Routing routing = {};
-    std::optional<RouterSums> sums = {};  // where training or capacity needs them
-    std::optional<Tensor> kept_ids = {};  // what capacity left
+    std::optional<RouterSums> sums = {};      // where training or capacity needs them
+    std::optional<TensorView> kept_ids = {};  // what capacity left
 
-    std::optional<ConstTensorView> mask() const {
-      return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
+    ConstTensorView planned_ids() const {
+      return kept_ids ? ConstTensorView(*kept_ids) : routing.expert_ids.view();
     }
-    RouterSums* sums_or_null() { return sums ? &*sums : nullptr; }
-    ConstTensorView planned_ids() const { return kept_ids ? *kept_ids : routing.expert_ids; }
   };
 
   TensorView without_padding(const ConstTensorView& rows, const ConstTensorView& valid) const;
@@ -134,12 +164,12 @@ struct MoeLayer::Data {
                       StageClock& clock);
   Routed route(const MoeWeights& weights, const LayerInput& in, Purpose purpose);
   Plan make_plan(const Routed& routed);
-  void forget_refused(const MoeWeights& weights, const Plan& plan, Routed& routed);
   RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
-  Tensor within_capacity(const Routing& routing, const RouterSums& sums);
-  void note_status();
-  void weigh_losses(Step& step, const LayerInput& in, RouterSums sums);
+  TensorView within_capacity(const Routing& routing, const RouterSums& sums);
+  void note_plan(const Plan& plan);
+  void weigh_losses(Step& step, const LayerInput& in);
   void scale_outputs(Step& step);
+  ConstTensorView all_picks(const Step& step) const;
   void forward_experts(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                        StageClock& clock);
   void forward_shared(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
@@ -151,6 +181,10 @@ struct MoeLayer::Data {
   void note_waits();
 
   std::vector<std::chrono::nanoseconds> waited_before_;  // as the last forward began
+  // Of the last forward and backward, on a GPU: what statuses and statistics are read from.
+  std::optional<Plan> last_plan_;
+  std::optional<TensorView> over_capacity_;  // [1] i64
+  std::shared_ptr<StageTimer> forward_timer_, backward_timer_;
 };
 
 }  // namespace switchyard

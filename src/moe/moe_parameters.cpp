@@ -1,9 +1,12 @@
 #include "switchyard/moe_parameters.h"
 
 #include <cmath>
-#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <span>
 
 #include "core/require.h"
+#include "device/device_backend.h"
 #include "moe/check_tensors.h"
 #include "moe/expert_tensors.h"
 #include "switchyard/moe_layer.h"
@@ -55,18 +58,23 @@ void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
   fill(expert.down_bias, draws, expert.down.shape()[1]);
 }
 
-TensorView zeros(const Shape& shape, Dtype dtype) { return Tensor::zeros(shape, dtype); }
+TensorView zeros(const Device& device, const Shape& shape, Dtype dtype) {
+  if (device.memory() == Memory::host) return Tensor::zeros(shape, dtype);
+  TensorView result = device.empty(shape, dtype);
+  device.backend().set_zero(result);
+  return result;
+}
 
-std::vector<ExpertGradients> make_experts(const ExpertsOptions& options, std::int64_t count,
-                                          Biases biases) {
+std::vector<ExpertGradients> make_experts(const Device& device, const ExpertsOptions& options,
+                                          std::int64_t count, Biases biases) {
   if (count == 0) return {};
   const auto width = options.hidden_width();
   PackedExpertGradients packed{
-      .gate_up = zeros({count, width, options.hidden}, options.dtype),
-      .down = zeros({count, options.hidden, options.intermediate}, options.dtype)};
+      .gate_up = zeros(device, {count, width, options.hidden}, options.dtype),
+      .down = zeros(device, {count, options.hidden, options.intermediate}, options.dtype)};
   if (biases == Biases::all) {
-    packed.gate_up_bias = zeros({count, width}, options.dtype);
-    packed.down_bias = zeros({count, options.hidden}, options.dtype);
+    packed.gate_up_bias = zeros(device, {count, width}, options.dtype);
+    packed.down_bias = zeros(device, {count, options.hidden}, options.dtype);
   }
   return unpack(packed, options.activation);
 }
@@ -79,41 +87,98 @@ ExpertWeights as_weights(const ExpertGradients& e) {
   return weights;
 }
 
-void set_zero(const TensorView& view) {
-  for (std::int64_t r = 0; is_given(view) && r < view.rows(); ++r) {
-    std::memset(view.row(r), 0, static_cast<std::size_t>(view.row_bytes()));
+// Tensors that lie one after the other in packed memory.
+using Parts = std::vector<TensorView*>;
+
+// All tensors, those of one kind together.
+std::vector<Parts> parts_of(MoeGradients& tensors) {
+  std::vector<Parts> result;
+  const auto add = [&](std::initializer_list<TensorView ExpertGradients::*> kinds,
+                       std::span<ExpertGradients> experts) {
+    Parts parts;
+    for (auto& expert : experts) {
+      for (const auto kind : kinds) {
+        if (is_given(expert.*kind)) parts.push_back(&(expert.*kind));
+      }
+    }
+    if (!parts.empty()) result.push_back(std::move(parts));
+  };
+  for (const auto experts : {std::span(tensors.experts), std::span(&tensors.shared, 1)}) {
+    add({&ExpertGradients::gate, &ExpertGradients::up}, experts);
+    add({&ExpertGradients::down}, experts);
+    add({&ExpertGradients::gate_bias, &ExpertGradients::up_bias}, experts);
+    add({&ExpertGradients::down_bias}, experts);
   }
+  auto& router = tensors.router;
+  for (auto* view : {&router.gate, &router.gate_bias, &router.score_bias}) {
+    if (is_given(*view)) result.push_back({view});
+  }
+  return result;
 }
 
-void set_zero(const ExpertGradients& e) {
-  for (const auto& view : tensors_of(e)) set_zero(view);
+// All of them as one view, if they lie so.
+std::optional<TensorView> joined(const Parts& parts) {
+  const TensorView& first = *parts.front();
+  std::int64_t rows = 0;
+  for (const auto* part : parts) {
+    const bool follows = part->data() == first.row(rows) && part->owner() == first.owner() &&
+                         part->dtype() == first.dtype() && part->memory() == first.memory() &&
+                         part->shape().with_rows(1) == first.shape().with_rows(1) &&
+                         part->is_contiguous();
+    if (!follows) return std::nullopt;
+    rows += part->rows();
+  }
+  return TensorView(first.data(), first.dtype(), first.shape().with_rows(rows), first.row_stride(),
+                    first.owner(), first.memory());
+}
+
+// Into memory of the device, in which they are joined; `parts` become views of it. The mover
+// reaches both.
+void move_to(const Device& mover, const Device& device, const Parts& parts) {
+  const TensorView& first = *parts.front();
+  std::int64_t rows = 0;
+  for (const auto* part : parts) rows += part->rows();
+  const Shape shape = first.shape().with_rows(rows);
+  const TensorView all = device.memory() == Memory::host
+                             ? Tensor(shape, first.dtype()).view()
+                             : device.empty(shape, first.dtype()).view();
+  const auto whole = joined(parts);
+  if (whole) mover.copy(*whole, all);
+  std::int64_t next = 0;
+  for (auto* part : parts) {
+    const TensorView copy = all.slice(next, next + part->rows());
+    if (!whole) mover.copy(*part, copy);
+    next += part->rows();
+    *part = copy;
+  }
 }
 
 }  // namespace
 
 MoeParameters::MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement,
-                             int rank, Biases biases) {
+                             int rank, Biases biases, const Device& device)
+    : device_(device) {
   require(options.hidden > 0 && options.intermediate > 0,
           "hidden ({}) and intermediate ({}) must be positive", options.hidden,
           options.intermediate);
   require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
           placement.num_ranks() - 1);
   const auto experts = std::int64_t{placement.num_experts()};
-  tensors_.router.gate = zeros({experts, options.hidden}, options.dtype);
-  if (biases == Biases::all) tensors_.router.gate_bias = zeros({experts}, options.dtype);
+  tensors_.router.gate = zeros(device, {experts, options.hidden}, options.dtype);
+  if (biases == Biases::all) tensors_.router.gate_bias = zeros(device, {experts}, options.dtype);
   if (options.router.score_bias != ScoreBias::none) {
-    tensors_.router.score_bias = zeros({experts}, Dtype::f32);
+    tensors_.router.score_bias = zeros(device, {experts}, Dtype::f32);
   }
   const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
-  tensors_.experts = make_experts(options.experts(), local, biases);
+  tensors_.experts = make_experts(device, options.experts(), local, biases);
   if (options.shared_intermediate > 0) {
-    tensors_.shared = make_experts(options.shared_expert(), 1, Biases::none).front();
+    tensors_.shared = make_experts(device, options.shared_expert(), 1, Biases::none).front();
   }
 }
 
 MoeParameters MoeParameters::random(const MoeLayerOptions& options,
                                     const ExpertPlacement& placement, int rank, std::uint64_t seed,
-                                    Biases biases) {
+                                    Biases biases, const Device& device) {
   MoeParameters result(options, placement, rank, biases);
   Draws draws(seed, 0);
   fill(result.tensors_.router.gate, draws, options.hidden);
@@ -125,6 +190,27 @@ MoeParameters MoeParameters::random(const MoeLayerOptions& options,
   if (options.shared_intermediate > 0) {
     fill(result.tensors_.shared, seed, static_cast<std::uint64_t>(placement.num_experts()));
   }
+  if (device.memory() != Memory::host) return result.copy_on(device);
+  result.device_ = device;
+  return result;
+}
+
+MoeParameters MoeParameters::of(MoeGradients tensors, const Device& device) {
+  for (const auto& view : given_tensors(tensors)) {
+    require_memory(view, device.memory(), "a tensor of the layer");
+  }
+  return {std::move(tensors), device};
+}
+
+MoeParameters MoeParameters::copy_on(const Device& device) const {
+  const bool reaches = device_.memory() == Memory::host || device.memory() == Memory::host ||
+                       &device_.backend() == &device.backend();
+  require<Unsupported>(reaches,
+                       "parameters of one GPU's device are not copied to another's, which does not "
+                       "know when they are there: copy them to the CPU first");
+  MoeParameters result(tensors_, device);
+  const Device& mover = device.memory() == Memory::host ? device_ : device;
+  for (const auto& parts : parts_of(result.tensors_)) move_to(mover, device, parts);
   return result;
 }
 
@@ -137,11 +223,13 @@ MoeWeights MoeParameters::weights() const {
 }
 
 void MoeParameters::set_zero() {
-  switchyard::set_zero(tensors_.router.gate);
-  switchyard::set_zero(tensors_.router.gate_bias);
-  switchyard::set_zero(tensors_.router.score_bias);
-  for (const auto& expert : tensors_.experts) switchyard::set_zero(expert);
-  switchyard::set_zero(tensors_.shared);
+  for (const auto& parts : parts_of(tensors_)) {
+    if (const auto whole = joined(parts)) {
+      device_.backend().set_zero(*whole);
+    } else {
+      for (const auto* part : parts) device_.backend().set_zero(*part);
+    }
+  }
 }
 
 }  // namespace switchyard

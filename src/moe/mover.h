@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "device/device_backend.h"
 #include "switchyard/communicator.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/plan.h"
@@ -32,7 +33,7 @@ struct Gather {
   std::optional<TensorView> token_scalars = {};     // into these [T, K]
 };
 
-// Collective; arguments are checked before.
+// Collective; arguments are checked before. At one rank the direct mover needs no communicator.
 class Mover {
  public:
   virtual ~Mover() = default;
@@ -48,12 +49,17 @@ std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& devic
 std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine,
                                          const Device& device);
 
-// Pad rows, and their scalars, become zero: part of every scatter.
-void zero_pads(const Plan& plan, const TensorView& rows,
-               const std::optional<TensorView>& row_scalars);
+// For the scatter that fills the last of a rank's rows.
+inline PadRows pads_of(const Plan& plan, const TensorView& rows,
+                       const std::optional<TensorView>& scalars) {
+  return {rows, scalars, plan.row_offsets(), plan.group_rows()};
+}
 
 inline const float* floats_of(const std::optional<ConstTensorView>& view) {
   return view ? reinterpret_cast<const float*>(view->data()) : nullptr;
+}
+inline float* floats_of(const std::optional<TensorView>& view) {
+  return view ? reinterpret_cast<float*>(view->data()) : nullptr;
 }
 
 }  // namespace switchyard

@@ -48,10 +48,13 @@ class PackedMover final : public Mover {
     const float* scale = nullptr;
     if (args.scale) scale = send_scalars(plan, *args.scale).span<float>().data();
     const std::array<std::byte*, 1> rows{args.rows.data()};
-    device_.backend().scatter_rows({received, scale, received_table(route, rows)});
-    device_.backend().scatter_rows({args.tokens, floats_of(args.scale), local_table(plan, rows)});
+    device_.backend().scatter_rows(
+        {.from = received, .scale = scale, .to = received_table(route, rows)});
+    device_.backend().scatter_rows({.from = args.tokens,
+                                    .scale = floats_of(args.scale),
+                                    .to = local_table(plan, rows),
+                                    .pads = pads_of(plan, args.rows, args.row_scalars)});
     if (args.token_scalars) scatter_scalars(plan, *args.token_scalars, *args.row_scalars);
-    zero_pads(plan, args.rows, args.row_scalars);
     bytes_on_wire_ += comm_.bytes_sent() - before;
   }
 

@@ -127,7 +127,7 @@ void require_indexable(const Plan::Data& plan, std::int64_t width) {
   for (std::size_t source = 0; source < num_ranks; ++source) {
     std::int64_t sent = 0;
     for (std::size_t target = 0; target < num_ranks; ++target) {
-      sent += plan.distinct_tokens[source * num_ranks + target];
+      sent += plan.known.distinct_tokens[source * num_ranks + target];
     }
     require(sent * width <= std::numeric_limits<std::int32_t>::max(),
             "rank {} sends {} tokens with up to {} slots each, more than 2^31 in one plan; split "
@@ -172,8 +172,8 @@ PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
   route.home_rows.assign(num_ranks, 0);
   for (std::size_t r = 0; r < num_ranks; ++r) {
     if (r == self) continue;
-    route.sent_tokens[r] = plan.distinct_tokens[self * num_ranks + r];
-    route.received_tokens[r] = plan.distinct_tokens[r * num_ranks + self];
+    route.sent_tokens[r] = plan.known.distinct_tokens[self * num_ranks + r];
+    route.received_tokens[r] = plan.known.distinct_tokens[r * num_ranks + self];
   }
   require_indexable(plan, route.width);
   const auto slots = plan.slots.span<std::int32_t>();

@@ -38,6 +38,9 @@ void require_whole(const MoeBlock& block) {
           "{} holds {} of {} experts: only a rank that holds all of them can divide them",
           block.name, num_held, num_experts);
   require_form(block);
+  for (const auto& view : given_tensors(block.parameters.views())) {
+    require_host(view, "a tensor of " + block.name);
+  }
 }
 
 void require_whole(std::span<MoeBlock* const> blocks) {

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "moe/packed_route.h"
+#include "moe/plan_summary.h"
+#include "moe/plan_tables.h"
 #include "switchyard/plan.h"
 
 namespace switchyard {
@@ -12,25 +13,26 @@ namespace switchyard {
 struct Plan::Data {
   std::shared_ptr<const ExpertPlacement> placement;
   PlanOptions options;
+  Device device;
+  Device host;  // the same where that is the host's
   int rank = 0;
   std::int64_t plan_number = 0;  // plans made by the same planner before
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 0;
 
-  std::vector<std::int32_t> counts;           // [ranks, E] by source rank
-  std::vector<std::int32_t> distinct_tokens;  // [ranks, ranks] by source, then target
-  Tensor row_offsets;                         // [local experts + 1]
-  Tensor group_rows;                          // [local experts]
-  Tensor slots;                               // [T, K]
-  Tensor target_ranks;                        // [T, K]
-  Tensor sources;                             // [T·K], the first Σ own counts used
-  Tensor source_offsets;                      // [E + 1]
-  PlanStatus status;
+  // In the device's memory.
+  PlanReport report = {};
+  GroupTables groups = {};
+  TensorView slots = {};         // [T, K] i32
+  TensorView target_ranks = {};  // [T, K] i32
+  TensorView sources = {};       // [T·K] i32, the first Σ own counts used
 
-  std::shared_ptr<const PackedRoute> route;  // only where the packed mover needs it
+  std::shared_ptr<const PackedRoute> route = {};  // only where the packed mover needs it
+
+  // What the host knows of it; fetched first where it may have changed.
+  const PlanSummary& summary() const;
+  bool is_known = true;
+  mutable PlanSummary known = {};
 };
-
-// As Plan::check, for a status that outlives its plan.
-void check_status(const PlanStatus& status, const Sizing& sizing);
 
 }  // namespace switchyard

@@ -114,6 +114,15 @@ void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
           "{}capacity ({}) must be below 2^31 rows", whose, capacity);
 }
 
+void add_problems(RecordHeader& header, const ConstTensorView& problems) {
+  const auto words = problems.span<std::int64_t>();
+  header.bad_token = words[kBadToken];
+  header.bad_k = words[kBadK];
+  header.bad_id = words[kBadId];
+  header.bad_is_duplicate = words[kBadIsDuplicate];
+  header.non_finite_token = words[kNonFiniteToken];
+}
+
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
                              std::span<const std::int32_t> counts,
                              std::span<const std::int32_t> distinct_tokens) {
@@ -146,7 +155,8 @@ PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
 
 bool has_valid_form(const RecordHeader& header) {
   return header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2 &&
-         0 < header.top_k && header.top_k <= kMaxTopK &&
+         header.ids_memory == header.device_memory && 0 < header.top_k &&
+         header.top_k <= kMaxTopK &&
          header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k;
 }
 
@@ -161,6 +171,11 @@ void require_same_call(const PlanRecords& records) {
     require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
             "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
             name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
+    require(header.ids_memory == header.device_memory,
+            "rank {}: expert_ids is in {} memory, but the device works in {} memory; "
+            "Device::copy_of brings it there",
+            rank, name_of(static_cast<Memory>(header.ids_memory)),
+            name_of(static_cast<Memory>(header.device_memory)));
     require_equal("K", {0, first.top_k}, {rank, header.top_k});
     require_equal("the capacity, -1 for exact sizing", {0, first.capacity},
                   {rank, header.capacity});

@@ -49,6 +49,8 @@ struct RecordHeader {
   std::int64_t plan_number = 0;  // plans made by this planner before
   std::int64_t ids_dtype = 0;
   std::int64_t ids_dims = 0;
+  std::int64_t ids_memory = 0;
+  std::int64_t device_memory = 0;
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 0;
   std::int64_t bad_token = -1;
@@ -62,10 +64,13 @@ struct RecordHeader {
 
 // The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.
 struct PlanRecords {
-  std::vector<RecordHeader> headers;          // [ranks]
-  std::vector<std::int32_t> counts;           // [ranks, E]
-  std::vector<std::int32_t> distinct_tokens;  // [ranks, ranks]
+  std::vector<RecordHeader> headers = {};          // [ranks]
+  std::vector<std::int32_t> counts = {};           // [ranks, E]
+  std::vector<std::int32_t> distinct_tokens = {};  // [ranks, ranks]
 };
+
+// Adds what a rank met: problems [kProblemWords] i64 in the host's memory.
+void add_problems(RecordHeader& header, const ConstTensorView& problems);
 
 // Collective: the one exchange that a plan costs.
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,

@@ -123,8 +123,20 @@ struct Call {
   Gradients replicated;
 };
 
+std::string objection_to_memory(const Call& call) {
+  for (const auto* list : {&call.experts, &call.replicated}) {
+    for (std::size_t i = 0; i < list->tensors.size(); ++i) {
+      if (list->tensors[i].memory() == Memory::host) continue;
+      return fmt::format("gradient {} is in a GPU's memory: gradients are added in the host's",
+                         list->name_of(i));
+    }
+  }
+  return {};
+}
+
 // Memory that is listed twice would be added twice, or not: by how it is cut into pieces.
 std::string objection_to(const Call& call) {
+  if (auto objection = objection_to_memory(call); !objection.empty()) return objection;
   struct Part {
     Run run;
     const Gradients* list = nullptr;
@@ -141,8 +153,9 @@ std::string objection_to(const Call& call) {
       }
     }
   }
+  // Equal addresses stay in the order of the lists, wherever memory happens to be.
   const auto data_of = [](const Part& part) { return part.run.data; };
-  std::ranges::sort(parts, std::less<>(), data_of);
+  std::ranges::stable_sort(parts, std::less<>(), data_of);
   const auto found = std::ranges::adjacent_find(
       parts, [](const Part& a, const Part& b) { return a.run.data + a.run.bytes > b.run.data; });
   if (found == parts.end()) return {};

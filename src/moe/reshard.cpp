@@ -5,10 +5,12 @@
 #include <algorithm>
 
 #include "core/hash.h"
+#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/agreement.h"
 #include "moe/check_arguments.h"
 #include "moe/expert_form.h"
+#include "moe/expert_tensors.h"
 
 namespace switchyard {
 namespace {
@@ -134,6 +136,7 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
     for (std::size_t i = 0; i < shard.size(); ++i) {
       require(shard[i].rows() == num_experts, "tensor {} is {}, but this rank has {} experts", i,
               shard[i].shape().to_string(), num_experts);
+      require_host(shard[i], fmt::format("tensor {}", i));
     }
   });
   Agreement agreement(kOperation, comm);
@@ -144,8 +147,9 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
 }
 
 // Ranks without experts learn the form from the others.
-ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlacement& from,
+ExpertForm checked_form(const MoeWeights& weights, const ExpertPlacement& from,
                         const ExpertPlacement& to, Communicator& comm) {
+  const auto& experts = weights.experts;
   ExpertForm form;
   check_together(kOperation, comm, [&] {
     require_placements(from, to, comm.size());
@@ -153,6 +157,7 @@ ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlac
     require(experts.size() == num_experts, "there are {} experts, but this rank has {}",
             experts.size(), num_experts);
     form = form_of(experts);
+    require_host(weights);
   });
   Agreement agreement(kOperation, comm);
   add_placements(agreement, from, to);
@@ -184,8 +189,9 @@ std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const Expert
 
 MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
                       const ExpertPlacement& to, Communicator& comm) {
-  const auto experts = shard.weights().experts;
-  const ExpertForm form = checked_form(experts, from, to, comm);
+  const MoeWeights weights = shard.weights();
+  const auto& experts = weights.experts;
+  const ExpertForm form = checked_form(weights, from, to, comm);
   const Moves moves(from, to, comm);
   std::vector<Tensor> packed;
   for (const auto& rows : packed_rows(form, experts)) packed.push_back(moved(rows, moves, comm));

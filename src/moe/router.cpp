@@ -29,23 +29,38 @@ RouterOptions softmax_router(int num_experts, std::int64_t top_k, Normalise norm
   return {.num_experts = num_experts, .top_k = top_k, .normalise = normalise};
 }
 
-void require_tokens(const ConstTensorView& x) {
+void require_tokens(const ConstTensorView& x, Memory memory) {
+  require_memory(x, memory, "x");
   require((x.dtype() == Dtype::f32 || x.dtype() == Dtype::bf16) && x.shape().rank() == 2,
           "x is {} {}, but must be [T, H] of f32 or bf16", name_of(x.dtype()),
           x.shape().to_string());
 }
 
-void require_ids(const ConstTensorView& ids, const Shape& expected) {
+void require_ids(const ConstTensorView& ids, const Shape& expected, Memory memory) {
+  require_memory(ids, memory, "expert_ids");
   require(ids.dtype() == Dtype::i32 && ids.shape() == expected,
           "expert_ids is {} {}, but must be i32 {}", name_of(ids.dtype()), ids.shape().to_string(),
           expected.to_string());
 }
 
-void require_mask(const std::optional<ConstTensorView>& valid, std::int64_t num_tokens) {
+void require_mask(const std::optional<ConstTensorView>& valid, std::int64_t num_tokens,
+                  Memory memory) {
   if (!valid) return;
+  require_memory(*valid, memory, "valid");
   require(valid->dtype() == Dtype::i32 && valid->shape() == Shape{num_tokens},
           "valid is {} {}, but must be i32 [{}]", name_of(valid->dtype()),
           valid->shape().to_string(), num_tokens);
+}
+
+void require_known(const ConstTensorView& ids, int num_experts) {
+  for (std::int64_t t = 0; t < ids.rows(); ++t) {
+    const auto* row = reinterpret_cast<const std::int32_t*>(ids.row(t));
+    for (std::int64_t k = 0; k < ids.shape()[1]; ++k) {
+      require(-1 <= row[k] && row[k] < num_experts,
+              "expert_ids[{},{}] is {}, which is neither -1 nor an expert of {}", t, k, row[k],
+              num_experts);
+    }
+  }
 }
 
 }  // namespace
@@ -92,7 +107,11 @@ Router::Router(const RouterOptions& options, Device device)
 
 void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
   const auto experts = std::int64_t{options_.num_experts};
+  const Memory memory = device_.memory();
   require_matrix(weights.gate, {experts, hidden}, "gate");
+  require_memory(weights.gate, memory, "gate");
+  require_memory_if_given(weights.gate_bias, memory, "gate_bias");
+  require_memory_if_given(weights.score_bias, memory, "score_bias");
   if (is_given(weights.gate_bias)) require_vector(weights.gate_bias, experts, "gate_bias");
   if (!is_given(weights.score_bias)) return;
   require(options_.score_bias != ScoreBias::none,
@@ -100,6 +119,7 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
   require_vector(weights.score_bias, experts, "score_bias");
   require(weights.score_bias.dtype() == Dtype::f32, "score_bias is {}, but must be f32",
           name_of(weights.score_bias.dtype()));
+  if (memory != Memory::host) return;
   const auto biases = weights.score_bias.span<float>();
   for (std::size_t e = 0; e < biases.size(); ++e) {
     require(std::isfinite(biases[e]), "score_bias[{}] is {}, but must be finite", e, biases[e]);
@@ -107,37 +127,42 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
 }
 
 Routing Router::route(const RouterWeights& weights, const RouterInput& in) const {
-  require_tokens(in.x);
+  const Memory memory = device_.memory();
+  require_tokens(in.x, memory);
   check(weights, in.x.shape()[1]);
   const Shape picks{in.x.rows(), options_.top_k};
-  if (in.expert_ids) require_ids(*in.expert_ids, picks);
-  require_mask(in.valid, in.x.rows());
-  Routing routing{.expert_ids = Tensor(picks, Dtype::i32), .weights = Tensor(picks, Dtype::f32)};
-  routing.first_non_finite_token =
-      device_.backend().route_tokens({.options = options_,
-                                      .weights = weights,
-                                      .in = in,
-                                      .expert_ids = routing.expert_ids,
-                                      .routing_weights = routing.weights});
+  if (in.expert_ids) require_ids(*in.expert_ids, picks, memory);
+  require_mask(in.valid, in.x.rows(), memory);
+  Routing routing{.expert_ids = device_.empty(picks, Dtype::i32),
+                  .weights = device_.empty(picks, Dtype::f32),
+                  .problems = device_.empty({kProblemWords}, Dtype::i64)};
+  device_.backend().route_tokens({.options = options_,
+                                  .weights = weights,
+                                  .in = in,
+                                  .expert_ids = routing.expert_ids,
+                                  .routing_weights = routing.weights,
+                                  .problems = routing.problems,
+                                  .refuse_bad_ids = in.bad_ids == BadIds::become_none});
+  if (memory == Memory::host) {
+    routing.first_non_finite_token = routing.problems.span<std::int64_t>()[kNonFiniteToken];
+  }
   return routing;
 }
 
 void Router::backward(const RouterWeights& weights, const RouterBackwardInput& in,
                       const RouterBackwardOutput& out) const {
-  require_tokens(in.x);
+  const Memory memory = device_.memory();
+  require_tokens(in.x, memory);
   const auto hidden = in.x.shape()[1];
   check(weights, hidden);
   const Shape picks{in.x.rows(), options_.top_k};
-  require_ids(in.expert_ids, picks);
-  require_mask(in.valid, in.x.rows());
-  for (std::int64_t t = 0; t < in.x.rows(); ++t) {
-    const auto* ids = reinterpret_cast<const std::int32_t*>(in.expert_ids.row(t));
-    for (std::int64_t k = 0; k < options_.top_k; ++k) {
-      require(-1 <= ids[k] && ids[k] < options_.num_experts,
-              "expert_ids[{},{}] is {}, which is neither -1 nor an expert of {}", t, k, ids[k],
-              options_.num_experts);
-    }
-  }
+  require_ids(in.expert_ids, picks, memory);
+  require_mask(in.valid, in.x.rows(), memory);
+  if (memory == Memory::host) require_known(in.expert_ids, options_.num_experts);
+  require_memory(in.d_weights, memory, "d_weights");
+  require_memory(out.d_x, memory, "d_x");
+  require_memory_if_given(out.gradients.gate, memory, "the gradient of gate");
+  require_memory_if_given(out.gradients.gate_bias, memory, "the gradient of gate_bias");
   require(in.d_weights.dtype() == Dtype::f32 && in.d_weights.shape() == picks,
           "d_weights is {} {}, but must be f32 {}", name_of(in.d_weights.dtype()),
           in.d_weights.shape().to_string(), picks.to_string());

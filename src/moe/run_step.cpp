@@ -7,6 +7,7 @@
 
 #include "moe/check_arguments.h"
 #include "moe/moe_layer_data.h"
+#include "moe/plan_record.h"
 #include "moe/sum_integers.h"
 
 namespace switchyard {
@@ -66,11 +67,9 @@ std::exception_ptr run(const Layers& layers, const std::function<void()>& step) 
 
 // Collective. What ranks of one group of experts share becomes the error of all.
 void run_once(const Layers& layers, const std::function<void()>& step) {
-  for (const auto& layer : layers) {
-    layer.most_needed_rows = 0;
-    layer.first_problem.clear();
-  }
+  for (const auto& layer : layers) layer.forget_step();
   const auto shared = run(layers, step);
+  for (const auto& layer : layers) layer.learn_of_step();
   std::string first;
   try {
     first = first_objection(layers.front().batch, kOperation, problem_of(layers));
@@ -128,15 +127,33 @@ void BoundedLayer::resize(const Sizing& new_sizing) const {
   sizing = new_sizing;
 }
 
+void BoundedLayer::forget_step() const {
+  most_needed_rows = 0;
+  first_problem.clear();
+  if (step_words) device.backend().set_zero(*step_words);
+}
+
+void BoundedLayer::learn_of_step() const {
+  if (!step_words) return;
+  const Tensor fetched = device.to_host(*step_words);
+  const auto words = fetched.span<std::int64_t>();
+  most_needed_rows = words[kStepMostNeeded];
+  if (!first_problem.empty() || words[kStepHasProblem] == 0) return;
+  PlanRecords records;
+  add_problems(records.headers.emplace_back(), fetched.view().slice(kStepProblem, kStepWords));
+  first_problem = describe_non_finite(records);
+  if (first_problem.empty()) first_problem = describe_bad_ids(records, num_experts);
+}
+
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
   Layers all;
   std::set<const MoeLayer*> seen;
-  std::vector<RouterStatistics> statistics_before;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     require(layers[i] != nullptr, "{}: layer {} of {} is null", kOperation, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
     all.push_back(layers[i]->data_->bounded());
-    statistics_before.push_back(layers[i]->statistics());
+    const auto& last = all.back();
+    last.device.backend().copy(last.statistics, last.statistics_before);
     const bool is_alone = all.front().batch.size() == 1 && all.back().batch.size() == 1;
     require(is_alone || &all.back().batch == &all.front().batch,
             "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
@@ -147,7 +164,9 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     return false;
   }
   const auto forget_statistics = [&] {
-    for (std::size_t i = 0; i < all.size(); ++i) all[i].statistics = statistics_before[i];
+    for (const auto& layer : all) {
+      layer.device.backend().copy(layer.statistics_before, layer.statistics);
+    }
   };
   try {
     run_once(all, step);
@@ -156,7 +175,10 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     run_exactly(all, step);
     grow(all);
   } catch (...) {
-    forget_statistics();
+    try {
+      forget_statistics();
+    } catch (const DeviceError&) {  // a GPU that is lost: the first error says why
+    }
     throw;
   }
   return true;

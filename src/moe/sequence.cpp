@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/check_arguments.h"
 
@@ -24,6 +25,7 @@ void require_local(const SequenceShard& shard, const ConstTensorView& local) {
   require(local.shape().rank() == 2 && local.rows() == shard.num_tokens(),
           "local is {}, but the shard has {} x {} tokens", local.shape().to_string(), shard.batch(),
           shard.count());
+  require_host(local, "local");
 }
 
 void require_full(const SequenceShard& shard, const ConstTensorView& full) {
@@ -31,6 +33,7 @@ void require_full(const SequenceShard& shard, const ConstTensorView& full) {
               full.shape()[1] == shard.length() && full.is_contiguous(),
           "d_full is {} (contiguous: {}), but the sequence is [{},{},H]", full.shape().to_string(),
           full.is_contiguous(), shard.batch(), shard.length());
+  require_host(full, "d_full");
 }
 
 // Copies the piece of one sp rank out of [batch, length, H] into rows that are `stride` apart from
@@ -128,6 +131,7 @@ Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineI
     require(plan.num_tokens() == shard.num_tokens(),
             "the plan has {} tokens, but the shard has {} x {}", plan.num_tokens(), shard.batch(),
             shard.count());
+    require_host(plan.slots(), "the plan");
   });
   Tensor local({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
   dispatcher.combine(plan, in, local);

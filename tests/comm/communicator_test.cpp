@@ -11,6 +11,8 @@
 #include <thread>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
+#include "support/errors.h"
 #include "support/random.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
@@ -19,6 +21,8 @@ namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::elsewhere;
+using testing::error_of;
 using testing::on_ranks;
 using testing::Random;
 using testing::RankCase;
@@ -333,6 +337,24 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommunicatorTest, ::testing::ValuesIn(testing::r
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LargeCommunicatorTest,
                          ::testing::ValuesIn(testing::rank_cases_of(2)), testing::rank_case_name);
+
+TEST(CommunicatorErrors, AGpusMemoryIsNotRead) {
+  Tensor values = Tensor::zeros({2}, Dtype::f32);
+  Tensor other = Tensor::zeros({2}, Dtype::f32);
+  const std::vector<std::int64_t> all{2};
+  const auto expect = [](std::string_view name, const std::function<void(Communicator&)>& call) {
+    const auto world = connect();
+    EXPECT_EQ(error_of<InvalidArgument>([&] { call(*world); }),
+              std::string(name) +
+                  " [2] is in a GPU's memory, but this works in the host's: copy it with "
+                  "Device::to_host first");
+  };
+  expect("values", [&](Communicator& comm) { comm.all_reduce(elsewhere(values)); });
+  expect("values", [&](Communicator& comm) { comm.broadcast(elsewhere(values), 0); });
+  expect("send", [&](Communicator& comm) { comm.all_gather(elsewhere(values), other); });
+  expect("recv", [&](Communicator& comm) { comm.reduce_scatter(other, elsewhere(values)); });
+  expect("send", [&](Communicator& comm) { comm.all_to_all(elsewhere(values), all, other, all); });
+}
 
 }  // namespace
 }  // namespace switchyard

@@ -7,13 +7,18 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
+#include "support/random.h"
 #include "switchyard/error.h"
 
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
+using testing::same_bits;
 
 class DeviceTest : public ::testing::TestWithParam<int> {
  protected:
@@ -48,6 +53,49 @@ TEST_P(DeviceTest, ParallelForThrowsWhatAPieceThrows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, DeviceTest, ::testing::Values(1, 2, 4));
+
+TEST(DeviceMemory, IsReused) {
+  const Device device;
+  EXPECT_EQ(device.memory(), Memory::host);
+  EXPECT_EQ(device.empty({4, 8}, Dtype::bf16).shape(), (Shape{4, 8}));
+  const auto held = device.bytes_held();
+  EXPECT_GE(held, 4 * 8 * 2);
+  EXPECT_EQ(device.empty({4, 8}, Dtype::bf16).memory(), Memory::host);
+  EXPECT_EQ(device.bytes_held(), held);
+}
+
+TEST(DeviceMemory, CopiesRowsThatLieApart) {
+  const Device device;
+  const Tensor wide = testing::Random(1).tensor({3, 8}, Dtype::f32);
+  const ConstTensorView apart(wide.data(), Dtype::f32, {3, 5}, 8, wide.view().owner());
+  const Tensor copy = device.copy_of(apart);
+  EXPECT_TRUE(same_bits(copy, apart));
+  EXPECT_NE(copy.data(), wide.data());
+  EXPECT_TRUE(same_bits(device.to_host(apart), apart));
+  Tensor other = Tensor::zeros({3, 8}, Dtype::f32);
+  const TensorView target(other.data(), Dtype::f32, {3, 5}, 8, other.view().owner());
+  device.copy(copy, target);
+  EXPECT_TRUE(same_bits(target, apart));
+  EXPECT_EQ(other.span<float>()[5], 0.0F);  // what lies between them stays
+  EXPECT_EQ(device.copy_of(Tensor({0, 4}, Dtype::i32)).shape(), (Shape{0, 4}));
+}
+
+TEST(DeviceMemory, CopiesWhatFitsAndIsInReach) {
+  const Device device;
+  Tensor from({2}, Dtype::f32);
+  Tensor to({3}, Dtype::f32);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { device.copy(from, to); }),
+            "a copy of f32 [2] does not fit into f32 [3]");
+  EXPECT_EQ(error_of<InvalidArgument>([&] { device.to_host(elsewhere(from)); }),
+            "the CPU cannot copy from gpu to host memory; ask the GPU's device to");
+}
+
+TEST(DeviceMemory, ACpuHasNoStreams) {
+  const Device device;
+  EXPECT_EQ(device.stream(), Stream{});
+  device.synchronize();
+  EXPECT_EQ(device.host_syncs(), 0);
+}
 
 }  // namespace
 }  // namespace switchyard

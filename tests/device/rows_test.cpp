@@ -161,6 +161,60 @@ TEST(RowKernels, KeepSpecialValues) {
   }
 }
 
+// Two buffers, a row that goes nowhere, and pads after each group of the first buffer.
+TEST(Rows, ScalarsTravelAlongAndPadsBecomeZero) {
+  const Tensor from = Random(3).tensor({3, 4}, Dtype::f32);
+  Tensor rows({6, 4}, Dtype::f32);
+  Tensor other({2, 4}, Dtype::f32);
+  Tensor scalars({6}, Dtype::f32);
+  Tensor other_scalars({2}, Dtype::f32);
+  for (Tensor* t : {&rows, &other, &scalars, &other_scalars}) testing::poison(*t);
+  const std::array<std::int32_t, 6> slots{0, 1, -1, 4, 3, 0};
+  const std::array<std::int32_t, 6> buffers{0, 1, -1, 0, 0, 1};
+  const std::array<std::byte*, 2> bases{rows.data(), other.data()};
+  const std::array<std::byte*, 2> scalar_bases{scalars.data(), other_scalars.data()};
+  const std::array<float, 6> sent{1, 2, 3, 4, 5, 6};
+  const RowTable table{3, 2, slots.data(), buffers.data(), bases};
+  Workers workers(2);
+  scatter_rows({.from = from,
+                .to = table,
+                .scalars = sent.data(),
+                .scalar_bases = scalar_bases,
+                .pads = PadRows{.rows = rows,
+                                .scalars = scalars.view(),
+                                .row_offsets = Tensor::from<std::int32_t>({3}, {0, 3, 6}),
+                                .group_rows = Tensor::from<std::int32_t>({2}, {1, 2})}},
+               workers);
+  EXPECT_TRUE(same_bits(scalars, Tensor::from<float>({6}, {1, 0, 0, 5, 4, 0})));
+  EXPECT_TRUE(same_bits(other_scalars, Tensor::from<float>({2}, {6, 2})));
+  const Tensor zero = Tensor::zeros({1, 4}, Dtype::f32);
+  for (const std::int64_t pad : {1, 2, 5}) {
+    EXPECT_TRUE(same_bits(rows.view().slice(pad, pad + 1), zero)) << pad;
+  }
+  EXPECT_TRUE(same_bits(rows.view().slice(4, 5), from.view().slice(1, 2)));
+
+  std::array<float, 6> fetched{-1, -1, -1, -1, -1, -1};
+  Tensor back({3, 4}, Dtype::f32);
+  gather_rows({.from = table, .to = back, .scalar_bases = scalar_bases, .scalars = fetched.data()},
+              workers);
+  EXPECT_EQ(fetched, (std::array<float, 6>{1, 2, 0, 4, 5, 6}));
+  EXPECT_TRUE(same_bits(back.view().slice(1, 2), from.view().slice(1, 2)));
+}
+
+TEST(Rows, PadsBecomeZeroWithoutTokens) {
+  Tensor rows({2, 4}, Dtype::f32);
+  testing::poison(rows);
+  const std::array<std::byte*, 1> base{rows.data()};
+  Workers workers(2);
+  scatter_rows({.from = Tensor({0, 4}, Dtype::f32),
+                .to = {0, 2, nullptr, nullptr, base},
+                .pads = PadRows{.rows = rows,
+                                .row_offsets = Tensor::from<std::int32_t>({2}, {0, 2}),
+                                .group_rows = Tensor::from<std::int32_t>({1}, {0})}},
+               workers);
+  EXPECT_TRUE(same_bits(rows, Tensor::zeros({2, 4}, Dtype::f32)));
+}
+
 // Rows whose byte offsets pass 2³².
 TEST(Rows, OffsetsBeyondInt32) {
   const std::int64_t hidden = 64 * 1024;
@@ -171,10 +225,10 @@ TEST(Rows, OffsetsBeyondInt32) {
   const std::array<std::byte*, 1> base{buffer.data()};
   const RowTable table{2, 1, slots.data(), nullptr, base};
   Workers workers(3);
-  scatter_rows({from, nullptr, table}, workers);
+  scatter_rows({.from = from, .to = table}, workers);
   EXPECT_TRUE(same_bits(buffer.view().slice(16999, 17000), from.view().slice(0, 1)));
   Tensor back({2, hidden}, Dtype::f32);
-  gather_rows({table, nullptr, back}, workers);
+  gather_rows({.from = table, .to = back}, workers);
   EXPECT_TRUE(same_bits(back, from));
 }
 

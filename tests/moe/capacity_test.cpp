@@ -33,21 +33,31 @@ struct Limited {
   std::int64_t dropped = 0;
 };
 
-// Two picks of three experts.
+// Two picks of three experts, with a factor that lets an expert have `most`.
 Limited limit(CapacityRule rule, std::int64_t most, const std::vector<std::int32_t>& ids,
               const std::vector<float>& weights) {
   const Shape shape{static_cast<std::int64_t>(ids.size()) / 2, 2};
   const Tensor given = Tensor::from<std::int32_t>(shape, ids);
   const Tensor given_weights = Tensor::from<float>(shape, weights);
+  Tensor by_sequence = Tensor::zeros({2, 7}, Dtype::i64);  // tokens count, whichever sequence's
+  by_sequence.span<std::int64_t>()[6] = 1;
+  by_sequence.span<std::int64_t>()[13] = shape[0] - 1;
+  const RouterSums sums{.losses = {},
+                        .num_experts = 3,
+                        .by_sequence = by_sequence,
+                        .squares = Tensor::zeros({2}, Dtype::i64)};
   Tensor kept(shape, Dtype::i32);
-  const auto dropped = Device().backend().limit_picks({.expert_ids = given,
-                                                       .weights = given_weights,
-                                                       .rule = rule,
-                                                       .most_picks = most,
-                                                       .num_experts = 3,
-                                                       .kept_ids = kept});
+  Tensor dropped({1}, Dtype::i64);
+  const double even = static_cast<double>(ids.size()) / 3.0;
+  Device().backend().limit_picks(
+      {.expert_ids = given,
+       .weights = given_weights,
+       .capacity = {.factor = (static_cast<double>(most) - 0.5) / even, .rule = rule},
+       .sums = sums,
+       .kept_ids = kept,
+       .dropped = dropped});
   const auto left = kept.span<std::int32_t>();
-  return {{left.begin(), left.end()}, dropped};
+  return {{left.begin(), left.end()}, dropped.span<std::int64_t>()[0]};
 }
 
 TEST(Capacity, KeepsTheFirstTokensOfEachPick) {

@@ -46,6 +46,27 @@ TEST_P(CheckTogetherTest, WhatACommunicatorThrowsPasses) {
   });
 }
 
+// Who waits for nobody may try again; who has peers tells them.
+TEST_P(CheckTogetherTest, ARankThatIsAloneKeepsItsCommunicator) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto group = comm.split(0, comm.rank());  // which this makes unusable, and not comm
+    EXPECT_EQ(error_of<std::runtime_error>(
+                  [&] { or_abort({group.get()}, "op", [] { throw std::runtime_error("odd"); }); }),
+              "odd");
+    const auto next = error_of<CommunicationError>([&] { group->barrier(); });
+    EXPECT_EQ(next == "no error", comm.size() == 1) << next;
+  });
+}
+
+TEST_P(CheckTogetherTest, OnlyTheNamedErrorsAreARanksOwn) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto throwing = [] { throw InvalidArgument("shared"); };
+    EXPECT_EQ(error_of<InvalidArgument>([&] { or_abort<DeviceError>({&comm}, "op", throwing); }),
+              "shared");
+    comm.barrier();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, CheckTogetherTest, ::testing::ValuesIn(rank_cases()),
                          rank_case_name);
 

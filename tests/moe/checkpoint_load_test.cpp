@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/layer_alone.h"
@@ -103,6 +104,21 @@ TEST_F(CheckpointLoad, NothingIsLeftOutInSilence) {
 }
 
 // All is checked before anything is written.
+TEST_F(CheckpointLoad, AGpusMemoryIsNotWritten) {
+  const auto options = tiny_layer_options();
+  save(options);
+  const std::string rest =
+      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  const MoeParameters part(options, placement_, 1);
+  auto views = part.views();
+  views.experts[1].down = elsewhere(views.experts[1].down);
+  EXPECT_EQ(error(views), "mlp.experts.4.down_proj.weight [6,4]" + rest);
+  EXPECT_TRUE(same_bits(views.router.gate, Tensor::zeros({6, 6}, Dtype::f32)));
+  Tensor norm({2}, Dtype::bf16);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { load_tensor(open(), "norm", elsewhere(norm)); }),
+            "norm [2]" + rest);
+}
+
 TEST_F(CheckpointLoad, WhatDoesNotFitIsNamedAndNothingChanges) {
   auto options = tiny_layer_options();
   save(options);

@@ -7,7 +7,9 @@
 #include <fstream>
 
 #include "support/child.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
+#include "support/layer_alone.h"
 #include "support/ranks.h"
 #include "support/safetensors_files.h"
 #include "support/shared_folder.h"
@@ -68,6 +70,31 @@ TEST_P(CheckpointSaveErrorsTest, WhatARankMustNotGive) {
     EXPECT_EQ(
         save_error<InvalidArgument>(comm, path, contents, form),
         "save_checkpoint: rank " + std::to_string(last) + ": no tensor can be called __metadata__");
+  });
+}
+
+TEST_P(CheckpointSaveErrorsTest, AGpusMemoryIsNotRead) {
+  const std::string rest =
+      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  over_an_old_one([&](Communicator& comm, const fs::path& path, CheckpointForm form) {
+    const auto last = comm.size() - 1;
+    const auto at_last = "save_checkpoint: rank " + std::to_string(last) + ": ";
+    auto contents = one_value(2.0F);
+    if (comm.rank() == last) contents.tensors["w"] = elsewhere(contents.tensors["w"]);
+    EXPECT_EQ(save_error<InvalidArgument>(comm, path, contents, form),
+              at_last + "tensor 'w' [1]" + rest);
+    const auto alone = ExpertPlacement::contiguous(6, 1);
+    const MoeParameters layer(tiny_layer_options(), alone, 0);
+    auto tensors = layer.weights();
+    if (comm.rank() == last) tensors.experts[2].up = elsewhere(tensors.experts[2].up);
+    EXPECT_EQ(
+        save_error<InvalidArgument>(comm, path, {.blocks = {{"mlp.", tensors, alone, 0}}}, form),
+        at_last + "mlp.experts.2.up_proj.weight [4,6]" + rest);
+    tensors = layer.weights();
+    if (comm.rank() == last) tensors.router.gate = elsewhere(tensors.router.gate);
+    EXPECT_EQ(
+        save_error<InvalidArgument>(comm, path, {.blocks = {{"mlp.", tensors, alone, 0}}}, form),
+        at_last + "mlp.gate.weight [6,6]" + rest);
   });
 }
 

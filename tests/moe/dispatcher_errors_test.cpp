@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/error.h"
@@ -11,6 +12,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 
 constexpr std::int64_t kHidden = 24;
@@ -69,6 +71,36 @@ TEST(DispatcherErrors, NameTheValues) {
               d.dispatch(foreign, {.x = x}, {.rows = rows});
             }),
             "dispatch: the plan was made by another dispatcher");
+}
+
+// Nothing that is in another memory than the device's is ever looked at.
+TEST(DispatcherErrors, NameBothMemories) {
+  const auto world = connect();
+  Dispatcher dispatcher(*world, ExpertPlacement::contiguous(2, 1),
+                        options_for(MoverKind::automatic));
+  const Plan plan = dispatcher.plan(Tensor::from<std::int32_t>({2, 1}, {0, 1}));
+  Tensor tokens({2, kHidden}, Dtype::f32);
+  Tensor weights({2, 1}, Dtype::f32);
+  Tensor row_weights({2}, Dtype::f32);
+  const auto message = [](const std::string& tensor) {
+    return tensor +
+           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+           "there";
+  };
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)dispatcher.dispatch(plan, elsewhere(tokens)); }),
+            message("dispatch: x [2,24]"));
+  EXPECT_EQ(error_of<InvalidArgument>(
+                [&] { dispatcher.dispatch(plan, {.x = tokens}, {.rows = elsewhere(tokens)}); }),
+            message("dispatch: rows [2,24]"));
+  EXPECT_EQ(error_of<InvalidArgument>(
+                [&] { (void)dispatcher.combine(plan, tokens, elsewhere(weights)); }),
+            message("combine: weights [2,1]"));
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
+              dispatcher.dispatch_backward(
+                  plan, {.d_rows = tokens, .d_row_weights = elsewhere(row_weights)},
+                  {.d_x = tokens, .d_weights = weights});
+            }),
+            message("dispatch_backward: d_row_weights [2]"));
 }
 
 TEST(DispatcherErrors, ReachTheOtherRanks) {

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/experts_problem.h"
 #include "switchyard/error.h"
@@ -10,6 +11,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::ExpertsProblem;
 using testing::gradients_for;
@@ -195,6 +197,39 @@ TEST(ExpertsErrors, OfRows) {
   out.d_rows = d_rows;
   out.gradients = {gradients.data(), 1};
   EXPECT_EQ(backward(), "there are 2 experts, but gradients for 1");
+}
+
+TEST(ExpertsErrors, OfMemory) {
+  const ExpertsProblem p(kOptions, Biases::none, {2, 3});
+  const Experts experts(kOptions);
+  Tensor rows = zeros({5, 6});
+  Tensor weights = zeros({5});
+  const auto message = [](const std::string& tensor) {
+    return tensor +
+           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+           "there";
+  };
+  const auto forward = [&](const std::vector<ExpertWeights>& matrices, const RowGroups& groups,
+                           const ExpertsInput& in) {
+    return error_of<InvalidArgument>([&] { experts.forward(matrices, groups, in, {.out = rows}); });
+  };
+  EXPECT_EQ(forward(p.weights, p.groups(), {.rows = elsewhere(rows)}), message("rows [5,6]"));
+  EXPECT_EQ(forward(p.weights, p.groups(), {.rows = rows, .row_weights = elsewhere(weights)}),
+            message("row_weights [5]"));
+  auto groups = p.groups();
+  groups.row_offsets = elsewhere(groups.row_offsets);
+  EXPECT_EQ(forward(p.weights, groups, {.rows = rows}), message("row_offsets [3]"));
+  groups = p.groups();
+  groups.group_rows = elsewhere(groups.group_rows);
+  EXPECT_EQ(forward(p.weights, groups, {.rows = rows}), message("group_rows [2]"));
+  auto matrices = p.weights;
+  matrices[1].down = elsewhere(matrices[1].down);
+  EXPECT_EQ(forward(matrices, p.groups(), {.rows = rows}), message("local expert 1's down [6,4]"));
+  std::vector<ExpertGradients> gradients;
+  for (const auto& expert : p.weights) gradients.push_back(gradients_for(expert));
+  gradients[0].up = elsewhere(gradients[0].up);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { experts.check(p.weights, gradients); }),
+            message("the gradient of local expert 0's up [4,6]"));
 }
 
 }  // namespace

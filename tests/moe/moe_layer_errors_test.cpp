@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/layer_alone.h"
 #include "support/moe_tensors.h"
@@ -13,6 +14,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::gradients_for;
 using testing::Random;
@@ -185,6 +187,37 @@ TEST(MoeLayerErrors, OfBackward) {
   const auto empty = "nothing is saved: no training forward has filled this";
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.plan(); }), empty);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.routing(); }), empty);
+}
+
+TEST(MoeLayerErrors, OfMemoryThatTheDeviceDoesNotWorkIn) {
+  const auto refused = [](const std::string& operation, const std::string& tensor) {
+    return "MoeLayer::" + operation + ": " + tensor +
+           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+           "there";
+  };
+  const Tensor ids = zeros({5, 2}, Dtype::i32);
+  const Tensor valid = zeros({5}, Dtype::i32);
+  const auto forward = [&](const std::string& tensor, const std::function<void(Step&)>& change) {
+    EXPECT_EQ(forward_error(change), refused("forward", tensor));
+  };
+  forward("x [5,6]", [](Step& s) { s.in.x = elsewhere(s.in.x); });
+  forward("y [5,6]", [](Step& s) { s.y = Tensor::of(elsewhere(s.y.view())); });
+  forward("expert_ids [5,2]", [&](Step& s) { s.in.expert_ids = elsewhere(ids.view()); });
+  forward("valid [5]", [&](Step& s) { s.in.valid = elsewhere(valid.view()); });
+  forward("gate [6,6]", [](Step& s) { s.weights.router.gate = elsewhere(s.weights.router.gate); });
+  forward("local expert 2's down [6,4]",
+          [](Step& s) { s.weights.experts[2].down = elsewhere(s.weights.experts[2].down); });
+  const auto backward = [&](const std::string& tensor, const std::function<void(Step&)>& change) {
+    EXPECT_EQ(backward_error(change), refused("backward", tensor));
+  };
+  backward("d_y [5,6]", [](Step& s) { s.d_y = elsewhere(s.d_y); });
+  backward("d_x [5,6]", [](Step& s) { s.out.d_x = elsewhere(s.out.d_x); });
+  backward("d_weights [5,2]", [](Step& s) { s.out.d_weights = elsewhere(zeros({5, 2}).view()); });
+  backward("the gradient of gate [6,6]",
+           [](Step& s) { s.out.gradients.router.gate = elsewhere(s.out.gradients.router.gate); });
+  backward("the gradient of local expert 1's up [4,6]", [](Step& s) {
+    s.out.gradients.experts[1].up = elsewhere(s.out.gradients.experts[1].up);
+  });
 }
 
 // One rank's mistake: itself told what it was, the others who made it. Nobody waits for ever.

@@ -97,6 +97,7 @@ TEST(MoeLayerKeep, BytesAreWhatIsDocumented) {
   constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6;
   const std::int64_t routing = 2 * kT * kK * 4;                           // ids and weights
   const std::int64_t plan = 3 * kT * kK * 4 + 2 * (kE + 1) * 4 + kE * 4;  // slots, targets, sources
+  const std::int64_t sums = (2 * kE + 1 + 2) * 8;  // picks, scores and tokens, and squares
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
       for (const std::int64_t shared : {0, 5}) {
@@ -109,7 +110,7 @@ TEST(MoeLayerKeep, BytesAreWhatIsDocumented) {
         const Tensor x = Random(1).tensor({kT, kH}, dtype);
         (void)alone.layer.forward(alone.weights, {.x = x}, saved);
         const std::int64_t inner = keep == Keep::nothing ? 0 : kT * kK * 2 * kI + kT * 2 * shared;
-        EXPECT_EQ(saved.bytes(), (kT * kH + inner) * size_of(dtype) + routing + plan);
+        EXPECT_EQ(saved.bytes(), (kT * kH + inner) * size_of(dtype) + routing + plan + sums);
         EXPECT_EQ(saved.plan().num_tokens(), kT);
         EXPECT_EQ(saved.routing().weights.shape(), (Shape{kT, kK}));
         (void)backward(alone, saved, x);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/moe_tensors.h"
 #include "switchyard/error.h"
@@ -45,6 +46,39 @@ TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
   const auto other = MoeParameters::random(small_options(), alone, 0, 8);
   EXPECT_FALSE(same_bits(other.weights().router.gate, whole.weights().router.gate));
   EXPECT_FALSE(same_bits(whole.weights().experts[0].up, whole.weights().experts[1].up));
+}
+
+// On a device as on the host, and one tensor of a kind after the other, from packed tensors and
+// from others.
+TEST(MoeParameters, AreCopiedIntoPackedMemory) {
+  const auto placement = ExpertPlacement::contiguous(5, 1);
+  const Device device = Device::cpu({.num_threads = 2});
+  const auto original = MoeParameters::random(small_options(), placement, 0, 7, Biases::all);
+  testing::Random random(3);
+  auto scattered = original.views();
+  for (auto& expert : scattered.experts) {
+    Tensor apart({9, 20}, Dtype::f32);
+    expert.up = TensorView(apart.data(), Dtype::f32, {9, 16}, 20, apart.view().owner());
+    device.copy(random.tensor({9, 16}, Dtype::f32), expert.up);
+  }
+  for (const auto& from : {original, MoeParameters::of(scattered)}) {
+    auto copy = from.copy_on(device);
+    const auto views = copy.views();
+    for (std::size_t e = 0; e < 5; ++e) {
+      testing::expect_same_bits(views.experts[e], from.views().experts[e]);
+      EXPECT_NE(views.experts[e].down.data(), from.views().experts[e].down.data());
+      EXPECT_EQ(views.experts[e].up.data(), views.experts[e].gate.row(9));
+      EXPECT_EQ(views.experts[e].up_bias.data(), views.experts[e].gate_bias.row(9));
+      EXPECT_EQ(views.experts[e].gate.data(), views.experts[0].gate.row(18 * static_cast<int>(e)));
+      EXPECT_EQ(views.experts[e].down.data(), views.experts[0].down.row(16 * static_cast<int>(e)));
+    }
+    testing::expect_same_bits(views.shared, from.views().shared);
+    EXPECT_TRUE(same_bits(views.router.gate, from.views().router.gate));
+    EXPECT_TRUE(same_bits(views.router.gate_bias, from.views().router.gate_bias));
+    EXPECT_TRUE(same_bits(views.router.score_bias, from.views().router.score_bias));
+  }
+  const auto made = MoeParameters::random(small_options(), placement, 0, 7, Biases::all, device);
+  testing::expect_same_bits(made.views().experts[3], original.views().experts[3]);
 }
 
 // Also not the same numbers one place further.
@@ -107,6 +141,12 @@ TEST(MoeParametersErrors, NameTheValues) {
   auto options = small_options();
   EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 2); }),
             "rank (2) must be 0 to 1");
+  auto tensors = MoeParameters(options, placement, 0).views();
+  tensors.experts[1].up = testing::elsewhere(tensors.experts[1].up);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)MoeParameters::of(tensors); }),
+            "a tensor of the layer " + tensors.experts[1].up.shape().to_string() +
+                " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
+                "there");
   options.hidden = 0;
   EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 0); }),
             "hidden (0) and intermediate (9) must be positive");

@@ -172,8 +172,7 @@ TEST_P(MovementProperty, EqualsTheReference) {
     for (int i = 0; i < cases; ++i) {
       const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
       SCOPED_TRACE("SWITCHYARD_TEST_SEED=" + std::to_string(seed));
-      for (const MoverKind mover : {MoverKind::direct, MoverKind::packed}) {
-        if (mover == MoverKind::direct && comm.mapped_buffers() == nullptr) continue;
+      for (const MoverKind mover : testing::movers_of(comm)) {
         Case c(seed, comm.size());
         const ReferencePlan reference(c.placement, c.ids, c.alignment);
         DispatcherOptions options{.mover = mover};

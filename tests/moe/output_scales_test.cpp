@@ -1,8 +1,7 @@
 // GradientScale: the factors, that they reach outputs and gradients, and only in training.
-#include "moe/output_scales.h"
-
 #include <gtest/gtest.h>
 
+#include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/cut.h"
 #include "support/layer_alone.h"
@@ -23,6 +22,18 @@ using testing::Random;
 using testing::RankCase;
 using testing::same_bits;
 using testing::small_layer_options;
+
+std::vector<float> output_scales(GradientScale rule, const std::vector<std::int64_t>& picks,
+                                 const ExpertPlacement& placement) {
+  const Shape experts{static_cast<std::int64_t>(picks.size())};
+  Tensor scales(experts, Dtype::f32);
+  Device().backend().output_scales(
+      {.rule = rule,
+       .picks = Tensor::from<std::int64_t>(experts, picks),
+       .owners = Tensor::from<std::int32_t>(experts, placement.owners()),
+       .scales = scales});
+  return {scales.span<float>().begin(), scales.span<float>().end()};
+}
 
 TEST(OutputScales, AreTheMeanOverTheCount) {
   const auto placement = ExpertPlacement::from_lists(4, {{0, 3}, {1, 2}});

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "device/plan_words.h"
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
@@ -22,6 +24,10 @@ PlanOptions options_with(Sizing sizing = Sizing::exact(), std::int64_t alignment
 
 Tensor ids_of(const Shape& shape, std::initializer_list<std::int32_t> ids) {
   return Tensor::from<std::int32_t>(shape, ids);
+}
+
+Tensor words_of(std::initializer_list<std::int64_t> words) {
+  return Tensor::from<std::int64_t>({static_cast<std::int64_t>(words.size())}, words);
 }
 
 // Counts given rank by rank: rank 0 sends 2 and 3 tokens to experts 0 and 1, rank 1 sends 1 and 4.
@@ -154,6 +160,47 @@ TEST_P(PlanTest, OptionsAreChecked) {
   });
 }
 
+TEST_P(PlanTest, IdsInAnotherMemoryAreTheSameErrorEverywhere) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());
+    const int guilty = comm.size() - 1;
+    Tensor ids = ids_of({1, 2}, {0, 1});
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                (void)planner.plan(comm.rank() == guilty ? testing::elsewhere(ids) : ids.view());
+              }),
+              "rank " + std::to_string(guilty) +
+                  ": expert_ids is in gpu memory, but the device works in host memory; "
+                  "Device::copy_of brings it there");
+    (void)planner.plan(ids);  // and the next call works
+  });
+}
+
+// What a router met counts as the rank's own.
+TEST_P(PlanTest, ProblemsOfTheRouterAreTheSameErrorEverywhere) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());
+    const int guilty = comm.size() - 1;
+    const Tensor none = words_of({-1, -1, 0, 0, 0});
+    const auto error_with = [&](const Tensor& words, const Tensor& ids) {
+      return error_of<InvalidArgument>(
+          [&] { (void)planner.plan(ids, {.words = comm.rank() == guilty ? words : none}); });
+    };
+    const std::string who = "rank " + std::to_string(guilty);
+    const Tensor good = ids_of({1, 2}, {0, 1});
+    EXPECT_EQ(error_with(none, good), "no error");
+    EXPECT_EQ(error_with(words_of({5, -1, 0, 0, 0}), good),
+              who +
+                  ": the router's logits of token 5 are not finite: x or the gate holds NaN or "
+                  "infinity, or their product overflows");
+    EXPECT_EQ(error_with(words_of({-1, 2, 1, 9, 0}), good),
+              who + ": expert_ids[2,1] is 9, which is neither -1 nor an expert of 4");
+    // The router's comes first, since a plan has not seen what that refused.
+    EXPECT_EQ(error_with(words_of({-1, 2, 1, 3, 1}),
+                         comm.rank() == guilty ? ids_of({1, 2}, {0, 7}) : ids_of({1, 2}, {0, 1})),
+              who + ": expert_ids[2,1] is 3, which the token has picked already");
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, PlanTest, ::testing::ValuesIn(testing::rank_cases()),
                          testing::rank_case_name);
 
@@ -164,6 +211,47 @@ TEST(Plan, DuplicatesAreAllowedWhenAskedFor) {
   Planner planner(*world, ExpertPlacement::contiguous(2, 1), options);
   const Plan plan = planner.plan(ids_of({2, 2}, {1, 1, 0, 1}));
   EXPECT_TRUE(same_bits(plan.slots(), ids_of({2, 2}, {1, 2, 0, 3})));
+}
+
+TEST(Plan, HasRowsThat32BitsCanName) {
+  const auto world = connect();
+  Planner planner(*world, ExpertPlacement::contiguous(3, 1),
+                  options_with(Sizing::exact(), std::int64_t{1} << 30));
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
+              (void)planner.plan(ids_of({3, 1}, {0, 1, 2}));
+            }),
+            "rank 0 would receive 3221225472 rows; at most 2147483647 are supported on one rank");
+  EXPECT_EQ(planner.plan(ids_of({1, 1}, {2})).num_rows(), std::int64_t{1} << 30);
+}
+
+TEST(Plan, AddsToTheWordsOfAStepAtOneRankAlone) {
+  const Tensor problems = words_of({-1, 3, 0, 9, 0});
+  for (const int num_ranks : {1, 2}) {
+    run_ranks(num_ranks, [&](Communicator& comm) {
+      Planner planner(comm, ExpertPlacement::contiguous(2, num_ranks),
+                      options_with(Sizing::bounded(2)));
+      Tensor step = Tensor::zeros({kStepWords}, Dtype::i64);
+      (void)planner.plan(ids_of({3, 1}, {0, 1, 1}), {.words = problems, .step = step});
+      EXPECT_TRUE(same_bits(step, num_ranks == 1 ? words_of({3, 1, -1, 3, 0, 9, 0})
+                                                 : Tensor::zeros({kStepWords}, Dtype::i64)));
+    });
+  }
+}
+
+TEST(Plan, WordsAreChecked) {
+  const auto error_with = [](const PlanProblems& problems) {
+    const auto world = connect();
+    Planner planner(*world, ExpertPlacement::contiguous(2, 1), options_with());
+    return error_of<InvalidArgument>([&] { (void)planner.plan(ids_of({1, 1}, {0}), problems); });
+  };
+  Tensor words = words_of({-1, -1, 0, 0, 0});
+  EXPECT_EQ(error_with({.words = words_of({-1, -1})}),
+            "plan: problems.words is i64 [2], but must be contiguous i64 [5]");
+  EXPECT_EQ(error_with({.words = words, .step = words}),
+            "plan: problems.step is i64 [5], but must be contiguous i64 [7]");
+  EXPECT_EQ(error_with({.words = testing::elsewhere(words)}),
+            "plan: problems.words [5] is in gpu memory, but the device works in host "
+            "memory; Device::copy_of brings it there");
 }
 
 TEST(BoundedPlan, HasRoomForWhatFits) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/marked_gradients.h"
 #include "support/ranks.h"
@@ -13,6 +14,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::filled;
 using testing::gradients_of;
@@ -52,6 +54,15 @@ TEST(ReduceGradientsErrors, AreTheSameOnEveryRank) {
       "ranks disagree about gradient of the same experts, number 8: rank 1 has down of local "
       "expert 1, f32 "
       "[6,4], rank 3 has down of local expert 1, bf16 [6,4]");
+}
+
+TEST(ReduceGradientsErrors, AGpusMemoryIsNotRead) {
+  expect_error([](MoeGradients& g) { g.router.gate = elsewhere(g.router.gate); },
+               "rank 3: gradient gate of the router is in a GPU's memory: gradients are added in "
+               "the host's");
+  expect_error([](MoeGradients& g) { g.experts[1].down = elsewhere(g.experts[1].down); },
+               "rank 3: gradient down of local expert 1 is in a GPU's memory: gradients are added "
+               "in the host's");
 }
 
 // As many of the same form, but not of the same things.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/random.h"
 #include "support/ranks.h"
@@ -14,6 +15,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::on_ranks;
 using testing::Random;
@@ -208,6 +210,19 @@ TEST(ReshardErrors, AreTheSameOnEveryRank) {
         (void)reshard(shard, even, even, comm);
       },
       "reshard: ranks disagree about the number of tensors: rank 0 has 1, rank 2 has 2");
+}
+
+TEST(ReshardErrors, AGpusMemoryIsNotRead) {
+  const auto even = ExpertPlacement::contiguous(6, 3);
+  expect_error(
+      [&](Communicator& comm) {
+        Tensor tensor({2, 4}, Dtype::f32);
+        const std::vector<ConstTensorView> shard{comm.rank() == 1 ? elsewhere(tensor)
+                                                                  : tensor.view()};
+        (void)reshard(shard, even, even, comm);
+      },
+      "reshard: rank 1: tensor 0 [2,4] is in a GPU's memory, but this works in the host's: copy it "
+      "with Device::to_host first");
 }
 
 TEST(ReshardErrors, PlacementsWithoutExperts) {

@@ -118,6 +118,44 @@ TEST(RouterNonFinite, ReplayedTokensLoseTheirPicksToo) {
   EXPECT_TRUE(same_bits(routing.expert_ids, Tensor::from<std::int32_t>({3, 1}, {2, -1, 0})));
 }
 
+std::vector<std::int64_t> problems_of(const Routing& routing) {
+  const auto words = routing.problems.span<std::int64_t>();
+  return {words.begin(), words.end()};
+}
+
+TEST(RouterProblems, AreTheFirstTokenThatIsNotFiniteAndTheFirstBadId) {
+  const Router router(RouterOptions::mixtral(4, 2), Device::cpu({.num_threads = 3}));
+  const Tensor gate = Random(5).tensor({4, 8}, Dtype::f32);
+  Tensor x = Random(4).tensor({150, 8}, Dtype::f32);
+  const auto route = [&](const ConstTensorView& ids, BadIds bad_ids) {
+    return router.route({.gate = gate}, {.x = x, .expert_ids = ids, .bad_ids = bad_ids});
+  };
+  Tensor ids({150, 2}, Dtype::i32);
+  for (std::size_t i = 0; i < 300; ++i) {
+    ids.span<std::int32_t>()[i] = i % 3 == 0 ? -1 : static_cast<std::int32_t>(i % 2);
+  }
+  const std::vector<std::int64_t> none{-1, -1, 0, 0, 0};
+  EXPECT_EQ(problems_of(route(ids, BadIds::become_none)), none);
+  Tensor clean = ids.clone();
+  for (const std::size_t i : {71U, 140U, 141U, 299U}) clean.span<std::int32_t>()[i] = -1;
+  ids.span<std::int32_t>()[70] = 1;
+  clean.span<std::int32_t>()[70] = 1;
+  ids.span<std::int32_t>()[71] = 1;  // once more
+  ids.span<std::int32_t>()[140] = 4;
+  ids.span<std::int32_t>()[141] = -2;
+  ids.span<std::int32_t>()[299] = 100;
+  const Routing refused = route(ids, BadIds::become_none);
+  EXPECT_EQ(problems_of(refused), (std::vector<std::int64_t>{-1, 35, 1, 1, 1}));
+  EXPECT_TRUE(same_bits(refused.expert_ids, clean));
+  EXPECT_TRUE(same_bits(refused.weights, route(clean, BadIds::stay).weights));
+  const Routing left = route(ids, BadIds::stay);
+  EXPECT_EQ(problems_of(left), none);
+  EXPECT_TRUE(same_bits(left.expert_ids, ids));
+  for (const std::size_t token : {35U, 120U}) x.span<float>()[token * 8] = kNaN;
+  EXPECT_EQ(problems_of(route(ids, BadIds::become_none)),
+            (std::vector<std::int64_t>{35, 70, 0, 4, 0}));
+}
+
 struct Step {
   Routing routing;
   Tensor d_x, d_gate;

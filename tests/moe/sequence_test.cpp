@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
+#include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/random.h"
 #include "support/ranks.h"
@@ -12,6 +13,7 @@
 namespace switchyard {
 namespace {
 
+using testing::elsewhere;
 using testing::error_of;
 using testing::on_ranks;
 using testing::Random;
@@ -213,6 +215,24 @@ TEST(SequenceErrors, NameTheValues) {
               (void)combine_sequence(dispatcher, plan, {.rows = rows}, sp, shard);
             }),
             "combine_sequence: the plan has 5 tokens, but the shard has 2 x 3");
+}
+
+TEST(SequenceErrors, AGpusMemoryIsNotRead) {
+  const auto world = connect();
+  const SequenceShard shard(2, 3, 1, 0);
+  Tensor local({6, 4}, Dtype::f32);
+  Tensor full({2, 3, 4}, Dtype::f32);
+  const std::string rest =
+      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  EXPECT_EQ(error_of<InvalidArgument>(
+                [&] { (void)gather_sequence_backward_slice(shard, elsewhere(full)); }),
+            "d_full [2,3,4]" + rest);
+  EXPECT_EQ(error_of<InvalidArgument>(
+                [&] { (void)gather_sequence_backward_sum(*connect(), shard, elsewhere(full)); }),
+            "gather_sequence_backward_sum: d_full [2,3,4]" + rest);
+  EXPECT_EQ(
+      error_of<InvalidArgument>([&] { (void)gather_sequence(*world, shard, elsewhere(local)); }),
+      "gather_sequence: local [6,4]" + rest);
 }
 
 }  // namespace

@@ -27,17 +27,22 @@ StepInput input_of(const LayerProblem& problem, const Piece& piece) {
 }
 
 LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
-                      Biases biases) {
+                      Biases biases, const Device& device) {
   const int rank = layer.communicator().rank();
-  const MoeParameters gradients(layer.options(), layer.placement(), rank, biases);
+  const MoeParameters on_device(layer.options(), layer.placement(), rank, biases, device);
+  const Tensor x = device.copy_of(in.x);
+  const Tensor ids = device.copy_of(in.ids);
+  const Tensor d_y = device.copy_of(in.d_y);
   SavedForBackward saved;
   LayerResults results;
-  results.y = layer.forward(weights, {.x = in.x, .expert_ids = in.ids}, saved);
-  results.d_x = Tensor(in.x.shape(), in.x.dtype());
-  results.d_weights = Tensor(in.ids.shape(), Dtype::f32);
-  layer.backward(
-      weights, saved, in.d_y,
-      {.d_x = results.d_x, .gradients = gradients.views(), .d_weights = results.d_weights});
+  results.y = device.to_host(layer.forward(weights, {.x = x, .expert_ids = ids}, saved));
+  Tensor d_x = device.empty(in.x.shape(), in.x.dtype());
+  Tensor d_weights = device.empty(in.ids.shape(), Dtype::f32);
+  layer.backward(weights, saved, d_y,
+                 {.d_x = d_x, .gradients = on_device.views(), .d_weights = d_weights});
+  results.d_x = device.to_host(d_x);
+  results.d_weights = device.to_host(d_weights);
+  const MoeParameters gradients = on_device.copy_on(Device());
   const auto mine = layer.placement().experts_of(rank);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     results.experts[mine[i]] = gradients.views().experts[i];

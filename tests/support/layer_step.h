@@ -28,9 +28,10 @@ struct StepInput {
 };
 StepInput input_of(const LayerProblem& problem, const Piece& piece);
 
-// The step of one rank: collective. Gradients as the layer's communicator and options have them.
+// The step of one rank, on the layer's device: collective. Gradients as the layer's communicator
+// and options have them. Weights are in the device's memory, inputs and results in the host's.
 LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
-                      Biases biases);
+                      Biases biases, const Device& device = {});
 
 // Whether a rank's results for its piece, and for its experts, are those of the whole.
 bool same_part(const LayerResults& part, const Piece& piece, const LayerResults& whole);

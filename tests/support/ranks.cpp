@@ -53,7 +53,7 @@ void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)
 }
 
 std::vector<MoverKind> movers_of(Communicator& comm) {
-  if (comm.mapped_buffers() == nullptr) return {MoverKind::packed};
+  if (comm.size() > 1 && comm.mapped_buffers() == nullptr) return {MoverKind::packed};
   return {MoverKind::direct, MoverKind::packed};
 }
 

@@ -1,6 +1,8 @@
 // The activations and their derivatives, on vectors. Part of element_kernels.inl.
 #pragma once
 
+#include <cfloat>
+
 #include "device/cpu/lines.inl"
 
 namespace switchyard::cpu {
@@ -108,7 +110,8 @@ struct GeluTanh {
   static Floats value(Floats /*gate*/, Floats u, float /*limit*/) { return u * factor(u); }
   static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
     const Floats s = factor(u);
-    const Floats slope = kTwiceFactor * (1.0F + 3.0F * kCubic * u * u);
+    // Finite, since it meets 0 where u is large.
+    const Floats slope = at_most(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
     return {u * s, Floats{}, s + u * s * (1.0F - s) * slope};
   }
 };

@@ -1,8 +1,13 @@
 // The CPU as a device.
+#include <algorithm>
+
 #include "core/memory_cache.h"
+#include "core/padding.h"
 #include "core/require.h"
+#include "core/row_bytes.h"
 #include "device/cpu/capacity.h"
 #include "device/cpu/experts.h"
+#include "device/cpu/losses.h"
 #include "device/cpu/matmul.h"
 #include "device/cpu/plan.h"
 #include "device/cpu/route.h"
@@ -18,20 +23,33 @@ class CpuDevice final : public DeviceBackend {
  public:
   explicit CpuDevice(const CpuOptions& options) : workers_(options.num_threads, options.cores) {}
 
-  BadId count_assignments(const CountAssignments& args) const override {
-    return cpu::count_assignments(args);
+  void count_assignments(const CountAssignments& args) const override {
+    cpu::count_assignments(args);
   }
+  void lay_out(const LayOut& args) const override { cpu::lay_out(args); }
   void assign_slots(const AssignSlots& args) const override { cpu::assign_slots(args); }
   void scatter_rows(const ScatterRows& args) const override { cpu::scatter_rows(args, workers_); }
   void gather_rows(const GatherRows& args) const override { cpu::gather_rows(args, workers_); }
   void dot_rows(const DotRows& args) const override { cpu::dot_rows(args, workers_); }
-  std::int64_t route_tokens(const RouteTokens& args) const override {
-    return cpu::route_tokens(args, workers_, memory_);
+  void route_tokens(const RouteTokens& args) const override {
+    cpu::route_tokens(args, workers_, memory_);
   }
   void route_tokens_backward(const RouteTokensBackward& args) const override {
     cpu::route_tokens_backward(args, workers_, memory_);
   }
-  std::int64_t limit_picks(const LimitPicks& args) const override { return cpu::limit_picks(args); }
+  void limit_picks(const LimitPicks& args) const override { cpu::limit_picks(args); }
+  void loss_totals(const LossTotals& args) const override { cpu::loss_totals(args); }
+  void loss_slopes(const LossSlopes& args) const override { cpu::loss_slopes(args); }
+  void count_picks(const RouterSums& sums, const TensorView& statistics) const override {
+    cpu::count_picks(sums, statistics);
+  }
+  void output_scales(const OutputScales& args) const override { cpu::output_scales(args); }
+  void scale_by_expert(const ScaleByExpert& args) const override { cpu::scale_by_expert(args); }
+  void zero_padding(const TensorView& rows, const ConstTensorView& valid) const override {
+    for (std::int64_t t = 0; t < rows.rows(); ++t) {
+      if (!is_valid(valid, t)) set_zero(rows.slice(t, t + 1));
+    }
+  }
   void experts_forward(const ExpertsForward& args) const override {
     cpu::experts_forward(args, workers_);
   }
@@ -54,6 +72,16 @@ class CpuDevice final : public DeviceBackend {
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return memory_.take(shape, dtype);
   }
+  void set_zero(const TensorView& view) const override { zero_rows(view); }
+  void copy(const ConstTensorView& from, const TensorView& to) const override {
+    copy_rows(from, to);
+  }
+  void upload(std::span<const std::byte> from, const TensorView& to) const override {
+    std::ranges::copy(from, to.data());
+  }
+  void fetch(const ConstTensorView& from, std::span<std::byte> to) const override {
+    std::copy_n(from.data(), to.size(), to.data());
+  }
   std::int64_t bytes_held() const override {
     return memory_.bytes_held() + workers_.scratch_bytes();
   }
@@ -72,16 +100,6 @@ Device::Device() : Device(cpu({})) {}
 Device Device::cpu(const CpuOptions& options) {
   require(options.num_threads >= 1, "num_threads ({}) must be at least 1", options.num_threads);
   return Device(std::make_shared<const CpuDevice>(options));
-}
-
-int Device::num_threads() const { return backend_->num_threads(); }
-std::int64_t Device::bytes_held() const { return backend_->bytes_held(); }
-
-void Device::parallel_for(
-    std::int64_t count,
-    const std::function<void(std::int64_t first, std::int64_t last)>& piece) const {
-  require(count >= 0, "count ({}) must not be negative", count);
-  if (count > 0) backend_->split(count, piece);
 }
 
 }  // namespace switchyard

@@ -5,6 +5,6 @@
 
 namespace switchyard::cpu {
 
-std::int64_t limit_picks(const LimitPicks& args);
+void limit_picks(const LimitPicks& args);
 
 }  // namespace switchyard::cpu

@@ -18,8 +18,9 @@ struct PanelTask {
   std::int64_t rows = 0;
 };
 
-std::vector<PanelTask> panel_tasks(std::span<const std::int32_t> row_offsets,
-                                   std::span<const std::int32_t> group_rows) {
+using Indices = std::span<const std::int32_t>;
+
+std::vector<PanelTask> panel_tasks(Indices row_offsets, Indices group_rows) {
   std::vector<PanelTask> tasks;
   for (std::size_t e = 0; e < group_rows.size(); ++e) {
     const std::int64_t rows = group_rows[e];
@@ -65,7 +66,8 @@ class Pending {
 }  // namespace
 
 void experts_forward(const ExpertsForward& args, Workers& workers) {
-  const auto tasks = panel_tasks(args.row_offsets, args.group_rows);
+  const auto tasks =
+      panel_tasks(args.row_offsets.span<std::int32_t>(), args.group_rows.span<std::int32_t>());
   workers.run(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, Scratch& scratch) {
     const PanelTask& task = tasks[static_cast<std::size_t>(i)];
     TaskClock clock(args.times);
@@ -82,15 +84,17 @@ void experts_forward(const ExpertsForward& args, Workers& workers) {
 }
 
 void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache& memory) {
-  const auto panels = panel_tasks(args.row_offsets, args.group_rows);
+  const auto row_offsets = args.row_offsets.span<std::int32_t>();
+  const auto group_rows = args.group_rows.span<std::int32_t>();
+  const auto panels = panel_tasks(row_offsets, group_rows);
   const auto num_panels = static_cast<std::int64_t>(panels.size());
   const auto per_expert = num_gradient_tasks(args.options);
-  const auto num_experts = static_cast<std::int64_t>(args.group_rows.size());
+  const auto num_experts = static_cast<std::int64_t>(group_rows.size());
   const TensorView activated =
       memory.take({args.in.rows.rows(), args.options.intermediate}, args.options.dtype);
   float* d_row_weights =
       args.out.d_row_weights ? reinterpret_cast<float*>(args.out.d_row_weights->data()) : nullptr;
-  Pending pending(args.group_rows.size());
+  Pending pending(group_rows.size());
   for (const PanelTask& task : panels) pending.expect(task.expert);
 
   const auto run_panel = [&](const PanelTask& task, Scratch& scratch) {
@@ -114,11 +118,11 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
     const auto e = static_cast<std::size_t>(task / per_expert);
     pending.wait_for(e);
     TaskClock clock(args.times);
-    const std::int64_t first = args.row_offsets[e];
+    const std::int64_t first = row_offsets[e];
     gradient_task({.options = args.options,
                    .gradients = args.out.gradients[e],
                    .mode = args.out.mode,
-                   .rows = args.group_rows[e],
+                   .rows = group_rows[e],
                    .x = rows_from(args.in.rows, first),
                    .d_hidden = rows_from(args.in.hidden, first),
                    .d_out = rows_from(args.in.d_out, first),

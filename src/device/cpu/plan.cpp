@@ -6,6 +6,13 @@
 namespace switchyard::cpu {
 namespace {
 
+// Asks for memory that is soon to be written here and there: after the rows of the last step, none
+// of it is in a cache any more, and all of it at once is faster than one miss after the other.
+void fetch_ahead(const TensorView& table) {
+  constexpr std::int64_t kLine = 64;
+  for (std::int64_t i = 0; i < table.bytes(); i += kLine) __builtin_prefetch(table.data() + i, 1);
+}
+
 // What is known of an expert, and of a rank, while assignments are counted: together, since every
 // assignment touches all of it. The last token finds repeats without a search.
 struct CountedExpert {
@@ -26,19 +33,44 @@ struct SlotBase {
   std::int32_t owner = 0;
 };
 
+std::vector<SlotBase> slot_bases(const AssignSlots& args) {
+  const auto owners = args.owners.span<std::int32_t>();
+  const auto offsets = args.expert_offsets.span<std::int32_t>();
+  const auto rows_before = args.rows_before.span<std::int32_t>();
+  const auto kept_rows = args.kept_rows.span<std::int32_t>();
+  const auto source_offsets = args.source_offsets.span<std::int32_t>();
+  std::vector<SlotBase> bases(owners.size());
+  for (std::size_t e = 0; e < bases.size(); ++e) {
+    bases[e] = {offsets[e] + rows_before[e], offsets[e] + kept_rows[e], source_offsets[e],
+                owners[e]};
+  }
+  return bases;
+}
+
+void note_bad_id(std::span<std::int64_t> problems, std::int64_t token, std::int64_t k,
+                 std::int32_t id, bool repeats) {
+  problems[kBadToken] = token;
+  problems[kBadK] = k;
+  problems[kBadId] = id;
+  problems[kBadIsDuplicate] = repeats ? 1 : 0;
+}
+
 }  // namespace
 
-BadId count_assignments(const CountAssignments& args) {
+void count_assignments(const CountAssignments& args) {
   const auto num_tokens = args.expert_ids.rows();
   const auto top_k = args.expert_ids.shape()[1];
-  const auto num_experts = static_cast<std::uint32_t>(args.owners.size());
-  std::vector<CountedExpert> experts(args.owners.size());
-  for (std::size_t e = 0; e < experts.size(); ++e) experts[e].owner = args.owners[e];
-  std::vector<CountedRank> ranks(args.distinct_tokens.size());
+  const auto owners = args.owners.span<std::int32_t>();
+  const auto num_experts = static_cast<std::uint32_t>(owners.size());
+  std::vector<CountedExpert> experts(owners.size());
+  for (std::size_t e = 0; e < experts.size(); ++e) experts[e].owner = owners[e];
+  const auto distinct_tokens = args.distinct_tokens.span<std::int32_t>();
+  std::vector<CountedRank> ranks(distinct_tokens.size());
+  fetch_ahead(args.positions);
 
   const auto* ids = reinterpret_cast<const std::int32_t*>(args.expert_ids.data());
-  BadId first;
-  std::int32_t* position = args.positions.data();
+  const auto problems = args.problems.span<std::int64_t>();
+  std::int32_t* position = args.positions.span<std::int32_t>().data();
   for (std::int64_t t = 0; t < num_tokens; ++t, ids += args.expert_ids.row_stride()) {
     for (std::int64_t k = 0; k < top_k; ++k, ++position) {
       const auto e = static_cast<std::uint32_t>(ids[k]);
@@ -46,7 +78,7 @@ BadId count_assignments(const CountAssignments& args) {
       const bool repeats = in_range && !args.allow_duplicates && experts[e].last_token == t;
       if (!in_range || repeats) [[unlikely]] {
         *position = -1;
-        if (ids[k] != -1 && first.token < 0) first = {t, k, ids[k], repeats};
+        if (ids[k] != -1 && problems[kBadToken] < 0) note_bad_id(problems, t, k, ids[k], repeats);
         continue;
       }
       CountedExpert& expert = experts[e];
@@ -57,23 +89,21 @@ BadId count_assignments(const CountAssignments& args) {
       rank.last_token = t;
     }
   }
-  for (std::size_t e = 0; e < experts.size(); ++e) args.counts[e] = experts[e].count;
-  for (std::size_t r = 0; r < ranks.size(); ++r) args.distinct_tokens[r] = ranks[r].num_tokens;
-  return first;
+  const auto counts = args.counts.span<std::int32_t>();
+  for (std::size_t e = 0; e < experts.size(); ++e) counts[e] = experts[e].count;
+  for (std::size_t r = 0; r < ranks.size(); ++r) distinct_tokens[r] = ranks[r].num_tokens;
 }
 
 void assign_slots(const AssignSlots& args) {
   const auto num_tokens = args.expert_ids.rows();
   const auto top_k = args.expert_ids.shape()[1];
-  std::vector<SlotBase> bases(args.row_offsets.size());
-  for (std::size_t e = 0; e < bases.size(); ++e) {
-    bases[e] = {args.row_offsets[e] + args.rows_before[e], args.row_offsets[e] + args.kept_rows[e],
-                args.source_offsets[e], args.owners[e]};
-  }
+  fetch_ahead(args.target_ranks);
+  fetch_ahead(args.sources);
+  const auto bases = slot_bases(args);
   const auto* ids = reinterpret_cast<const std::int32_t*>(args.expert_ids.data());
-  std::int32_t* const slots = args.slots.data();
-  std::int32_t* const targets = args.target_ranks.data();
-  std::int32_t* const sources = args.sources.data();
+  std::int32_t* const slots = args.slots.span<std::int32_t>().data();
+  std::int32_t* const targets = args.target_ranks.span<std::int32_t>().data();
+  std::int32_t* const sources = args.sources.span<std::int32_t>().data();
   std::int32_t assignment = 0;
   for (std::int64_t t = 0; t < num_tokens; ++t, ids += args.expert_ids.row_stride()) {
     for (std::int64_t k = 0; k < top_k; ++k, ++assignment) {

@@ -5,7 +5,8 @@
 
 namespace switchyard::cpu {
 
-BadId count_assignments(const CountAssignments& args);
+void count_assignments(const CountAssignments& args);
+void lay_out(const LayOut& args);
 void assign_slots(const AssignSlots& args);
 
 }  // namespace switchyard::cpu

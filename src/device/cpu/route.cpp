@@ -37,19 +37,58 @@ bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
   return !valid || switchyard::is_valid(*valid, token);
 }
 
-void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token) {
+bool is_expert(const RouterOptions& options, std::int32_t id) {
+  return 0 <= id && id < options.num_experts;
+}
+
+// Whether pick k of a replay is none that a plan takes: out of range, or picked before.
+bool is_bad(const RouterOptions& options, const std::int32_t* ids, std::int64_t k) {
+  if (ids[k] == -1) return false;
+  return !is_expert(options, ids[k]) || std::find(ids, ids + k, ids[k]) != ids + k;
+}
+
+// Returns whether there were any.
+bool forget_bad(const RouterOptions& options, std::int32_t* ids) {
+  bool any = false;
+  for (std::int64_t k = 0; k < options.top_k; ++k) {
+    if (!is_bad(options, ids, k)) continue;
+    ids[k] = -1;
+    any = true;
+  }
+  return any;
+}
+
+// Weighs what is out of range as no pick: the plan will say so.
+void weigh(const RouteTokens& args, const TokenRouter& router, const float* scores,
+           std::int64_t token) {
+  const auto top_k = args.options.top_k;
+  const auto* ids = row_of<std::int32_t>(args.expert_ids, token);
+  auto* weights = row_of<float>(args.routing_weights, token);
+  const auto is_none = [&](std::int32_t id) { return !is_expert(args.options, id); };
+  if (std::none_of(ids, ids + top_k, is_none)) return router.weigh(scores, ids, weights);
+  std::vector<std::int32_t> known(ids, ids + top_k);
+  std::ranges::replace_if(known, is_none, -1);
+  router.weigh(scores, known.data(), weights);
+}
+
+// The first tokens that something was wrong with.
+struct FirstTokens {
+  static constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
+
+  std::atomic<std::int64_t> non_finite{kNone};
+  std::atomic<std::int64_t> refused{kNone};
+};
+
+void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token,
+          FirstTokens& first) {
   const auto top_k = args.options.top_k;
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   if (args.in.expert_ids) {
     std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), top_k, ids);
-    const auto is_none = [&](std::int32_t id) { return id < 0 || id >= args.options.num_experts; };
-    if (std::any_of(ids, ids + top_k, is_none)) {  // out of range: the plan will say so
-      std::vector<std::int32_t> known(ids, ids + top_k);
-      std::ranges::replace_if(known, is_none, -1);
-      router.weigh(scores, known.data(), row_of<float>(args.routing_weights, token));
-      return;
-    }
-  } else if (args.options.choice == Choice::balanced) {
+    if (args.refuse_bad_ids && forget_bad(args.options, ids)) note_first(first.refused, token);
+    return weigh(args, router, scores, token);
+  }
+  if (args.options.choice == Choice::balanced) {
     for (std::int64_t k = 0; k < top_k; ++k) {
       ids[k] = static_cast<std::int32_t>((token * top_k + k) % args.options.num_experts);
     }
@@ -62,6 +101,20 @@ void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std
 void pick_none(const RouteTokens& args, std::int64_t token) {
   std::fill_n(row_of<std::int32_t>(args.expert_ids, token), args.options.top_k, -1);
   std::fill_n(row_of<float>(args.routing_weights, token), args.options.top_k, 0.0F);
+}
+
+void write_problems(const RouteTokens& args, const FirstTokens& first) {
+  const auto words = args.problems.span<std::int64_t>();
+  std::ranges::fill(words, 0);
+  words[kNonFiniteToken] = first.non_finite == FirstTokens::kNone ? -1 : first.non_finite.load();
+  words[kBadToken] = first.refused == FirstTokens::kNone ? -1 : first.refused.load();
+  if (words[kBadToken] < 0) return;
+  const auto* ids = row_of<std::int32_t>(*args.in.expert_ids, words[kBadToken]);
+  std::int64_t k = 0;
+  while (!is_bad(args.options, ids, k)) ++k;
+  words[kBadK] = k;
+  words[kBadId] = ids[k];
+  words[kBadIsDuplicate] = is_expert(args.options, ids[k]) ? 1 : 0;
 }
 
 // Whether any gradient can reach a token's logits.
@@ -77,12 +130,14 @@ bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* l
                     std::int64_t token) {
   TokenRouter::Gradients gradients{.d_weights = row_of<float>(in.d_weights, token)};
   const RouterSlopes* slopes = in.slopes;
-  if (slopes != nullptr && slopes->by_score.rows() > 0) {
-    gradients.d_scores = row_of<float>(slopes->by_score.view(), token / slopes->sequence_tokens);
+  if (slopes != nullptr && slopes->by_score) {
+    gradients.d_scores = row_of<float>(*slopes->by_score, token / slopes->sequence_tokens);
     gradients.scores = slopes->scores;
   }
-  if (slopes != nullptr && slopes->by_square != 0.0F) {
-    gradients.d_probabilities = 2.0F * slopes->by_square * router.log_sum_exp(logits);
+  const float by_square =
+      slopes != nullptr && slopes->by_square ? *row_of<float>(*slopes->by_square, 0) : 0.0F;
+  if (by_square != 0.0F) {
+    gradients.d_probabilities = 2.0F * by_square * router.log_sum_exp(logits);
   }
   if (!router.score(logits)) return false;
   router.backward(logits, row_of<std::int32_t>(in.expert_ids, token), gradients);
@@ -118,13 +173,12 @@ void gate_gradients(const RouteTokensBackward& args, const ConstTensorView& d_lo
 
 }  // namespace
 
-std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory) {
+void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory) {
   const ConstTensorView& x = args.in.x;
   const auto num_tokens = x.rows();
   const auto num_experts = std::int64_t{args.options.num_experts};
   const Gate gate(args.weights, memory);
-  constexpr auto kNoToken = std::numeric_limits<std::int64_t>::max();
-  std::atomic<std::int64_t> first_bad{kNoToken};
+  FirstTokens first_tokens;
   workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t panel, Scratch& scratch) {
     TokenRouter router(args.options, args.weights);
     const auto first = panel * kTokenPanelRows;
@@ -138,15 +192,15 @@ std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache
       }
       const float log_sum_exp = sums.wants_squares() ? router.log_sum_exp(scores) : 0.0F;
       if (!router.score(scores)) {
-        note_first(first_bad, t);
+        note_first(first_tokens.non_finite, t);
         pick_none(args, t);
         continue;
       }
-      pick(args, router, scores, t);
+      pick(args, router, scores, t, first_tokens);
       sums.add(t, row_of<std::int32_t>(args.expert_ids, t), scores, log_sum_exp);
     }
   });
-  return first_bad == kNoToken ? -1 : first_bad.load();
+  write_problems(args, first_tokens);
 }
 
 void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, MemoryCache& memory) {

@@ -7,7 +7,7 @@
 
 namespace switchyard::cpu {
 
-std::int64_t route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory);
+void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory);
 void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, MemoryCache& memory);
 
 }  // namespace switchyard::cpu

@@ -9,16 +9,13 @@
 namespace switchyard::cpu {
 namespace {
 
-// More than any router that still learns has; keeps the sums of 2²² tokens within 64 bits.
-constexpr double kMostSquare = 0x1p40;
-
 void add_to(std::int64_t& sum, std::int64_t value) {
   if (value != 0) std::atomic_ref(sum).fetch_add(value, std::memory_order_relaxed);
 }
 
 }  // namespace
 
-PanelSums::PanelSums(RouterSums* sums, std::int64_t top_k) : sums_(sums), top_k_(top_k) {
+PanelSums::PanelSums(const RouterSums* sums, std::int64_t top_k) : sums_(sums), top_k_(top_k) {
   if (sums != nullptr) row_.resize(static_cast<std::size_t>(2 * sums->num_experts + 1));
 }
 
@@ -32,9 +29,9 @@ void PanelSums::add(std::int64_t token, const std::int32_t* ids, const float* sc
     if (0 <= ids[k] && ids[k] < sums_->num_experts) ++row_[static_cast<std::size_t>(ids[k])];
   }
   ++row_.back();
-  if (sums_->losses.balance != BalanceLoss::none) add_scores(scores);
+  if (sums_->wants_scores()) add_scores(scores);
   if (!wants_squares()) return;
-  const double square = std::min(double{log_sum_exp} * log_sum_exp, kMostSquare);
+  const double square = std::min(double{log_sum_exp} * log_sum_exp, RouterSums::kMostSquare);
   const double whole = std::floor(square);
   whole_ += static_cast<std::int64_t>(whole);
   fraction_ += static_cast<std::int64_t>((square - whole) / RouterSums::kUnit);
@@ -53,7 +50,7 @@ void PanelSums::add_scores(const float* scores) {
 
 void PanelSums::flush() {
   if (sums_ == nullptr || row_.back() == 0) return;
-  const auto row = sums_->row(sequence_);
+  const auto row = sums_->by_sequence.slice(sequence_, sequence_ + 1).span<std::int64_t>();
   for (std::size_t i = 0; i < row_.size(); ++i) add_to(row[i], row_[i]);
   std::ranges::fill(row_, 0);
   const auto squares = sums_->squares.span<std::int64_t>();

@@ -13,12 +13,12 @@ namespace switchyard::cpu {
 class PanelSums {
  public:
   // Null sums: nothing is collected.
-  PanelSums(RouterSums* sums, std::int64_t top_k);
+  PanelSums(const RouterSums* sums, std::int64_t top_k);
   ~PanelSums() { flush(); }
   PanelSums(const PanelSums&) = delete;
   PanelSums& operator=(const PanelSums&) = delete;
 
-  bool wants_squares() const { return sums_ != nullptr && sums_->losses.z; }
+  bool wants_squares() const { return sums_ != nullptr && sums_->wants_squares(); }
   // ids [K], scores [E]; log_sum_exp counts where squares are wanted.
   void add(std::int64_t token, const std::int32_t* ids, const float* scores, float log_sum_exp);
 
@@ -26,7 +26,7 @@ class PanelSums {
   void add_scores(const float* scores);
   void flush();
 
-  RouterSums* sums_;
+  const RouterSums* sums_;
   std::int64_t top_k_;
   std::int64_t sequence_ = 0;
   std::vector<std::int64_t> row_;  // as a row of by_sequence

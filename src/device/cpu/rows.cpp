@@ -9,6 +9,7 @@
 
 #include "core/require.h"
 #include "device/cpu/instruction_sets.h"
+#include "device/cpu/row_scalars.h"
 
 namespace switchyard::cpu {
 namespace {
@@ -201,7 +202,9 @@ void scatter_rows(const ScatterRows& args, Workers& workers) {
       choose_stores(args.to.bases, row_bytes, row_bytes, args.to.count * args.to.width * row_bytes);
   workers.split(args.to.count, [&](std::int64_t first, std::int64_t last) {
     scatter_part(args, first, last, stores);
+    if (args.scalars != nullptr) scatter_scalars(args, first, last);
   });
+  if (args.pads) zero_pads(*args.pads);
 }
 
 void gather_rows(const GatherRows& args, Workers& workers) {
@@ -211,6 +214,7 @@ void gather_rows(const GatherRows& args, Workers& workers) {
       choose_stores(base, args.to.row_stride_bytes(), row_bytes, args.from.count * row_bytes);
   workers.split(args.from.count, [&](std::int64_t first, std::int64_t last) {
     gather_part(args, first, last, stores);
+    if (args.scalars != nullptr) gather_scalars(args, first, last);
   });
 }
 

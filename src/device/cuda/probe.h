@@ -1,13 +1,19 @@
-// What is known of CUDA devices. Nothing runs on them yet.
+// What is known of CUDA and its devices, and the way to one of them.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "switchyard/build_info.h"
+#include "switchyard/device.h"
 
 namespace switchyard::cuda {
 
 std::string toolkit_version();
 Feature device_feature();
+// Why a GPU cannot be used; empty if it can.
+std::string reason_against(int ordinal);
+// Throws Unsupported with that reason.
+std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options);
 
 }  // namespace switchyard::cuda

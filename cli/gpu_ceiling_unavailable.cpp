@@ -1,0 +1,19 @@
+// Stands in for the ceilings of a GPU where the build has no CUDA: no device reaches them.
+#include "gpu_ceiling.h"
+#include "switchyard/error.h"
+
+namespace switchyard::cli {
+namespace {
+
+[[noreturn]] void refuse() { throw Unsupported("this build has no CUDA"); }
+
+}  // namespace
+
+CoolAndHot time_on_gpu(void* /*stream*/, const std::function<void()>& /*work*/) { refuse(); }
+CoolAndHot copy_ceiling(void* /*stream*/) { refuse(); }
+CoolAndHot gemm_ceiling(void* /*stream*/, const DenseProduct& /*product*/,
+                        std::string& /*reason*/) {
+  refuse();
+}
+
+}  // namespace switchyard::cli

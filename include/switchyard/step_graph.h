@@ -1,0 +1,38 @@
+// A step on a GPU that is captured once and replayed.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "switchyard/device.h"
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+// Captures everything that a step puts on a device's stream into one CUDA graph: of layers with
+// bounded sizing and one rank, forward and backward. Layers and tensors that the step used stay
+// what it reads and writes, and must outlive the graph: new inputs are copied into them before a
+// replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
+//
+// Statistics count every replay. A layer's status(), check() and stats() are those of the forward
+// that it ran or captured last: of that graph's last replay, and of nothing before its first. What
+// went wrong in a graph whose layer has run elsewhere since, run_step still sees.
+class SWITCHYARD_API StepGraph {
+ public:
+  // Calls step() once, which then only fills the graph; it must have been run as it is before, so
+  // that no memory is missing. Throws DeviceError, with the reason, if the step cannot be captured.
+  // What the step takes is the graph's, and is kept for reuse when that is gone.
+  StepGraph(const Device& device, const std::function<void()>& step);
+  ~StepGraph();
+  StepGraph(StepGraph&&) noexcept;
+  StepGraph& operator=(StepGraph&&) noexcept;
+
+  // Puts the whole step on the device's stream.
+  void replay() const;
+
+ private:
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+}  // namespace switchyard

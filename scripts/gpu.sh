@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Builds, tests and benchmarks on a machine with a GPU; a short table comes last.
+#   gpu.sh [build] [test] [sanitize] [bench] [compare]    without arguments: all but sanitize
+#   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
+#                        to build/headers, which a machine without these packages builds with
+# compare needs a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
+. "$(dirname "$0")/lib.sh"
+
+binaries=build/gpu
+results=${SWITCHYARD_GPU_RESULTS:-build/gpu-results}
+shapes=(qwen3-30b olmoe mixtral dsv3-slice)
+
+collect_headers() {
+  say "Copying headers to build/headers"
+  mkdir -p build/headers
+  local folder
+  for folder in fmt CLI nlohmann; do
+    [ -d "/usr/include/$folder" ] ||
+      { echo "there is no /usr/include/$folder: run scripts/test.sh here first" >&2; exit 1; }
+    cp -r "/usr/include/$folder" build/headers/
+  done
+}
+
+run_build() {
+  local options=()
+  [ ! -d build/headers ] || options=("-DSWITCHYARD_HEADERS=$root/build/headers")
+  [ -f "$binaries/build.ninja" ] || cmake --preset gpu "${options[@]}"
+  say "Building for the GPU"
+  cmake --build --preset gpu
+}
+
+run_test() {
+  say "Testing on the GPU"
+  "$binaries/cli/switchyard" info
+  "$binaries/tests/switchyard_device_tests" --gtest_brief=1
+  "$binaries/cli/switchyard" verify tests/data/golden --device cuda >"$results/verify.txt" ||
+    { cat "$results/verify.txt"; return 1; }
+  tail -n 3 "$results/verify.txt"
+}
+
+# Memory checks of everything but the largest tensors; checks for races, which take a hundred times
+# as long, of what has every kernel in it.
+run_sanitize() {
+  sanitize memcheck 'Cuda*:-*Large*:*Syncs*'
+  sanitize racecheck "Cuda/Capacity*:Cuda/Count*:Cuda/Plan*:Cuda/Losses*:Cuda/Memory*:Cuda/Rows*:\
+Cuda/RouteContract*:Cuda/RouteSums*:Cuda/RouteBackward*Bits*:Cuda/RouteBackward*Run*:\
+Cuda/ExpertsContract.Small*:Cuda/ExpertsContract.Some*:Cuda/SharedContract.Gradients*:\
+CudaGroupedGemm.*ManyGroups*:CudaGroupedGemm.*Apart*:CudaGroupedGemm.*Biases*:\
+CudaGraph/*ForwardAndBackward*/f32"
+}
+
+sanitize() {
+  local tool=$1 tests=$2
+  say "compute-sanitizer $tool, for a minute or three"
+  compute-sanitizer --tool "$tool" --error-exitcode 1 \
+    "$binaries/tests/switchyard_device_tests" --gtest_brief=1 --gtest_filter="$tests" \
+    >"$results/$tool.txt" 2>&1 || { tail -n 40 "$results/$tool.txt"; return 1; }
+  tail -n 2 "$results/$tool.txt"
+}
+
+run_bench() {
+  local shape
+  for shape in "${shapes[@]}"; do
+    say "$shape"
+    "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --shape "$shape" \
+      --sizing bounded | tee "$results/bench-$shape.txt"
+  done
+}
+
+run_compare() {
+  if ! python3 -c 'import torch' 2>/dev/null; then
+    echo "no comparison with torch: python3 has none"
+    return
+  fi
+  say "Beside torch"
+  python3 bench/gpu_compare.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
+    --json "$results/compare.json" | tee "$results/compare.txt"
+}
+
+mkdir -p "$results"
+[ "${1:-}" = headers ] && { collect_headers; exit; }
+[ $# -gt 0 ] || set -- build test bench compare
+for step in "$@"; do "run_$step"; done
+say "In short"
+for step in verify memcheck racecheck compare; do
+  [ -f "$results/$step.txt" ] && tail -n 6 "$results/$step.txt"
+done
+for shape in "${shapes[@]}"; do
+  [ -f "$results/bench-$shape.txt" ] || continue
+  printf '%-12s ' "$shape"
+  grep -E '^forward\+backward' "$results/bench-$shape.txt"
+done
+true

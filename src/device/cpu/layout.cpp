@@ -1,0 +1,163 @@
+// Lays out the groups of all experts at their owners, and finds out how much of them fits.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "device/cpu/panels.h"
+#include "device/cpu/plan.h"
+
+namespace switchyard::cpu {
+namespace {
+
+using Numbers = std::span<const std::int64_t>;
+
+// Rows beyond the range are in the layout's words; whoever asked for them hears of them there.
+std::int32_t clamped(std::int64_t rows) {
+  return static_cast<std::int32_t>(
+      std::min(rows, std::int64_t{std::numeric_limits<std::int32_t>::max()}));
+}
+
+// The highest level such that a rank's groups, each cut at it, fit into its capacity.
+std::int64_t fitting_rows(Numbers wanted, std::int64_t alignment, std::int64_t capacity) {
+  std::int64_t low = 0;
+  std::int64_t high = capacity;
+  while (low < high) {
+    const std::int64_t level = (low + high + 1) / 2;
+    std::int64_t rows = 0;
+    for (const auto all : wanted) rows += round_up(std::min(all, level), alignment);
+    if (rows <= capacity) {
+      low = level;
+    } else {
+      high = level - 1;
+    }
+  }
+  return low;
+}
+
+// How many rows each of a rank's experts keeps when they do not all fit: up to a common level, and
+// what is left over goes to them in turn, a block of the alignment each.
+std::vector<std::int64_t> rows_that_fit(Numbers wanted, std::int64_t alignment,
+                                        std::int64_t capacity) {
+  const auto level = fitting_rows(wanted, alignment, capacity);
+  std::vector<std::int64_t> kept;
+  std::int64_t left = capacity;
+  for (const auto all : wanted) {
+    kept.push_back(std::min(all, level));
+    left -= round_up(kept.back(), alignment);
+  }
+  for (std::size_t i = 0; i < wanted.size() && left >= alignment; ++i) {
+    if (kept[i] == wanted[i]) continue;
+    kept[i] = std::min(wanted[i], round_up(kept[i], alignment) + alignment);
+    left -= alignment;
+  }
+  return kept;
+}
+
+std::span<const std::int32_t> experts_of(const LayOut& args, std::int64_t rank) {
+  const auto offsets = args.rank_offsets.span<std::int32_t>();
+  const auto first = static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank)]);
+  const auto last = static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank) + 1]);
+  return args.experts_by_rank.span<std::int32_t>().subspan(first, last - first);
+}
+
+std::vector<std::int64_t> sum_over_ranks(const ConstTensorView& counts) {
+  const auto of_ranks = counts.span<std::int32_t>();
+  std::vector<std::int64_t> totals(static_cast<std::size_t>(counts.shape()[1]), 0);
+  for (std::size_t i = 0; i < of_ranks.size(); ++i) totals[i % totals.size()] += of_ranks[i];
+  return totals;
+}
+
+void lay_out_rank(const LayOut& args, Numbers total_rows, std::int64_t rank) {
+  const auto experts = experts_of(args, rank);
+  const Sizing& sizing = args.sizing;
+  std::vector<std::int64_t> wanted;
+  std::int64_t needed = 0;
+  std::int64_t asked = 0;
+  for (const auto e : experts) {
+    wanted.push_back(total_rows[static_cast<std::size_t>(e)]);
+    needed += round_up(wanted.back(), args.alignment);
+    asked += wanted.back();
+  }
+  const bool overflow = sizing.is_bounded() && needed > sizing.capacity();
+  const auto capacity = sizing.is_bounded() ? sizing.capacity() : needed;
+  const auto kept = overflow && sizing.overflow() == Overflow::drop
+                        ? rows_that_fit(wanted, args.alignment, capacity)
+                        : std::move(wanted);
+  std::int64_t offset = 0;
+  std::int64_t total_kept = 0;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const auto e = static_cast<std::size_t>(experts[i]);
+    const auto rows = std::min(kept[i], capacity - offset);
+    args.expert_offsets.span<std::int32_t>()[e] = clamped(offset);
+    args.kept_rows.span<std::int32_t>()[e] = clamped(rows);
+    offset = std::min(offset + round_up(rows, args.alignment), capacity);
+    total_kept += rows;
+  }
+  const auto words = args.layout.span<std::int64_t>();
+  const auto ranks = args.counts.rows();
+  if (overflow) words[kOverflowWord] = 1;
+  words[static_cast<std::size_t>(used_rows_word(ranks, rank))] = offset;
+  words[static_cast<std::size_t>(needed_rows_word(ranks, rank))] = needed;
+  words[static_cast<std::size_t>(dropped_word(ranks, rank))] = asked - total_kept;
+}
+
+void fill_own_groups(const LayOut& args) {
+  const auto experts = experts_of(args, args.rank);
+  const auto offsets = args.row_offsets.span<std::int32_t>();
+  const auto rows = args.group_rows.span<std::int32_t>();
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const auto e = static_cast<std::size_t>(experts[i]);
+    offsets[i] = args.expert_offsets.span<std::int32_t>()[e];
+    rows[i] = args.kept_rows.span<std::int32_t>()[e];
+  }
+  const auto used = static_cast<std::size_t>(used_rows_word(args.counts.rows(), args.rank));
+  offsets.back() = clamped(args.layout.span<std::int64_t>()[used]);
+}
+
+void fill_starts(const LayOut& args) {
+  const auto counts = args.counts.span<std::int32_t>();
+  const auto kept_rows = args.kept_rows.span<std::int32_t>();
+  const auto num_experts = kept_rows.size();
+  const auto rank = static_cast<std::size_t>(args.rank);
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    std::int64_t before = 0;
+    for (std::size_t s = 0; s < rank; ++s) before += counts[s * num_experts + e];
+    // Beyond what is kept, it makes no difference.
+    args.rows_before.span<std::int32_t>()[e] =
+        clamped(std::min<std::int64_t>(before, kept_rows[e]));
+  }
+  const auto own = counts.subspan(rank * num_experts, num_experts);
+  const auto source_offsets = args.source_offsets.span<std::int32_t>();
+  std::int64_t end = 0;
+  source_offsets[0] = 0;
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    end += own[e];
+    source_offsets[e + 1] = clamped(end);
+  }
+}
+
+void report(const LayOut& args) {
+  const auto step = args.step->span<std::int64_t>();
+  const auto needed = args.layout.span<std::int64_t>().subspan(
+      static_cast<std::size_t>(needed_rows_word(args.counts.rows(), 0)),
+      static_cast<std::size_t>(args.counts.rows()));
+  step[kStepMostNeeded] = std::max(step[kStepMostNeeded], *std::ranges::max_element(needed));
+  if (!args.problems || step[kStepHasProblem] != 0) return;
+  const auto problems = args.problems->span<std::int64_t>();
+  if (problems[kNonFiniteToken] < 0 && problems[kBadToken] < 0) return;
+  step[kStepHasProblem] = 1;
+  std::ranges::copy(problems, step.begin() + kStepProblem);
+}
+
+}  // namespace
+
+void lay_out(const LayOut& args) {
+  const auto total_rows = sum_over_ranks(args.counts);
+  args.layout.span<std::int64_t>()[kOverflowWord] = 0;
+  for (std::int64_t r = 0; r < args.counts.rows(); ++r) lay_out_rank(args, total_rows, r);
+  fill_own_groups(args);
+  fill_starts(args);
+  if (args.step) report(args);
+}
+
+}  // namespace switchyard::cpu

@@ -1,0 +1,238 @@
+// Activations of the experts' hidden rows, and their gradients.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "device/cuda/activations.cuh"
+#include "device/cuda/expert_passes.h"
+#include "device/cuda/lines.cuh"
+#include "device/cuda/row_teams.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+template <typename T>
+struct ActivateKernel {
+  Groups groups;
+  Lines lines;  // of `activated`, and of each half of `hidden`
+  int warps;
+  const T* hidden;
+  std::int64_t hidden_stride;
+  T* activated;
+  std::int64_t activated_stride;
+  const float* row_weights;
+  float limit;
+};
+
+template <typename T, typename Act, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKernel<T> args) {
+  constexpr int kAtOnce = 2;  // lines that a thread has in flight
+  const Lines lines = args.lines;
+  const int team = args.warps * 32;
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
+    const T* const gates = args.hidden + row * args.hidden_stride;
+    const T* const ups = Act::kGated ? gates + lines.width : gates;
+    T* const out = args.activated + row * args.activated_stride;
+    const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
+    for (int first = thread; first < lines.count; first += kAtOnce * team) {
+      Line<T> gate[kAtOnce];
+      Line<T> up[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int line = first + j * team;
+        if (line >= lines.count) break;
+        up[j] = lines.load<kAligned>(ups, line);
+        if constexpr (Act::kGated) gate[j] = lines.load<kAligned>(gates, line);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int line = first + j * team;
+        if (line >= lines.count) break;
+        Line<T> result;
+#pragma unroll
+        for (int i = 0; i < Line<T>::kElements; ++i) {
+          const float g = Act::kGated ? gate[j].get(i) : 0.0F;
+          result.set(i, weight * Act::value(g, up[j].get(i), args.limit));
+        }
+        lines.store<kAligned>(out, line, result);
+      }
+    }
+  });
+}
+
+template <typename T>
+struct ActivateBackwardKernel {
+  Groups groups;
+  Lines lines;  // of `activated`, and of each half of `hidden`
+  int warps;
+  T* hidden;
+  std::int64_t hidden_stride;
+  T* activated;
+  std::int64_t activated_stride;
+  const float* row_weights;
+  float limit;
+  float* d_row_weights;
+  Lines d_out_lines;
+  const T* d_out;
+  std::int64_t d_out_stride;
+  const MatrixRef* down_bias;  // [groups] or none
+};
+
+// Gradients of one line of a row; returns its part of ⟨d_activated, activation⟩.
+template <typename T, typename Act, bool kAligned>
+__device__ float line_backward(const Lines& lines, T* hidden, T* activated, int line, float weight,
+                               float limit) {
+  T* const ups = Act::kGated ? hidden + lines.width : hidden;
+  Line<T> out = lines.load<kAligned>(activated, line);
+  Line<T> up = lines.load<kAligned>(ups, line);
+  Line<T> gate = up;
+  if constexpr (Act::kGated) gate = lines.load<kAligned>(hidden, line);
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < Line<T>::kElements; ++i) {
+    const float d_value = out.get(i);
+    const Derivatives d = Act::derivatives(gate.get(i), up.get(i), limit);
+    sum += d_value * d.value;
+    out.set(i, weight * d.value);
+    gate.set(i, weight * d_value * d.d_gate);
+    up.set(i, weight * d_value * d.d_up);
+  }
+  lines.store<kAligned>(activated, line, out);
+  lines.store<kAligned>(ups, line, up);
+  if constexpr (Act::kGated) lines.store<kAligned>(hidden, line, gate);
+  return sum;
+}
+
+// ⟨row, bias⟩: this thread's part.
+template <bool kAligned, typename T>
+__device__ float bias_dot(const ActivateBackwardKernel<T>& args, std::int64_t row, int group,
+                          int thread) {
+  const T* const bias = static_cast<const T*>(args.down_bias[group].data);
+  if (bias == nullptr) return 0.0F;
+  float sum = 0.0F;
+  for (int line = thread; line < args.d_out_lines.count; line += args.warps * 32) {
+    const Line<T> d = args.d_out_lines.load<kAligned>(args.d_out + row * args.d_out_stride, line);
+    const Line<T> b = args.d_out_lines.load<kAligned>(bias, line);
+#pragma unroll
+    for (int i = 0; i < Line<T>::kElements; ++i) sum += d.get(i) * b.get(i);
+  }
+  return sum;
+}
+
+template <typename T, typename Act, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock)
+    activate_backward_kernel(const ActivateBackwardKernel<T> args) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int group, int thread) {
+    const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
+    float sum = 0.0F;
+    for (int line = thread; line < args.lines.count; line += args.warps * 32) {
+      sum += line_backward<T, Act, kAligned>(args.lines, args.hidden + row * args.hidden_stride,
+                                             args.activated + row * args.activated_stride, line,
+                                             weight, args.limit);
+    }
+    if (args.d_row_weights == nullptr) return;
+    if (args.down_bias != nullptr) sum += bias_dot<kAligned>(args, row, group, thread);
+    sum = team_sum(sum, args.warps);
+    if (thread == 0) args.d_row_weights[row] = sum;
+  });
+}
+
+// launch(T{}, an activation of T's accuracy)
+template <typename T, typename Math, typename Launch>
+void for_activation(Activation activation, Launch launch) {
+  switch (activation) {
+    case Activation::swiglu:
+      return launch(T{}, Swiglu<Math>{});
+    case Activation::clamped_swiglu:
+      return launch(T{}, ClampedSwiglu<Math>{});
+    case Activation::gelu:
+      return launch(T{}, Gelu<Math>{});
+    case Activation::gelu_tanh:
+      return launch(T{}, GeluTanh<Math>{});
+    case Activation::relu:
+      return launch(T{}, Relu<Math>{});
+    case Activation::silu:
+      return launch(T{}, Silu<Math>{});
+  }
+}
+
+template <typename Launch>
+void for_options(const ExpertsOptions& options, Launch launch) {
+  if (options.dtype == Dtype::bf16) {
+    for_activation<__nv_bfloat16, FastMath>(options.activation, launch);
+  } else {
+    for_activation<float, AccurateMath>(options.activation, launch);
+  }
+}
+
+template <typename T>
+bool inner_is_aligned(const ExpertsOptions& options, const Rows& hidden, const Rows& activated) {
+  return has_whole_lines<T>(options.intermediate) && is_aligned<T>(hidden) &&
+         is_aligned<T>(activated);
+}
+
+template <typename T>
+bool outer_is_aligned(const ExpertsOptions& options, const Rows& d_out,
+                      std::span<const MatrixRef> down_bias) {
+  return has_whole_lines<T>(options.hidden) && is_aligned<T>(d_out) &&
+         std::ranges::all_of(down_bias, [](const MatrixRef& b) { return is_aligned(b.data); });
+}
+
+}  // namespace
+
+void activate(const Activate& args, Context& context) {
+  if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
+  for_options(args.options, [&]<typename T, typename Act>(T, Act) {
+    const Lines lines = lines_of<T>(args.options.intermediate);
+    const int warps = team_warps(lines.count);
+    const ActivateKernel<T> kernel{.groups = args.groups,
+                                   .lines = lines,
+                                   .warps = warps,
+                                   .hidden = data_of<T>(args.hidden),
+                                   .hidden_stride = args.hidden.stride,
+                                   .activated = data_of<T>(args.activated),
+                                   .activated_stride = args.activated.stride,
+                                   .row_weights = args.row_weights,
+                                   .limit = args.options.clamp_limit};
+    const bool aligned = inner_is_aligned<T>(args.options, args.hidden, args.activated);
+    for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
+      activate_kernel<T, Act, kAligned>
+          <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
+    });
+    check(cudaGetLastError(), "activate");
+  });
+}
+
+void activate_backward(const ActivateBackward& args, Context& context) {
+  if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
+  const bool dot_bias = args.d_row_weights != nullptr && !args.down_bias.empty();
+  for_options(args.options, [&]<typename T, typename Act>(T, Act) {
+    const Lines lines = lines_of<T>(args.options.intermediate);
+    const int warps = team_warps(lines.count);
+    const ActivateBackwardKernel<T> kernel{
+        .groups = args.groups,
+        .lines = lines,
+        .warps = warps,
+        .hidden = data_of<T>(args.hidden),
+        .hidden_stride = args.hidden.stride,
+        .activated = data_of<T>(args.activated),
+        .activated_stride = args.activated.stride,
+        .row_weights = args.row_weights,
+        .limit = args.options.clamp_limit,
+        .d_row_weights = args.d_row_weights,
+        .d_out_lines = lines_of<T>(args.options.hidden),
+        .d_out = data_of<T>(args.d_out),
+        .d_out_stride = args.d_out.stride,
+        .down_bias = dot_bias ? context.table(args.down_bias) : nullptr};
+    const bool aligned =
+        inner_is_aligned<T>(args.options, args.hidden, args.activated) &&
+        (!dot_bias || outer_is_aligned<T>(args.options, args.d_out, args.down_bias));
+    for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
+      activate_backward_kernel<T, Act, kAligned>
+          <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
+    });
+    check(cudaGetLastError(), "activate_backward");
+  });
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,115 @@
+// The activations and their derivatives, as src/device/cpu/activations.inl has them.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+namespace switchyard::cuda {
+
+// bf16 rows have eight bits: fast functions do. f32 rows get the accurate ones.
+struct FastMath {
+  __device__ static float exp(float x) { return __expf(x); }
+  __device__ static float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
+};
+struct AccurateMath {
+  __device__ static float exp(float x) { return expf(x); }
+  __device__ static float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
+};
+
+struct Derivatives {
+  float value;
+  float d_gate;
+  float d_up;
+};
+
+template <typename Math>
+struct Swiglu {
+  static constexpr bool kGated = true;
+  __device__ static float value(float gate, float up, float /*limit*/) {
+    return gate * Math::sigmoid(gate) * up;
+  }
+  __device__ static Derivatives derivatives(float gate, float up, float /*limit*/) {
+    const float s = Math::sigmoid(gate);
+    return {gate * s * up, up * (s * (1.0F + gate * (1.0F - s))), gate * s};
+  }
+};
+
+template <typename Math>
+struct ClampedSwiglu {
+  static constexpr bool kGated = true;
+  static constexpr float kAlpha = 1.702F;
+  // Comparisons rather than fminf: NaN stays NaN.
+  __device__ static float at_most(float x, float limit) { return x > limit ? limit : x; }
+  __device__ static float clamp(float x, float limit) {
+    return x < -limit ? -limit : at_most(x, limit);
+  }
+  __device__ static float value(float gate, float up, float limit) {
+    const float g = at_most(gate, limit);
+    return g * Math::sigmoid(kAlpha * g) * (clamp(up, limit) + 1.0F);
+  }
+  __device__ static Derivatives derivatives(float gate, float up, float limit) {
+    const float g = at_most(gate, limit);
+    const float u = clamp(up, limit);
+    const float s = Math::sigmoid(kAlpha * g);
+    const float d_gate = (u + 1.0F) * (s * (1.0F + kAlpha * g * (1.0F - s)));
+    return {g * s * (u + 1.0F), gate > limit ? 0.0F : d_gate,
+            up > limit || up < -limit ? 0.0F : g * s};
+  }
+};
+
+template <typename Math>
+struct Gelu {
+  static constexpr bool kGated = false;
+  // By erfc, which is accurate in the tail too.
+  __device__ static float normal_cdf(float u) { return 0.5F * erfcf(-0.707106781F * u); }
+  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+    return u * normal_cdf(u);
+  }
+  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+    const float cdf = normal_cdf(u);
+    return {u * cdf, 0.0F, cdf + u * Math::exp(-0.5F * u * u) * 0.398942280F};
+  }
+};
+
+template <typename Math>
+struct GeluTanh {
+  static constexpr bool kGated = false;
+  static constexpr float kTwiceFactor = 1.59576912F;  // 2·√(2/π)
+  static constexpr float kCubic = 0.044715F;
+  // ½(1 + tanh v) is the sigmoid of 2v.
+  __device__ static float factor(float u) {
+    return Math::sigmoid(kTwiceFactor * (u + kCubic * u * u * u));
+  }
+  __device__ static float value(float /*gate*/, float u, float /*limit*/) { return u * factor(u); }
+  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+    const float s = factor(u);
+    // Finite, since it meets 0 where u is large.
+    const float slope = fminf(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
+    return {u * s, 0.0F, s + u * s * (1.0F - s) * slope};
+  }
+};
+
+template <typename Math>
+struct Relu {
+  static constexpr bool kGated = false;
+  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+    return u < 0.0F ? 0.0F : u;  // NaN stays NaN
+  }
+  __device__ static Derivatives derivatives(float gate, float u, float limit) {
+    return {value(gate, u, limit), 0.0F, u > 0.0F ? 1.0F : 0.0F};
+  }
+};
+
+template <typename Math>
+struct Silu {
+  static constexpr bool kGated = false;
+  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+    return u * Math::sigmoid(u);
+  }
+  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+    const float s = Math::sigmoid(u);
+    return {u * s, 0.0F, s * (1.0F + u * (1.0F - s))};
+  }
+};
+
+}  // namespace switchyard::cuda

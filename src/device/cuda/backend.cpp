@@ -1,0 +1,268 @@
+#include "device/cuda/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "core/require.h"
+#include "device/cuda/constants.h"
+#include "device/cuda/device_memory.h"
+#include "device/cuda/kernels.h"
+#include "device/cuda/pinned_buffer.h"
+#include "device/cuda/probe.h"
+#include "device/cuda/stage_timer.h"
+#include "device/device_backend.h"
+
+namespace switchyard::cuda {
+
+void check(int status, std::string_view what) {
+  const auto error = static_cast<cudaError_t>(status);
+  if (error == cudaSuccess) [[likely]] {
+    return;
+  }
+  cudaGetLastError();  // so that it is not met again where it did not happen
+  throw DeviceError(fmt::format("CUDA failed at {}: {} ({})", what, cudaGetErrorString(error),
+                                cudaGetErrorName(error)));
+}
+
+namespace {
+
+class CudaContext final : public Context {
+ public:
+  explicit CudaContext(const CudaOptions& options)
+      : options_(entered(options)), memory_(options.ordinal) {
+    check(cudaStreamCreate(&own_stream_), "making a stream");
+    set_stream(static_cast<CUstream_st*>(options.stream.handle));
+    check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount,
+                                 options.ordinal),
+          "asking for multiprocessors");
+    int major = 0;
+    int minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.ordinal),
+          "asking for the compute capability");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.ordinal),
+          "asking for the compute capability");
+    compute_capability_ = 10 * major + minor;
+  }
+
+  ~CudaContext() override {  // at the end of a program the driver may be gone already
+    cudaStreamDestroy(own_stream_);
+  }
+
+  // What runs next on this thread concerns this GPU.
+  void enter() const { check(cudaSetDevice(options_.ordinal), "choosing the GPU"); }
+
+  int ordinal() const { return options_.ordinal; }
+  CUstream_st* stream() const override { return stream_; }
+  void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
+  int num_multiprocessors() const override { return num_multiprocessors_; }
+  int compute_capability() const override { return compute_capability_; }
+
+  TensorView take(const Shape& shape, Dtype dtype) override {
+    return memory_.take(shape, dtype, stream_);
+  }
+  std::int64_t bytes_held() const { return memory_.bytes_held(); }
+  void release_capture(std::uint64_t capture) override { memory_.release(capture); }
+  void set_zero(const TensorView& view) override {
+    if (view.bytes() == 0) return;
+    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    // A row may be longer than a pitch, which is below 2³¹ bytes.
+    check(view.is_contiguous()
+              ? cudaMemsetAsync(view.data(), 0, size(view.bytes()), stream_)
+              : cudaMemset2DAsync(view.data(), size(view.row_stride_bytes()), 0,
+                                  size(view.row_bytes()), size(view.rows()), stream_),
+          "setting memory to zero");
+  }
+  void upload(std::span<const std::byte> from, void* to) override {
+    upload_words(from, to, stream_);
+  }
+  const void* constant(std::span<const std::byte> bytes) override {
+    return constants_.find_or_upload(bytes, memory_, stream_);
+  }
+
+  void mark(std::string_view stage) override {
+    if (const auto timer = timer_.lock()) timer->end(stage);
+  }
+  std::shared_ptr<StageTimer> time_stages() {
+    timer_.reset();
+    if (!options_.time_stages || capture_of(stream_) != 0) return nullptr;
+    auto timer = std::make_shared<EventTimer>(stream_, host_syncs_);
+    timer_ = timer;
+    return timer;
+  }
+
+  void wait() {
+    require_no_capture();
+    ++*host_syncs_;
+    check(cudaStreamSynchronize(stream_), "waiting for the stream");
+  }
+  std::int64_t host_syncs() const { return *host_syncs_; }
+
+  void fetch(const ConstTensorView& from, std::span<std::byte> to) {
+    if (to.empty()) return wait();
+    require_no_capture();
+    std::byte* staged = pinned_.at_least(to.size());
+    check(cudaMemcpyAsync(staged, from.data(), to.size(), cudaMemcpyDeviceToHost, stream_),
+          "copying to the host");
+    wait();
+    std::copy_n(staged, to.size(), to.data());
+  }
+
+  // Between the host and the GPU, either way; waits.
+  void copy_across(const ConstTensorView& from, const TensorView& to) {
+    if (from.bytes() == 0) return;
+    require_no_capture();
+    if (from.is_contiguous() && to.is_contiguous()) {
+      check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(from.bytes()),
+                            cudaMemcpyDefault, stream_),
+            "copying between the host and the GPU");
+      return wait();
+    }
+    check(cudaMemcpy2DAsync(to.data(), static_cast<std::size_t>(to.row_stride_bytes()), from.data(),
+                            static_cast<std::size_t>(from.row_stride_bytes()),
+                            static_cast<std::size_t>(from.row_bytes()),
+                            static_cast<std::size_t>(from.rows()), cudaMemcpyDefault, stream_),
+          "copying between the host and the GPU");
+    wait();
+  }
+
+ private:
+  // Before any member asks CUDA for something.
+  static const CudaOptions& entered(const CudaOptions& options) {
+    check(cudaSetDevice(options.ordinal), "choosing the GPU");
+    return options;
+  }
+
+  void require_no_capture() const {
+    require<DeviceError>(capture_of(stream_) == 0,
+                         "this step has to wait for the GPU, which a captured one cannot: give the "
+                         "layer bounded sizing, and one rank");
+  }
+
+  CudaOptions options_;
+  CUstream_st* own_stream_ = nullptr;
+  CUstream_st* stream_ = nullptr;
+  DeviceMemory memory_;
+  Constants constants_;
+  PinnedBuffer pinned_;
+  int num_multiprocessors_ = 0;
+  int compute_capability_ = 0;
+  std::shared_ptr<std::atomic<std::int64_t>> host_syncs_ =
+      std::make_shared<std::atomic<std::int64_t>>(0);
+  std::weak_ptr<EventTimer> timer_;
+};
+
+class CudaDevice final : public DeviceBackend {
+ public:
+  explicit CudaDevice(const CudaOptions& options) : context_(options) {}
+
+  void count_assignments(const CountAssignments& args) const override {
+    cuda::count_assignments(args, entered());
+  }
+  void lay_out(const LayOut& args) const override { cuda::lay_out(args, entered()); }
+  void assign_slots(const AssignSlots& args) const override { cuda::assign_slots(args, entered()); }
+  void scatter_rows(const ScatterRows& args) const override { cuda::scatter_rows(args, entered()); }
+  void gather_rows(const GatherRows& args) const override { cuda::gather_rows(args, entered()); }
+  void dot_rows(const DotRows& args) const override { cuda::dot_rows(args, entered()); }
+  void route_tokens(const RouteTokens& args) const override { cuda::route_tokens(args, entered()); }
+  void route_tokens_backward(const RouteTokensBackward& args) const override {
+    cuda::route_tokens_backward(args, entered());
+  }
+  void limit_picks(const LimitPicks& args) const override { cuda::limit_picks(args, entered()); }
+  void loss_totals(const LossTotals& args) const override { cuda::loss_totals(args, entered()); }
+  void loss_slopes(const LossSlopes& args) const override { cuda::loss_slopes(args, entered()); }
+  void count_picks(const RouterSums& sums, const TensorView& statistics) const override {
+    cuda::count_picks(sums, statistics, entered());
+  }
+  void output_scales(const OutputScales& args) const override {
+    cuda::output_scales(args, entered());
+  }
+  void scale_by_expert(const ScaleByExpert& args) const override {
+    cuda::scale_by_expert(args, entered());
+  }
+  void zero_padding(const TensorView& rows, const ConstTensorView& valid) const override {
+    cuda::zero_padding(rows, valid, entered());
+  }
+  void experts_forward(const ExpertsForward& args) const override {
+    cuda::experts_forward(args, entered());
+  }
+  void experts_backward(const ExpertsBackward& args) const override {
+    cuda::experts_backward(args, entered());
+  }
+  void shared_forward(const SharedForward& args) const override {
+    cuda::shared_forward(args, entered());
+  }
+  void shared_backward(const SharedBackward& args) const override {
+    cuda::shared_backward(args, entered());
+  }
+  void multiply(std::span<const Matmul> products) const override {
+    cuda::multiply(products, entered());
+  }
+  void split(std::int64_t /*count*/,
+             const std::function<void(std::int64_t, std::int64_t)>& /*piece*/) const override {
+    throw Unsupported("Device::parallel_for runs functions of the host, which a GPU cannot");
+  }
+
+  Memory memory() const override { return Memory::gpu; }
+  int ordinal() const override { return context_.ordinal(); }
+  TensorView take(const Shape& shape, Dtype dtype) const override {
+    return entered().take(shape, dtype);
+  }
+  void set_zero(const TensorView& view) const override { entered().set_zero(view); }
+  void copy(const ConstTensorView& from, const TensorView& to) const override {
+    if (from.memory() == Memory::gpu && to.memory() == Memory::gpu) {
+      cuda::copy_rows(from, to, entered());
+    } else {
+      entered().copy_across(from, to);
+    }
+  }
+  void upload(std::span<const std::byte> from, const TensorView& to) const override {
+    entered().upload(from, to.data());
+  }
+  void fetch(const ConstTensorView& from, std::span<std::byte> to) const override {
+    entered().fetch(from, to);
+  }
+  std::int64_t bytes_held() const override { return context_.bytes_held(); }
+  int num_threads() const override { return 1; }
+
+  Stream stream() const override { return {context_.stream()}; }
+  void set_stream(Stream stream) const override {
+    context_.set_stream(static_cast<CUstream_st*>(stream.handle));
+  }
+  void wait() const override { entered().wait(); }
+  void synchronize() const override {
+    entered();
+    check(cudaStreamSynchronize(context_.stream()), "waiting for the stream");
+  }
+  std::int64_t host_syncs() const override { return context_.host_syncs(); }
+  std::shared_ptr<StageTimer> time_stages() const override { return entered().time_stages(); }
+
+  Context& context() const { return entered(); }
+
+ private:
+  CudaContext& entered() const {
+    context_.enter();
+    return context_;
+  }
+
+  // A device is used by one thread at a time; what it works with is no part of what it is.
+  mutable CudaContext context_;
+};
+
+}  // namespace
+
+std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
+  const auto reason = reason_against(options.ordinal);
+  require<Unsupported>(reason.empty(), "GPU {} cannot be used: {}", options.ordinal, reason);
+  return std::make_shared<const CudaDevice>(options);
+}
+
+Context& context_of(const Device& device) {
+  const auto* gpu = dynamic_cast<const CudaDevice*>(&device.backend());
+  require(gpu != nullptr, "the device is no GPU");
+  return gpu->context();
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,12 @@
+// A GPU as a device.
+#pragma once
+
+#include "device/cuda/context.h"
+#include "switchyard/device.h"
+
+namespace switchyard::cuda {
+
+// What the functions of a GPU work with; for tests of single kernels.
+Context& context_of(const Device& device);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,168 @@
+// Sums of columns over the rows of a group: in chunks, and then over the chunks in order.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "device/cuda/expert_passes.h"
+#include "device/cuda/lines.cuh"
+#include "device/cuda/row_teams.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kChunkRows = 512;  // counted from the group's first row
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+
+// Where the sums of a group's first chunk lie. A chunk more than its rows fill is between a group
+// and the next, so that groups may begin anywhere.
+__device__ std::int64_t first_chunk(const Groups& groups, int group) {
+  return std::int64_t{groups.row_offsets[group] / kChunkRows} + group;
+}
+std::int64_t num_chunks(const Groups& groups) {
+  return groups.row_capacity / kChunkRows + groups.count;
+}
+
+// By all lanes of a warp at once.
+struct ChunkRows {
+  std::int64_t first;
+  int count;
+};
+__device__ ChunkRows rows_of_chunk(const Groups& groups, std::int64_t chunk) {
+  const int group =
+      last_at_most(groups.count, chunk, [&](int g) { return first_chunk(groups, g); });
+  const std::int64_t skipped = (chunk - first_chunk(groups, group)) * kChunkRows;
+  const std::int64_t left = groups.group_rows[group] - skipped;
+  if (skipped < 0 || left <= 0) return {0, 0};
+  return {groups.row_offsets[group] + skipped,
+          static_cast<int>(min(left, std::int64_t{kChunkRows}))};
+}
+
+template <typename T>
+struct SumChunks {
+  Groups groups;
+  Lines lines;
+  const T* rows;
+  std::int64_t stride;
+  const float* row_weights;
+  float* sums;  // out [chunks, columns]
+};
+
+// Block (chunk, 32 lines): each warp sums every eighth row, and their sums are added in order.
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T> args) {
+  constexpr int kColumns = 32 * Line<T>::kElements;
+  __shared__ float warp_sums[kWarps][kColumns];
+  const auto chunk = std::int64_t{blockIdx.x};
+  const ChunkRows rows = rows_of_chunk(args.groups, chunk);
+  if (rows.count == 0) return;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int line = static_cast<int>(blockIdx.y) * 32 + lane;
+  float sums[Line<T>::kElements] = {};
+  if (line < args.lines.count) {
+#pragma unroll 4
+    for (int r = warp; r < rows.count; r += kWarps) {
+      const std::int64_t row = rows.first + r;
+      const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
+      const Line<T> value = args.lines.load<kAligned>(args.rows + row * args.stride, line);
+#pragma unroll
+      for (int i = 0; i < Line<T>::kElements; ++i) sums[i] += weight * value.get(i);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Line<T>::kElements; ++i) {
+    warp_sums[warp][lane * Line<T>::kElements + i] = sums[i];
+  }
+  __syncthreads();
+  const int column = static_cast<int>(threadIdx.x);
+  const int to = static_cast<int>(blockIdx.y) * kColumns + column;
+  if (column >= kColumns || to >= args.lines.width) return;
+  float total = 0.0F;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += warp_sums[w][column];
+  args.sums[chunk * args.lines.width + to] = total;
+}
+
+// Where a bias' gradient lies; every byte is part of a table's key.
+struct BiasRef {
+  void* data = nullptr;
+  std::int64_t is_f32 = 0;
+};
+
+struct AddChunks {
+  Groups groups;
+  int columns;  // parts · width
+  int width;
+  const float* sums;
+  const BiasRef* gradients;  // [parts, groups]
+  bool accumulate;
+};
+
+__global__ void __launch_bounds__(kThreads) add_chunks_kernel(const AddChunks args) {
+  const int group = static_cast<int>(blockIdx.x);
+  const int column = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+  if (column >= args.columns) return;
+  const int part = column / args.width;
+  const BiasRef to = args.gradients[part * args.groups.count + group];
+  const int rows = args.groups.group_rows[group];
+  if (to.data == nullptr || (rows == 0 && args.accumulate)) return;
+  const float* sums = args.sums + first_chunk(args.groups, group) * args.columns + column;
+  float total = 0.0F;
+#pragma unroll 4
+  for (int first = 0; first < rows; first += kChunkRows, sums += args.columns) total += *sums;
+  const int place = column - part * args.width;
+  if (to.is_f32 != 0) {
+    float* const at = static_cast<float*>(to.data) + place;
+    *at = args.accumulate ? *at + total : total;
+  } else {
+    __nv_bfloat16* const at = static_cast<__nv_bfloat16*>(to.data) + place;
+    *at = __float2bfloat16_rn(args.accumulate ? __bfloat162float(*at) + total : total);
+  }
+}
+
+void sum_chunks(const BiasGradients& args, float* sums, Context& context) {
+  if (args.groups.row_capacity == 0) return;
+  for_dtype(args.dtype, [&]<typename T>(T) {
+    const std::int64_t columns = args.parts * args.width;
+    const SumChunks<T> kernel{.groups = args.groups,
+                              .lines = lines_of<T>(columns),
+                              .rows = data_of<T>(args.rows),
+                              .stride = args.rows.stride,
+                              .row_weights = args.row_weights,
+                              .sums = sums};
+    const dim3 grid(static_cast<unsigned>(num_chunks(args.groups)),
+                    static_cast<unsigned>((kernel.lines.count + 31) / 32));
+    for_alignment(has_whole_lines<T>(columns) && is_aligned<T>(args.rows),
+                  [&]<bool kAligned>(std::bool_constant<kAligned>) {
+                    sum_chunks_kernel<T, kAligned><<<grid, kThreads, 0, context.stream()>>>(kernel);
+                  });
+    check(cudaGetLastError(), "sum_chunks");
+  });
+}
+
+}  // namespace
+
+void bias_gradients(const BiasGradients& args, Context& context) {
+  std::vector<BiasRef> refs;
+  for (const TensorView& gradient : args.gradients) {
+    refs.push_back({gradient.data(), gradient.dtype() == Dtype::f32 ? 1 : 0});
+  }
+  if (std::ranges::all_of(refs, [](const BiasRef& ref) { return ref.data == nullptr; })) return;
+  const std::int64_t columns = args.parts * args.width;
+  const TensorView sums = context.take({num_chunks(args.groups), columns}, Dtype::f32);
+  sum_chunks(args, reinterpret_cast<float*>(sums.data()), context);
+  const dim3 grid(static_cast<unsigned>(args.groups.count),
+                  static_cast<unsigned>((columns + kThreads - 1) / kThreads));
+  add_chunks_kernel<<<grid, kThreads, 0, context.stream()>>>(
+      {.groups = args.groups,
+       .columns = static_cast<int>(columns),
+       .width = static_cast<int>(args.width),
+       .sums = reinterpret_cast<const float*>(sums.data()),
+       .gradients = static_cast<const BiasRef*>(context.constant(std::as_bytes(std::span(refs)))),
+       .accumulate = args.accumulate});
+  check(cudaGetLastError(), "add_chunks");
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,58 @@
+// What every CUDA function of this folder works with: the GPU, its stream, memory and small tables.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "switchyard/tensor.h"
+
+struct CUstream_st;
+
+namespace switchyard::cuda {
+
+// Where a matrix lies, for kernels that read a table of them.
+struct MatrixRef {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;  // in elements
+
+  friend bool operator==(const MatrixRef&, const MatrixRef&) = default;
+};
+
+// Throws DeviceError, naming `what` and CUDA's own words, if `status` (a cudaError_t) is not
+// cudaSuccess. After a launch: check(cudaGetLastError(), "the kernel's name").
+void check(int status, std::string_view what);
+
+// Of one device; used by one thread at a time.
+class Context {
+ public:
+  virtual ~Context() = default;
+
+  virtual CUstream_st* stream() const = 0;  // a cudaStream_t
+  virtual int num_multiprocessors() const = 0;
+  virtual int compute_capability() const = 0;  // 90 for Hopper
+
+  // As DeviceBackend's.
+  virtual TensorView take(const Shape& shape, Dtype dtype) = 0;
+  virtual void set_zero(const TensorView& view) = 0;
+  virtual void upload(std::span<const std::byte> from, void* to) = 0;
+
+  // What a capture took is free again: nothing captured in it will run any more.
+  virtual void release_capture(std::uint64_t capture) = 0;
+
+  // The bytes in device memory, aligned to 128: uploaded on `stream` when they are first asked for,
+  // and kept; the same bytes asked for again are found. They may be used until thousands of others
+  // have been asked for, and in a captured step until the context is gone.
+  // For tables of pointers and tensor maps that seldom change.
+  virtual const void* constant(std::span<const std::byte> bytes) = 0;
+  const MatrixRef* table(std::span<const MatrixRef> refs) {
+    return static_cast<const MatrixRef*>(constant(std::as_bytes(refs)));
+  }
+
+  // Where stages are timed, the one that began with the last mark ends here.
+  virtual void mark(std::string_view stage) = 0;
+};
+
+}  // namespace switchyard::cuda

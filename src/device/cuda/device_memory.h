@@ -1,0 +1,44 @@
+// A GPU's memory, taken and given back every step in the order of its stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "switchyard/tensor.h"
+
+struct CUstream_st;
+
+namespace switchyard::cuda {
+
+// Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step uses
+// belongs to that capture until it is released: a graph may be replayed at any time. May be used
+// from any thread; blocks may outlive the object.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(int ordinal);
+
+  // Uninitialised, aligned to 256 bytes; goes back when the last view of it is gone. Throws
+  // DeviceError where there is no more memory, or if `stream` is being captured and nothing kept
+  // fits.
+  TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
+  // The same for what is kept from step to step: leaves what steps have given back to them.
+  TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
+
+  // The graph of this capture is gone: what it used is anybody's, in the order of the stream.
+  void release(std::uint64_t capture);
+
+  // In use and kept.
+  std::int64_t bytes_held() const;
+
+ private:
+  struct Blocks;
+  enum class Source { given_back, anew };
+  TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream, Source source);
+
+  std::shared_ptr<Blocks> blocks_;
+};
+
+// A number for the capture that a stream is in; 0: none.
+std::uint64_t capture_of(CUstream_st* stream);
+
+}  // namespace switchyard::cuda

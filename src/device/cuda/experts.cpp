@@ -1,0 +1,122 @@
+// The experts of a rank, and the one that every token visits, on a GPU.
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <optional>
+
+#include "device/cuda/expert_passes.h"
+#include "device/cuda/expert_step.h"
+#include "device/cuda/kernels.h"
+
+namespace switchyard::cuda {
+namespace {
+
+const float* floats_of(const std::optional<ConstTensorView>& view) {
+  return view ? reinterpret_cast<const float*>(view->data()) : nullptr;
+}
+float* floats_of(const std::optional<TensorView>& view) {
+  return view ? reinterpret_cast<float*>(view->data()) : nullptr;
+}
+
+// Groups fit into each of these views, which need not have equally many rows.
+Groups groups_of(const ConstTensorView& row_offsets, const ConstTensorView& group_rows,
+                 std::initializer_list<std::int64_t> num_rows) {
+  return {reinterpret_cast<const std::int32_t*>(row_offsets.data()),
+          reinterpret_cast<const std::int32_t*>(group_rows.data()),
+          static_cast<int>(group_rows.rows()), std::min(num_rows)};
+}
+
+Groups one_group(std::int64_t num_rows, Context& context) {
+  const std::array<std::int32_t, 2> words{0, static_cast<std::int32_t>(num_rows)};
+  const auto* table =
+      static_cast<const std::int32_t*>(context.constant(std::as_bytes(std::span(words))));
+  return {table, table + 1, 1, num_rows};
+}
+
+}  // namespace
+
+void experts_forward(const ExpertsForward& args, Context& context) {
+  const auto num_rows = args.in.rows.rows();
+  const TensorView hidden =
+      args.out.hidden ? *args.out.hidden
+                      : context.take({num_rows, args.options.hidden_width()}, args.options.dtype);
+  expert_forward({.options = args.options,
+                  .weights = args.weights,
+                  .groups = groups_of(args.row_offsets, args.group_rows,
+                                      {num_rows, args.out.out.rows(), hidden.rows()}),
+                  .x = rows_of(args.in.rows),
+                  .row_weights = floats_of(args.in.row_weights),
+                  .hidden = rows_of(hidden)},
+                 rows_of(args.out.out), context);
+}
+
+void experts_backward(const ExpertsBackward& args, Context& context) {
+  const auto& in = args.in;
+  const auto& out = args.out;
+  expert_backward(
+      {.options = args.options,
+       .weights = args.weights,
+       .groups = groups_of(args.row_offsets, args.group_rows,
+                           {in.rows.rows(), in.hidden.rows(), in.d_out.rows(), out.d_rows.rows()}),
+       .x = rows_of(in.rows),
+       .row_weights = floats_of(in.row_weights),
+       .hidden = rows_of(in.hidden)},
+      {.hidden_rows = in.hidden_rows,
+       .d_out = rows_of(in.d_out),
+       .d_x = rows_of(out.d_rows),
+       .d_row_weights = floats_of(out.d_row_weights),
+       .weights = out.gradients,
+       .mode = out.mode},
+      context);
+}
+
+// What the expert gives is rounded to the rows' dtype before it is added, once more than on a CPU:
+// the products have no f32 output for bf16 rows.
+void shared_forward(const SharedForward& args, Context& context) {
+  const auto& options = args.options;
+  const auto num_rows = args.x.rows();
+  const Groups groups = one_group(num_rows, context);
+  const TensorView hidden =
+      args.hidden ? *args.hidden : context.take({num_rows, options.hidden_width()}, options.dtype);
+  const TensorView out = context.take({num_rows, options.hidden}, options.dtype);
+  expert_forward({.options = options,
+                  .weights = {&args.weights, 1},
+                  .groups = groups,
+                  .x = rows_of(args.x),
+                  .hidden = rows_of(hidden)},
+                 rows_of(out), context);
+  add_rows({.dtype = options.dtype,
+            .groups = groups,
+            .width = options.hidden,
+            .from = rows_of(out),
+            .to = rows_of(args.y)},
+           context);
+  context.mark("activation");
+}
+
+void shared_backward(const SharedBackward& args, Context& context) {
+  const auto& options = args.options;
+  const auto num_rows = args.x.rows();
+  const Groups groups = one_group(num_rows, context);
+  const TensorView d_x = context.take({num_rows, options.hidden}, options.dtype);
+  expert_backward({.options = options,
+                   .weights = {&args.weights, 1},
+                   .groups = groups,
+                   .x = rows_of(args.x),
+                   .hidden = rows_of(args.hidden)},
+                  {.hidden_rows = args.hidden_rows,
+                   .d_out = rows_of(args.d_y),
+                   .d_x = rows_of(d_x),
+                   .weights = {&args.gradients, 1},
+                   .mode = args.mode},
+                  context);
+  add_rows({.dtype = options.dtype,
+            .groups = groups,
+            .width = options.hidden,
+            .from = rows_of(d_x),
+            .to = rows_of(args.d_x)},
+           context);
+  context.mark("activation");
+}
+
+}  // namespace switchyard::cuda

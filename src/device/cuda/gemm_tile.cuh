@@ -1,0 +1,145 @@
+// One tile of a product: where its operands lie, and how its sums become results.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace switchyard::cuda::gemm {
+
+constexpr int kTileRows = 128;
+constexpr int kTileColumns = 128;
+
+// c[i, j] = Σ_k a[i, k] · b[j, k] for i < rows, j < columns. An operand lies [line, k] (K-major) or
+// [k, line]; strides are those of its outer dimension.
+template <typename T>
+struct Tile {
+  const T* a = nullptr;
+  std::int64_t a_stride = 0;
+  const T* b = nullptr;
+  std::int64_t b_stride = 0;
+  int k = 0;
+  // A second sum over k that continues the first, if there is one.
+  const T* next_a = nullptr;
+  const T* next_b = nullptr;
+  std::int64_t next_b_stride = 0;
+  bool has_next = false;
+
+  int rows = 0;  // at most those of a tile; 0: nothing is to be done
+  int columns = 0;
+  void* c = nullptr;
+  std::int64_t c_stride = 0;
+  bool c_is_f32 = false;
+  bool c_is_aligned = false;  // rows of c to 16 bytes
+  bool accumulate = false;
+  const T* bias = nullptr;         // [columns] or none
+  const float* factors = nullptr;  // [rows] or none: 1
+};
+
+// The operands of one step of the sum: `k` of it, or as many as a step has, from these places.
+template <typename T>
+struct Slice {
+  const T* a;
+  const T* b;
+  std::int64_t b_stride;
+  int k;
+};
+
+template <int kDepth, typename T>
+__device__ int num_slices(const Tile<T>& tile) {
+  const int each = (tile.k + kDepth - 1) / kDepth;
+  return tile.has_next ? 2 * each : each;
+}
+
+template <int kDepth, bool kAKMajor, bool kBKMajor, typename T>
+__device__ Slice<T> slice_of(const Tile<T>& tile, int index) {
+  const int each = (tile.k + kDepth - 1) / kDepth;
+  const bool next = index >= each;
+  const int first = (next ? index - each : index) * kDepth;
+  const std::int64_t b_stride = next ? tile.next_b_stride : tile.b_stride;
+  return {(next ? tile.next_a : tile.a) + first * (kAKMajor ? 1 : tile.a_stride),
+          (next ? tile.next_b : tile.b) + first * (kBKMajor ? 1 : b_stride), b_stride,
+          tile.k - first};
+}
+
+// Sums wait in shared memory, in pieces of 8 columns that change places by row: neither the threads
+// that put them there nor those that fetch them then crowd on few banks.
+constexpr int kPiece = 8;
+constexpr int kStagedBytes = kTileRows * kTileColumns * static_cast<int>(sizeof(float));
+__device__ inline int staged_index(int row, int column) {
+  return row * kTileColumns + ((column / kPiece) ^ (row & 7)) * kPiece + column % kPiece;
+}
+
+__device__ inline float to_f32(float value) { return value; }
+__device__ inline float to_f32(__nv_bfloat16 value) { return __bfloat162float(value); }
+template <typename To>
+__device__ To rounded(float value);
+template <>
+__device__ inline float rounded<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 rounded<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+// A piece of a row of c, in 16-byte accesses where it is whole and aligned.
+template <typename C>
+struct alignas(16) RowPiece {
+  C values[kPiece];
+};
+
+template <typename C>
+__device__ void store_piece(C* c, float (&sums)[kPiece], int count, bool aligned, bool accumulate) {
+  if (aligned && count == kPiece) {
+    auto* whole = reinterpret_cast<RowPiece<C>*>(c);
+    RowPiece<C> piece;
+    if (accumulate) {
+      piece = *whole;
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) sums[j] += to_f32(piece.values[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) piece.values[j] = rounded<C>(sums[j]);
+    *whole = piece;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kPiece; ++j) {
+    if (j < count) c[j] = rounded<C>(accumulate ? sums[j] + to_f32(c[j]) : sums[j]);
+  }
+}
+
+// By all threads of a block, whose sums are staged.
+template <int kThreads, typename T>
+__device__ void store_tile(const Tile<T>& tile, const float* staged) {
+  constexpr int kPieces = kTileColumns / kPiece;
+  const int column = static_cast<int>(threadIdx.x) % kPieces * kPiece;
+  const int count = min(tile.columns - column, kPiece);
+  float bias[kPiece];
+#pragma unroll
+  for (int j = 0; j < kPiece; ++j) {
+    bias[j] = tile.bias != nullptr && j < count ? to_f32(tile.bias[column + j]) : 0.0F;
+  }
+  if (count <= 0) return;
+  for (int row = threadIdx.x / kPieces; row < tile.rows; row += kThreads / kPieces) {
+    float sums[kPiece];
+    const float* from = staged + staged_index(row, column);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) sums[j] = from[j];
+    if (tile.bias != nullptr) {
+      const float factor = tile.factors == nullptr ? 1.0F : tile.factors[row];
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) sums[j] = fmaf(factor, bias[j], sums[j]);
+    }
+    const std::int64_t place = row * tile.c_stride + column;
+    if (sizeof(T) == sizeof(float) || tile.c_is_f32) {
+      store_piece(static_cast<float*>(tile.c) + place, sums, count, tile.c_is_aligned,
+                  tile.accumulate);
+    } else {
+      store_piece(static_cast<T*>(tile.c) + place, sums, count, tile.c_is_aligned, tile.accumulate);
+    }
+  }
+}
+
+}  // namespace switchyard::cuda::gemm

@@ -1,0 +1,75 @@
+// Which tile comes when: tiles of a group together, and in it those that share operands.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/gemm_tile.cuh"
+
+namespace switchyard::cuda::gemm {
+
+struct TilePlace {
+  int row_block;
+  int column_tile;
+};
+
+// Bands of row blocks go through all columns, rows fastest: tiles that run at the same time then
+// read about as many lines of a as of b.
+__device__ inline TilePlace place_of(int index, int row_blocks, int column_tiles) {
+  constexpr int kBand = 16;
+  const int band = index / (kBand * column_tiles);
+  const int within = index - band * kBand * column_tiles;
+  const int height = min(kBand, row_blocks - band * kBand);
+  return {band * kBand + within % height, within / height};
+}
+
+__device__ inline int tiles_over(int extent, int tile) { return (extent + tile - 1) / tile; }
+
+struct TileInGroup {
+  int group;
+  int index;
+};
+
+// Finds groups by the rows that only the device knows: every warp for itself, 32 groups at a time.
+class GroupWalk {
+ public:
+  // Of the tiles of all groups, in order of groups; `index` must not fall from call to call, and is
+  // the same in all lanes.
+  __device__ bool find(int index, const std::int32_t* group_rows, int count, int column_tiles,
+                       TileInGroup& found) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int end = __shfl_sync(kAllLanes, lane_end_, 31);
+    while (index >= end) {
+      if (next_ >= count) return false;
+      const int mine = next_ + lane;
+      const int tiles = mine < count ? tiles_over(group_rows[mine], kTileRows) * column_tiles : 0;
+      lane_end_ = end + sum_up_to(lane, tiles);
+      lane_begin_ = lane_end_ - tiles;
+      end = __shfl_sync(kAllLanes, lane_end_, 31);
+      next_ += 32;
+    }
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, index < lane_end_))) - 1;
+    found = {next_ - 32 + owner, index - __shfl_sync(kAllLanes, lane_begin_, owner)};
+    return true;
+  }
+
+ private:
+  static constexpr unsigned kAllLanes = 0xffffffffU;
+
+  static __device__ int sum_up_to(int lane, int value) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, value, step);
+      if (lane >= step) value += before;
+    }
+    return value;
+  }
+
+  int next_ = 0;        // behind the 32 groups that were looked at last, one a lane
+  int lane_begin_ = 0;  // the tiles of this lane's group
+  int lane_end_ = 0;
+};
+
+// For tiles whose places are known from sizes alone.
+struct NoWalk {};
+
+}  // namespace switchyard::cuda::gemm

@@ -1,0 +1,28 @@
+// Grouped products by the kernels that fit: those for Hopper where they do, else the portable ones.
+#include "device/cuda/grouped_gemm.h"
+#include "device/cuda/portable_gemm.h"
+
+namespace switchyard::cuda {
+namespace {
+
+template <typename Gemm>
+void multiply_groups(const Gemm& args, Context& context) {
+  if (hopper::grouped_gemm(args, context)) return;
+  if (args.dtype == Dtype::bf16) {
+    portable::grouped_gemm<Dtype::bf16>(args, context);
+  } else {
+    portable::grouped_gemm<Dtype::f32>(args, context);
+  }
+}
+
+}  // namespace
+
+void grouped_gemm(const ForwardGemm& args, Context& context) { multiply_groups(args, context); }
+void grouped_gemm(const InputGradientGemm& args, Context& context) {
+  multiply_groups(args, context);
+}
+void grouped_gemm(const WeightGradientGemm& args, Context& context) {
+  multiply_groups(args, context);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,10 @@
+// The grouped products of bf16, by tensor cores (sm_80 and up).
+#include "device/cuda/portable_gemm.cuh"
+
+namespace switchyard::cuda::portable {
+
+template void grouped_gemm<Dtype::bf16>(const ForwardGemm& args, Context& context);
+template void grouped_gemm<Dtype::bf16>(const InputGradientGemm& args, Context& context);
+template void grouped_gemm<Dtype::bf16>(const WeightGradientGemm& args, Context& context);
+
+}  // namespace switchyard::cuda::portable

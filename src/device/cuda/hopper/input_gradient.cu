@@ -1,0 +1,52 @@
+// c = Σ_p a_p · B_p of groups of rows, by the tensor cores of Hopper.
+#include "device/cuda/hopper/fits.h"
+#include "device/cuda/hopper/grouped_gemm.cuh"
+
+namespace switchyard::cuda::hopper {
+namespace {
+
+KernelArgs kernel_args(const InputGradientGemm& args, Context& context) {
+  const std::int64_t rows = args.groups.row_capacity;
+  const std::int64_t k = args.b.rows;
+  const std::int64_t n = args.b.columns;
+  KernelArgs to = args_of(args.groups);
+  to.a = tensor_map({.data = args.a.data,
+                     .columns = k,
+                     .rows = rows,
+                     .row_stride = args.a.stride,
+                     .parts = args.b.parts,
+                     .part_stride = k},
+                    64);
+  to.b = matrix_maps(args.b, args.groups.count, kBlock, context);
+  if (can_map(args.c)) {
+    to.c.whole = tensor_map(
+        {.data = args.c.data, .columns = n, .rows = rows, .row_stride = args.c.stride}, 64);
+  }
+  to.part_blocks = blocks_of(k, kBlock);
+  to.k_blocks = args.b.parts * to.part_blocks;
+  to.column_blocks = blocks_of(n, kTileColumns);
+  to.columns = static_cast<int>(n);
+  to.c_rows = args.c;
+  to.c_has_pairs = has_pairs<__nv_bfloat16>(args.c.data, args.c.stride);
+  return to;
+}
+
+}  // namespace
+
+bool grouped_gemm(const InputGradientGemm& args, Context& context) {
+  if (!fits(context, args.dtype, args.b)) return false;
+  if (args.groups.count == 0 || args.groups.row_capacity == 0) return true;
+  AlignedCopies copies(context);
+  InputGradientGemm aligned = args;
+  aligned.a = copies.of(args.a, args.groups.row_capacity, args.b.parts * args.b.rows);
+  aligned.b = copies.of(args.b);
+  const KernelArgs to = kernel_args(aligned, context);
+  if (can_map(args.c)) {
+    launch<Product::input_gradient, Epilogue::deferred>(to, context);
+  } else {
+    launch<Product::input_gradient, Epilogue::direct_bf16>(to, context);
+  }
+  return true;
+}
+
+}  // namespace switchyard::cuda::hopper

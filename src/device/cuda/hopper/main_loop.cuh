@@ -1,0 +1,95 @@
+// A consumer warpgroup's way through the blocks of a tile's reduction.
+#pragma once
+
+#include "device/cuda/hopper/pipeline.cuh"
+#include "device/cuda/hopper/tile_walk.cuh"
+#include "device/cuda/hopper/wgmma.cuh"
+
+namespace switchyard::cuda::hopper {
+
+// Named barriers: 1 and 2 of the consumers, 3 of both.
+constexpr int kConsumerBarrier = 1;
+constexpr int kBothConsumersBarrier = 3;
+
+template <Product kProduct>
+class MainLoop {
+ public:
+  __device__ __forceinline__ MainLoop(std::uint32_t shared, int warpgroup)
+      : consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
+
+  // Begins the products of block k; other work may be done until finish(k).
+  __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
+    pipeline_.wait_full();
+    if constexpr (kProduct == Product::weight_gradient) {
+      if (k == tile.k_blocks - 1 && tile.rows % kBlock != 0) zero_lines(tile.rows % kBlock);
+    }
+    const std::uint64_t a = describe<kA>(pipeline_.a() + consumer * kBoxBytes);
+    const std::uint64_t b = describe<kB>(pipeline_.b());
+    fence_sums();
+#pragma unroll
+    for (int i = 0; i < kBlock / 16; ++i) {
+      multiply<kA, kB>(sums, a + i * kNextSixteen<kA>, b + i * kNextSixteen<kB>, (k | i) != 0);
+    }
+    commit_products();
+  }
+
+  // One block's products stay under way; the stage of those before is free.
+  __device__ __forceinline__ void finish(int k) {
+    wait_for_products<1>();
+    if (k > 0) pipeline_.release_previous(thread);
+    pipeline_.advance();
+  }
+
+  // After the last of at least one block: the sums are there.
+  __device__ __forceinline__ void finish_all() {
+    wait_for_products<0>();
+    pipeline_.release_previous(thread);
+  }
+
+  // Lets the stages of a tile go by in which this consumer has no rows. No product holds its warps
+  // together here: without the barrier one could be lapped by the ring.
+  __device__ __forceinline__ void pass(const Tile& tile) {
+    for (int k = 0; k < tile.k_blocks; ++k) {
+      pipeline_.wait_full();
+      sync();
+      pipeline_.release(thread);
+      pipeline_.advance();
+    }
+  }
+
+  __device__ __forceinline__ void sync() const {
+    sync_threads(kConsumerBarrier + consumer, kWarpgroup);
+  }
+  __device__ __forceinline__ std::uint32_t staging(int box) const {
+    return pipeline_.staging(consumer, box);
+  }
+
+  const int consumer;
+  const int thread;  // of the warpgroup
+
+ private:
+  static constexpr Lines kA =
+      kProduct == Product::weight_gradient ? Lines::across_k : Lines::along_k;
+  static constexpr Lines kB = kProduct == Product::forward ? Lines::along_k : Lines::across_k;
+
+  // Rows beyond the group, which may hold anything, count as zeros in both operands. The swizzle
+  // stays within a line, so that whole lines can be set without regard to it.
+  __device__ __forceinline__ void zero_lines(int first) {
+    constexpr int kPieces = 128 / 16;
+    const int pieces = (64 - first) * kPieces;
+    const std::uint32_t boxes[3] = {pipeline_.a() + consumer * kBoxBytes,
+                                    pipeline_.b() + consumer * 2 * kBoxBytes,
+                                    pipeline_.b() + (consumer * 2 + 1) * kBoxBytes};
+    for (int i = thread; i < pieces; i += kWarpgroup) {
+#pragma unroll
+      for (const std::uint32_t box : boxes) zero_shared(box + first * 128 + i * 16);
+    }
+    __syncwarp();
+    fence_async_proxy();
+    sync_threads(kBothConsumersBarrier, kConsumers * kWarpgroup);
+  }
+
+  Pipeline pipeline_;
+};
+
+}  // namespace switchyard::cuda::hopper

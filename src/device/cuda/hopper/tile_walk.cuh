@@ -1,0 +1,104 @@
+// Which tiles a block works on, and in which order: decided from the groups' sizes alone, by every
+// thread for itself.
+#pragma once
+
+#include "device/cuda/hopper/kernel_args.h"
+
+namespace switchyard::cuda::hopper {
+
+// One of a cluster's two blocks' share of a pair of tiles. Both have the same group, and so as many
+// blocks of the reduction.
+struct Tile {
+  int group;
+  int first_row;     // of the group
+  int rows;          // of the group
+  int row_block;     // in tiles
+  int column_block;  // in tiles
+  int k_blocks;
+  bool same_rows;  // as the other block's tile, with other columns; else other rows, same columns
+  bool idle;       // no tile was left for this block; it still takes part in the copies
+};
+
+// The two blocks of a cluster take two row tiles of the same columns; a group's odd last row tile
+// is taken with two column tiles instead. Clusters take pairs in turn.
+template <Product kProduct>
+class TileWalk {
+ public:
+  __device__ __forceinline__ TileWalk(const KernelArgs& args, int rank)
+      : args_(args), rank_(rank), pair_(blockIdx.x / 2), clusters_(gridDim.x / 2) {
+    load_group();
+  }
+
+  // False when there are no more.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    while (pair_ >= first_pair_ + group_pairs_) {
+      if (++group_ >= args_.groups) return false;
+      first_pair_ += group_pairs_;
+      load_group();
+    }
+    tile.group = group_;
+    tile.first_row = first_row_;
+    tile.rows = rows_;
+    tile.k_blocks =
+        kProduct == Product::weight_gradient ? (rows_ + kBlock - 1) / kBlock : args_.k_blocks;
+    place(tile, pair_ - first_pair_);
+    pair_ += clusters_;
+    return true;
+  }
+
+ private:
+  // Pairs of row tiles are taken eight at a time through all columns, so that what they share is
+  // still in the cache.
+  static constexpr int kBand = 8;
+
+  __device__ __forceinline__ void load_group() {
+    first_row_ = __ldg(args_.row_offsets + group_);
+    rows_ = __ldg(args_.group_rows + group_);
+    row_blocks_ = kProduct == Product::weight_gradient ? args_.row_blocks
+                                                       : (rows_ + kTileRows - 1) / kTileRows;
+    group_pairs_ = row_blocks_ / 2 * args_.column_blocks +
+                   (row_blocks_ % 2 != 0 ? (args_.column_blocks + 1) / 2 : 0);
+  }
+
+  __device__ __forceinline__ void place(Tile& tile, int pair) {
+    const int columns = args_.column_blocks;
+    const int row_pairs = row_blocks_ / 2;
+    tile.same_rows = pair >= row_pairs * columns;
+    tile.idle = false;
+    if (tile.same_rows) {
+      tile.row_block = row_blocks_ - 1;
+      tile.column_block = 2 * (pair - row_pairs * columns) + rank_;
+      tile.idle = tile.column_block >= columns;
+      return;
+    }
+    const int band = pair / (kBand * columns);
+    const int in_band = pair - band * kBand * columns;
+    const int height = min(kBand, row_pairs - band * kBand);
+    tile.column_block = in_band / height;
+    const int row_pair = band * kBand + in_band - tile.column_block * height;
+    tile.row_block = 2 * row_pair + rank_;
+  }
+
+  const KernelArgs& args_;
+  int rank_;
+  int pair_;
+  int clusters_;
+  int group_ = 0;
+  int first_pair_ = 0;
+  int first_row_ = 0;
+  int rows_ = 0;
+  int row_blocks_ = 0;
+  int group_pairs_ = 0;
+};
+
+// A block of one of up to two parts.
+struct PartBlock {
+  int part;
+  int block;
+};
+__device__ __forceinline__ PartBlock split_parts(int block, int part_blocks) {
+  const bool second = block >= part_blocks;
+  return {second ? 1 : 0, second ? block - part_blocks : block};
+}
+
+}  // namespace switchyard::cuda::hopper

@@ -1,0 +1,77 @@
+// The tensor cores' product of a warpgroup: 64 × 256 sums of f32 from bf16 in shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard::cuda::hopper {
+
+// How an operand lies in shared memory, in lines of 128 bytes that are swizzled in blocks of eight:
+// a line has 64 elements along the reduction, or 64 along the other direction.
+enum class Lines { along_k, across_k };
+
+// What wgmma is told of an operand, sizes in units of 16 bytes: eight lines are 64 units, and 64
+// columns of an operand that lies across k (64 lines) 512.
+template <Lines kLines>
+__device__ __forceinline__ std::uint64_t describe(std::uint32_t address) {
+  constexpr std::uint64_t kLeading = kLines == Lines::along_k ? 1 : 512;
+  constexpr std::uint64_t kEightLines = 64;
+  constexpr std::uint64_t kSwizzle128 = 1;
+  return static_cast<std::uint64_t>((address & 0x3FFFF) >> 4) | kLeading << 16 | kEightLines << 32 |
+         kSwizzle128 << 62;
+}
+
+// From one 16 of the reduction to the next: 32 bytes of every line, or 16 lines.
+template <Lines kLines>
+constexpr std::uint64_t kNextSixteen = kLines == Lines::along_k ? 2 : 128;
+
+__device__ __forceinline__ void fence_sums() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// clang-format off
+#define SWITCHYARD_128_REGISTERS \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SWITCHYARD_8_SUMS(i) \
+  "+f"(sums[(i)]), "+f"(sums[(i) + 1]), "+f"(sums[(i) + 2]), "+f"(sums[(i) + 3]), \
+  "+f"(sums[(i) + 4]), "+f"(sums[(i) + 5]), "+f"(sums[(i) + 6]), "+f"(sums[(i) + 7])
+#define SWITCHYARD_32_SUMS(i) \
+  SWITCHYARD_8_SUMS(i), SWITCHYARD_8_SUMS((i) + 8), \
+  SWITCHYARD_8_SUMS((i) + 16), SWITCHYARD_8_SUMS((i) + 24)
+
+// sums (+)= A · Bᵀ over 16 of the reduction, A [64, 16] and B [256, 16]; begins anew where
+// `continues` is 0. Thread t has, of rows 16 (t / 32) + t % 32 / 4 and eight further, columns
+// 8 j + 2 (t % 4) and the next: sums[4 j], sums[4 j + 1], and sums[4 j + 2], sums[4 j + 3].
+template <Lines kA, Lines kB>
+__device__ __forceinline__ void multiply(float (&sums)[128], std::uint64_t a, std::uint64_t b,
+                                         int continues) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" SWITCHYARD_128_REGISTERS "}, "
+      "%128, %129, p, 1, 1, %131, %132;\n}\n"
+      : SWITCHYARD_32_SUMS(0), SWITCHYARD_32_SUMS(32), SWITCHYARD_32_SUMS(64),
+        SWITCHYARD_32_SUMS(96)
+      : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
+}
+// clang-format on
+
+#undef SWITCHYARD_128_REGISTERS
+#undef SWITCHYARD_8_SUMS
+#undef SWITCHYARD_32_SUMS
+
+}  // namespace switchyard::cuda::hopper

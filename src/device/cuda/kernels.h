@@ -1,0 +1,44 @@
+// The functions of a DeviceBackend on a GPU, one source a group of them.
+#pragma once
+
+#include <span>
+
+#include "device/cuda/context.h"
+#include "device/device_backend.h"
+
+namespace switchyard::cuda {
+
+// count_assignments.cu
+void count_assignments(const CountAssignments& args, Context& context);
+// plan.cu
+void lay_out(const LayOut& args, Context& context);
+void assign_slots(const AssignSlots& args, Context& context);
+// capacity.cu
+void limit_picks(const LimitPicks& args, Context& context);
+// rows.cu
+void scatter_rows(const ScatterRows& args, Context& context);
+// row_sums.cu
+void gather_rows(const GatherRows& args, Context& context);
+void dot_rows(const DotRows& args, Context& context);
+// route.cu
+void route_tokens(const RouteTokens& args, Context& context);
+void route_tokens_backward(const RouteTokensBackward& args, Context& context);
+// losses.cu
+void loss_totals(const LossTotals& args, Context& context);
+void loss_slopes(const LossSlopes& args, Context& context);
+void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context);
+void output_scales(const OutputScales& args, Context& context);
+void scale_by_expert(const ScaleByExpert& args, Context& context);
+// experts.cpp
+void experts_forward(const ExpertsForward& args, Context& context);
+void experts_backward(const ExpertsBackward& args, Context& context);
+void shared_forward(const SharedForward& args, Context& context);
+void shared_backward(const SharedBackward& args, Context& context);
+// matmul.cu
+void multiply(std::span<const Matmul> products, Context& context);
+// memory.cu
+void zero_padding(const TensorView& rows, const ConstTensorView& valid, Context& context);
+void copy_rows(const ConstTensorView& from, const TensorView& to, Context& context);
+void upload_words(std::span<const std::byte> from, void* to, CUstream_st* stream);
+
+}  // namespace switchyard::cuda

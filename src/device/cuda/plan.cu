@@ -1,0 +1,265 @@
+// Lays a plan out, and slots its assignments.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "device/cuda/assignments.cuh"
+#include "device/cuda/kernels.h"
+#include "device/cuda/whole_sums.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kNoLevel = std::numeric_limits<std::int64_t>::max();
+
+struct Layout {
+  const std::int32_t* counts = nullptr;
+  const std::int32_t* experts_by_rank = nullptr;
+  const std::int32_t* rank_offsets = nullptr;
+  int num_experts = 0;
+  int num_ranks = 0;
+  int rank = 0;
+  std::int64_t alignment = 1;
+  bool is_bounded = false;
+  bool drops = false;
+  std::int64_t capacity = 0;
+  std::int64_t* totals = nullptr;  // [E] over all ranks
+  std::int32_t* expert_offsets = nullptr;
+  std::int32_t* rows_before = nullptr;
+  std::int32_t* kept_rows = nullptr;
+  std::int32_t* row_offsets = nullptr;
+  std::int32_t* group_rows = nullptr;
+  std::int32_t* source_offsets = nullptr;
+  std::int64_t* overflow = nullptr;
+  std::int64_t* used_rows = nullptr;  // [ranks], as the next two
+  std::int64_t* needed_rows = nullptr;
+  std::int64_t* dropped = nullptr;
+  const std::int64_t* problems = nullptr;
+  std::int64_t* step = nullptr;
+
+  __device__ std::int64_t round_up(std::int64_t rows) const {
+    return (rows + alignment - 1) / alignment * alignment;
+  }
+  __device__ std::int64_t count_of(int ranks, int e) const {
+    std::int64_t sum = 0;
+    for (int r = 0; r < ranks; ++r) sum += counts[static_cast<std::int64_t>(r) * num_experts + e];
+    return sum;
+  }
+};
+
+// The experts of a rank, and what they are cut to when they do not all fit.
+struct RankExperts {
+  const std::int32_t* experts = nullptr;
+  int count = 0;
+  std::int64_t capacity = 0;
+  bool is_cut = false;
+  std::int64_t level = 0;         // that all are cut to
+  std::int64_t extra_blocks = 0;  // of the alignment, for the first that are cut
+};
+
+// Over the experts of a rank; called by all threads, as what follows is.
+__device__ std::int64_t rows_at_level(const Layout& l, const RankExperts& own, std::int64_t level,
+                                      std::int64_t* shared) {
+  std::int64_t rows = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < own.count; i += blockDim.x) {
+    rows += l.round_up(min(l.totals[own.experts[i]], level));
+  }
+  return block_sums(rows, shared).total;
+}
+
+// The highest level such that a rank's groups, each cut at it, fit into its capacity.
+__device__ void find_level(const Layout& l, RankExperts& own, std::int64_t* shared) {
+  std::int64_t low = 0;
+  std::int64_t high = own.capacity;
+  while (low < high) {
+    const std::int64_t level = (low + high + 1) / 2;
+    if (rows_at_level(l, own, level, shared) <= own.capacity) {
+      low = level;
+    } else {
+      high = level - 1;
+    }
+  }
+  own.level = low;
+  own.extra_blocks = (own.capacity - rows_at_level(l, own, low, shared)) / l.alignment;
+}
+
+struct Placed {
+  std::int64_t used = 0;
+  std::int64_t kept = 0;
+};
+
+__device__ Placed place_groups(const Layout& l, const RankExperts& own, bool is_this_rank,
+                               std::int64_t* shared) {
+  std::int64_t end = 0;
+  std::int64_t cut_before = 0;
+  std::int64_t kept_of_thread = 0;
+  for (int first = 0; first < own.count; first += static_cast<int>(blockDim.x)) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const int e = i < own.count ? own.experts[i] : -1;
+    const std::int64_t wanted = e >= 0 ? l.totals[e] : 0;
+    std::int64_t kept = wanted;
+    if (own.is_cut) {
+      kept = min(wanted, own.level);
+      const bool is_cut = kept < wanted;
+      const auto cut = block_sums<std::int64_t>(is_cut ? 1 : 0, shared);
+      if (is_cut && cut_before + cut.before < own.extra_blocks) {
+        kept = min(wanted, l.round_up(kept) + l.alignment);
+      }
+      cut_before += cut.total;
+    }
+    const auto rows = block_sums(l.round_up(kept), shared);
+    const std::int64_t begin = min(end + rows.before, own.capacity);
+    kept = min(kept, own.capacity - begin);
+    end += rows.total;
+    if (e < 0) continue;
+    kept_of_thread += kept;
+    l.expert_offsets[e] = static_cast<std::int32_t>(begin);
+    l.kept_rows[e] = static_cast<std::int32_t>(kept);
+    if (!is_this_rank) continue;
+    l.row_offsets[i] = static_cast<std::int32_t>(begin);
+    l.group_rows[i] = static_cast<std::int32_t>(kept);
+  }
+  return {min(end, own.capacity), block_sums(kept_of_thread, shared).total};
+}
+
+// Returns the rows that the rank needs. What is beyond 2³¹ − 1 of them has no slots: the caller
+// reads the words and refuses the plan.
+__device__ std::int64_t lay_out_rank(const Layout& l, int r, std::int64_t* shared) {
+  RankExperts own{.experts = l.experts_by_rank + l.rank_offsets[r],
+                  .count = l.rank_offsets[r + 1] - l.rank_offsets[r]};
+  std::int64_t asked_of_thread = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < own.count; i += blockDim.x) {
+    asked_of_thread += l.totals[own.experts[i]];
+  }
+  const std::int64_t asked = block_sums(asked_of_thread, shared).total;
+  const std::int64_t needed = rows_at_level(l, own, kNoLevel, shared);
+  own.capacity = l.is_bounded ? l.capacity : min(needed, kMostRows);
+  own.is_cut = l.drops && needed > own.capacity;
+  if (own.is_cut) find_level(l, own, shared);
+  const Placed placed = place_groups(l, own, r == l.rank, shared);
+  if (threadIdx.x == 0) {
+    l.used_rows[r] = placed.used;
+    l.needed_rows[r] = needed;
+    l.dropped[r] = asked - placed.kept;
+    if (r == l.rank) l.row_offsets[own.count] = static_cast<std::int32_t>(placed.used);
+  }
+  return needed;
+}
+
+// By one thread.
+__device__ void add_to_step(const Layout& l, std::int64_t most_needed) {
+  l.step[kStepMostNeeded] = max(l.step[kStepMostNeeded], most_needed);
+  if (l.problems == nullptr || l.step[kStepHasProblem] != 0) return;
+  if (l.problems[kNonFiniteToken] < 0 && l.problems[kBadToken] < 0) return;
+  l.step[kStepHasProblem] = 1;
+  for (int i = 0; i < kProblemWords; ++i) l.step[kStepProblem + i] = l.problems[i];
+}
+
+// One block.
+__global__ void __launch_bounds__(1024) lay_out_ranks(const Layout l) {
+  __shared__ std::int64_t shared[kWarpLanes];
+  for (int e = static_cast<int>(threadIdx.x); e < l.num_experts; e += blockDim.x) {
+    l.totals[e] = l.count_of(l.num_ranks, e);
+  }
+  __syncthreads();
+  std::int64_t most_needed = 0;
+  for (int r = 0; r < l.num_ranks; ++r) most_needed = max(most_needed, lay_out_rank(l, r, shared));
+  if (threadIdx.x == 0) {
+    *l.overflow = l.is_bounded && most_needed > l.capacity ? 1 : 0;
+    if (l.step != nullptr) add_to_step(l, most_needed);
+  }
+  block_offsets(l.counts + static_cast<std::int64_t>(l.rank) * l.num_experts, l.num_experts,
+                l.source_offsets, shared);
+  __syncthreads();  // the rows that other threads have kept
+  for (int e = static_cast<int>(threadIdx.x); e < l.num_experts; e += blockDim.x) {
+    const auto before = min(l.count_of(l.rank, e), std::int64_t{l.kept_rows[e]});
+    l.rows_before[e] = static_cast<std::int32_t>(before);
+  }
+}
+
+}  // namespace
+
+void lay_out(const LayOut& args, Context& context) {
+  const auto num_experts = static_cast<int>(args.owners.rows());
+  const auto num_ranks = static_cast<int>(args.rank_offsets.rows()) - 1;
+  const TensorView totals = context.take({num_experts}, Dtype::i64);
+  auto* const words = elements<std::int64_t>(args.layout);
+  const Layout l{.counts = elements<std::int32_t>(args.counts),
+                 .experts_by_rank = elements<std::int32_t>(args.experts_by_rank),
+                 .rank_offsets = elements<std::int32_t>(args.rank_offsets),
+                 .num_experts = num_experts,
+                 .num_ranks = num_ranks,
+                 .rank = args.rank,
+                 .alignment = args.alignment,
+                 .is_bounded = args.sizing.is_bounded(),
+                 .drops = args.sizing.is_bounded() && args.sizing.overflow() == Overflow::drop,
+                 .capacity = args.sizing.capacity(),
+                 .totals = elements<std::int64_t>(totals),
+                 .expert_offsets = elements<std::int32_t>(args.expert_offsets),
+                 .rows_before = elements<std::int32_t>(args.rows_before),
+                 .kept_rows = elements<std::int32_t>(args.kept_rows),
+                 .row_offsets = elements<std::int32_t>(args.row_offsets),
+                 .group_rows = elements<std::int32_t>(args.group_rows),
+                 .source_offsets = elements<std::int32_t>(args.source_offsets),
+                 .overflow = words + kOverflowWord,
+                 .used_rows = words + used_rows_word(num_ranks, 0),
+                 .needed_rows = words + needed_rows_word(num_ranks, 0),
+                 .dropped = words + dropped_word(num_ranks, 0),
+                 .problems = args.problems ? elements<std::int64_t>(*args.problems) : nullptr,
+                 .step = args.step ? elements<std::int64_t>(*args.step) : nullptr};
+  const int warps = (num_experts + kWarpLanes - 1) / kWarpLanes;
+  lay_out_ranks<<<1, std::min(warps * kWarpLanes, 1024), 0, context.stream()>>>(l);
+  check(cudaGetLastError(), "lay_out_ranks");
+}
+
+namespace {
+
+struct Slots {
+  Assignments all;
+  const std::int32_t* owners = nullptr;
+  const std::int32_t* expert_offsets = nullptr;
+  const std::int32_t* rows_before = nullptr;
+  const std::int32_t* kept_rows = nullptr;
+  const std::int32_t* source_offsets = nullptr;
+  std::int32_t* slots = nullptr;
+  std::int32_t* target_ranks = nullptr;
+  std::int32_t* sources = nullptr;
+};
+
+__global__ void fill_slots(const Slots s) {
+  for (unsigned i = first_element(); i < s.all.count(); i += element_stride()) {
+    const std::int32_t position = s.slots[i];
+    if (position < 0) {
+      s.target_ranks[i] = -1;
+      continue;
+    }
+    const std::int32_t e = s.all.id(i);
+    const std::int64_t row = std::int64_t{s.rows_before[e]} + position;
+    s.slots[i] = row < s.kept_rows[e] ? s.expert_offsets[e] + static_cast<std::int32_t>(row) : -1;
+    s.target_ranks[i] = s.owners[e];
+    s.sources[s.source_offsets[e] + position] = static_cast<std::int32_t>(i);
+  }
+}
+
+}  // namespace
+
+void assign_slots(const AssignSlots& args, Context& context) {
+  const Slots s{.all = assignments_of(args.expert_ids),
+                .owners = elements<std::int32_t>(args.owners),
+                .expert_offsets = elements<std::int32_t>(args.expert_offsets),
+                .rows_before = elements<std::int32_t>(args.rows_before),
+                .kept_rows = elements<std::int32_t>(args.kept_rows),
+                .source_offsets = elements<std::int32_t>(args.source_offsets),
+                .slots = elements<std::int32_t>(args.slots),
+                .target_ranks = elements<std::int32_t>(args.target_ranks),
+                .sources = elements<std::int32_t>(args.sources)};
+  if (s.all.count() == 0) return;
+  fill_slots<<<blocks_over(s.all.count(), context.num_multiprocessors()), kElementThreads, 0,
+               context.stream()>>>(s);
+  check(cudaGetLastError(), "fill_slots");
+}
+
+}  // namespace switchyard::cuda

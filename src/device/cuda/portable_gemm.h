@@ -1,0 +1,16 @@
+// The grouped products on any GPU, for any sizes.
+#pragma once
+
+#include "device/cuda/grouped_gemm.h"
+
+namespace switchyard::cuda::portable {
+
+// For products of this dtype.
+template <Dtype kDtype>
+void grouped_gemm(const ForwardGemm& args, Context& context);
+template <Dtype kDtype>
+void grouped_gemm(const InputGradientGemm& args, Context& context);
+template <Dtype kDtype>
+void grouped_gemm(const WeightGradientGemm& args, Context& context);
+
+}  // namespace switchyard::cuda::portable

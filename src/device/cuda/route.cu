@@ -1,0 +1,268 @@
+// Routing on a GPU: logits, then a warp a token for scores, choice and weights, then the sums.
+#include <cuda_runtime.h>
+
+#include "device/cuda/kernels.h"
+#include "device/cuda/route_choice.cuh"
+#include "device/cuda/route_gate.h"
+#include "device/cuda/route_sums.h"
+#include "device/cuda/route_token.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+struct PickArgs {
+  TokenRules rules;
+  std::int64_t num_tokens = 0;
+  float* logits = nullptr;  // [T, E]; where scores are wanted, they take its place
+  std::int64_t logits_stride = 0;
+  const std::int32_t* valid = nullptr;  // [T] or none
+  std::int64_t valid_stride = 0;
+  const std::int32_t* given_ids = nullptr;  // [T, K] or none
+  std::int64_t given_stride = 0;
+  bool is_balanced = false;
+  bool refuses = false;  // bad ids
+  std::int32_t* ids = nullptr;
+  std::int64_t ids_stride = 0;
+  float* weights = nullptr;
+  std::int64_t weights_stride = 0;
+  std::int64_t* problems = nullptr;
+  float* counts = nullptr;  // as TokenSums has them, or none
+  float* log_sum_exp = nullptr;
+  bool keeps_scores = false;
+  bool counts_shares = false;
+  // For more experts than registers hold: [T, E], [T, E] and [T, groups].
+  float* all_scores = nullptr;
+  unsigned* all_keys = nullptr;
+  unsigned* all_groups = nullptr;
+};
+
+// One token's rows.
+struct TokenRow {
+  std::int64_t token;
+  int lane;
+  std::int32_t* ids;
+  float* weights;
+
+  __device__ TokenRow(const PickArgs& p, std::int64_t token)
+      : token(token),
+        lane(lane_of_thread()),
+        ids(p.ids + token * p.ids_stride),
+        weights(p.weights + token * p.weights_stride) {}
+};
+
+__device__ void note_first(std::int64_t* word, std::int64_t position) {
+  atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(position));
+}
+
+__device__ void pick_none(const PickArgs& p, const TokenRow& row) {
+  for (int k = row.lane; k < p.rules.top_k; k += 32) {
+    row.ids[k] = -1;
+    row.weights[k] = 0.0F;
+  }
+  if (p.counts != nullptr && row.lane == 0) p.counts[row.token] = 0.0F;
+}
+
+// Ids by score, and their scores for weights; Σ of these.
+template <int kPerLane>
+__device__ float pick_best(const PickArgs& p, const TokenRow& row,
+                           LaneValues<float, kPerLane>& scores) {
+  extern __shared__ unsigned group_memory[];
+  const auto& rules = p.rules;
+  const std::int64_t experts = rules.num_experts;
+  GroupMemory memory{group_memory + threadIdx.x / 32 * (experts + rules.num_groups), nullptr};
+  memory.groups = memory.keys + experts;
+  if constexpr (kPerLane == 0) {
+    memory = {p.all_keys + row.token * experts, p.all_groups + row.token * rules.num_groups};
+  }
+  LaneValues<unsigned, kPerLane> keys(memory.keys);
+  compare_by<kPerLane>(rules, scores, keys, memory);
+  float total = 0.0F;
+  std::int32_t my_id = -1;
+  float my_score = 0.0F;
+  for (int k = 0; k < rules.top_k; ++k) {
+    const int id = take_best<kPerLane>(rules, keys);
+    const float picked = scores.of(id);
+    total += picked;
+    if (k % 32 == row.lane) {
+      my_id = id;
+      my_score = picked;
+    }
+    if (k % 32 != 31 && k != rules.top_k - 1) continue;
+    const int mine = k / 32 * 32 + row.lane;
+    if (mine <= k) {
+      row.ids[mine] = my_id;
+      row.weights[mine] = my_score;
+    }
+  }
+  return total;
+}
+
+// The id that is given for k, which may be bad; −1 beyond K.
+__device__ std::int32_t given_id(const PickArgs& p, const TokenRow& row, int k) {
+  if (k >= p.rules.top_k) return -1;
+  if (p.given_ids != nullptr) return p.given_ids[row.token * p.given_stride + k];
+  return static_cast<std::int32_t>((row.token * p.rules.top_k + k) % p.rules.num_experts);
+}
+
+// Whether an earlier k has this id; all lanes ask, each for its own k of the same 32.
+__device__ bool is_repeat(const PickArgs& p, const TokenRow& row, int k, std::int32_t id) {
+  const unsigned equal = __match_any_sync(kAllLanes, id);
+  bool repeats = (equal & lanes_below(row.lane)) != 0;
+  for (int earlier = 0; earlier < k / 32 * 32; ++earlier) {
+    repeats = repeats || given_id(p, row, earlier) == id;
+  }
+  return repeats;
+}
+
+// Ids as given, and their scores for weights; Σ of these.
+template <int kPerLane>
+__device__ float pick_given(const PickArgs& p, const TokenRow& row,
+                            LaneValues<float, kPerLane>& scores) {
+  float total = 0.0F;
+  for (int base = 0; base < p.rules.top_k; base += 32) {
+    const int k = base + row.lane;
+    std::int32_t id = given_id(p, row, k);
+    bool is_known = 0 <= id && id < p.rules.num_experts;
+    if (p.refuses) {
+      const bool repeats = is_repeat(p, row, k, id);
+      if ((!is_known && id != -1) || (is_known && repeats)) {
+        note_first(p.problems + kBadToken, row.token * p.rules.top_k + k);
+        id = -1;
+        is_known = false;
+      }
+    }
+    float my_score = 0.0F;
+    for (int lane = 0; lane < 32 && base + lane < p.rules.top_k; ++lane) {
+      const int known = __shfl_sync(kAllLanes, is_known ? id : -1, lane);
+      if (known < 0) continue;
+      const float picked = scores.of(known);
+      total += picked;
+      if (lane == row.lane) my_score = picked;
+    }
+    if (k >= p.rules.top_k) continue;
+    row.ids[k] = id;
+    row.weights[k] = my_score;
+  }
+  return total;
+}
+
+template <int kPerLane>
+__device__ void leave_for_sums(const PickArgs& p, const TokenRow& row, float* logits,
+                               LaneValues<float, kPerLane>& scores, float log_sum_exp) {
+  float over = 1.0F;
+  if (p.counts_shares) {
+    float sum = 0.0F;
+    each_expert<kPerLane>(p.rules.num_experts, [&](int i, int) { sum += scores[i]; });
+    over = warp_sum(sum) + kDivisorEpsilon;
+  }
+  if (p.keeps_scores) {
+    each_expert<kPerLane>(p.rules.num_experts, [&](int i, int e) { logits[e] = scores[i]; });
+  }
+  if (row.lane != 0) return;
+  p.counts[row.token] = over;
+  if (p.log_sum_exp != nullptr) p.log_sum_exp[row.token] = log_sum_exp;
+}
+
+template <int kPerLane>
+__global__ __launch_bounds__(32 * kWarpsPerBlock) void pick_kernel(PickArgs p) {
+  const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
+  if (token >= p.num_tokens) return;
+  const TokenRow row(p, token);
+  if (p.valid != nullptr && p.valid[token * p.valid_stride] == 0) return pick_none(p, row);
+  float* logits = p.logits + token * p.logits_stride;
+  LaneValues<float, kPerLane> scores(p.all_scores + token * p.rules.num_experts);
+  const float squared = p.log_sum_exp != nullptr ? log_sum_exp<kPerLane>(p.rules, logits) : 0.0F;
+  if (!score<kPerLane>(p.rules, logits, scores)) {
+    if (row.lane == 0) note_first(p.problems + kNonFiniteToken, token);
+    return pick_none(p, row);
+  }
+  const bool is_given = p.given_ids != nullptr || p.is_balanced;
+  const float total =
+      is_given ? pick_given<kPerLane>(p, row, scores) : pick_best<kPerLane>(p, row, scores);
+  const float factor = p.rules.scale / (p.rules.normalises ? total + kDivisorEpsilon : 1.0F);
+  for (int k = row.lane; k < p.rules.top_k; k += 32) row.weights[k] *= factor;
+  if (p.counts != nullptr) leave_for_sums<kPerLane>(p, row, logits, scores, squared);
+}
+
+PickArgs pick_args(const RouteTokens& args, const TensorView& logits) {
+  PickArgs p{.rules = TokenRules(args.options, args.weights)};
+  p.num_tokens = args.in.x.rows();
+  p.logits = reinterpret_cast<float*>(logits.data());
+  p.logits_stride = logits.row_stride();
+  if (args.in.valid) {
+    p.valid = reinterpret_cast<const std::int32_t*>(args.in.valid->data());
+    p.valid_stride = args.in.valid->row_stride();
+  }
+  if (args.in.expert_ids) {
+    p.given_ids = reinterpret_cast<const std::int32_t*>(args.in.expert_ids->data());
+    p.given_stride = args.in.expert_ids->row_stride();
+    p.refuses = args.refuse_bad_ids;
+  }
+  p.is_balanced = args.options.choice == Choice::balanced;
+  p.ids = reinterpret_cast<std::int32_t*>(args.expert_ids.data());
+  p.ids_stride = args.expert_ids.row_stride();
+  p.weights = reinterpret_cast<float*>(args.routing_weights.data());
+  p.weights_stride = args.routing_weights.row_stride();
+  p.problems = reinterpret_cast<std::int64_t*>(args.problems.data());
+  return p;
+}
+
+// What the sums want, in scratch; scores take the logits' place.
+TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, PickArgs& p,
+                          Context& context) {
+  TokenSums tokens;
+  const RouterSums* sums = args.in.sums;
+  if (sums == nullptr) return tokens;
+  tokens.counts = context.take({p.num_tokens}, Dtype::f32);
+  p.counts = reinterpret_cast<float*>(tokens.counts.data());
+  if (sums->wants_scores()) {
+    tokens.scores = logits;
+    p.keeps_scores = true;
+    p.counts_shares = sums->losses.scores == LossScores::shares;
+  }
+  if (sums->wants_squares()) {
+    tokens.log_sum_exp = context.take({p.num_tokens}, Dtype::f32);
+    p.log_sum_exp = reinterpret_cast<float*>(tokens.log_sum_exp->data());
+  }
+  return tokens;
+}
+
+void launch_pick(PickArgs p, Context& context) {
+  const auto blocks = static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  const auto& rules = p.rules;
+  const bool has_groups = rules.kept_groups < rules.num_groups;
+  with_experts_per_lane(rules.num_experts, [&](auto per_lane) {
+    constexpr int kPerLane = decltype(per_lane)::value;
+    TensorView memory;
+    std::size_t shared = 0;
+    if (kPerLane == 0) {
+      const std::int64_t words = 2 * std::int64_t{rules.num_experts} + rules.num_groups;
+      memory = context.take({p.num_tokens * words}, Dtype::f32);
+      p.all_scores = reinterpret_cast<float*>(memory.data());
+      p.all_keys = reinterpret_cast<unsigned*>(p.all_scores + p.num_tokens * rules.num_experts);
+      p.all_groups = p.all_keys + p.num_tokens * rules.num_experts;
+    } else if (has_groups) {
+      shared = kWarpsPerBlock * sizeof(unsigned) * (rules.num_experts + rules.num_groups);
+    }
+    pick_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, shared, context.stream()>>>(p);
+    check(cudaGetLastError(), "pick_kernel");
+  });
+}
+
+}  // namespace
+
+void route_tokens(const RouteTokens& args, Context& context) {
+  const auto num_tokens = args.in.x.rows();
+  check(cudaMemsetAsync(args.problems.data(), kNoPositionByte, args.problems.bytes(),
+                        context.stream()),
+        "the words of problems");
+  if (num_tokens == 0) return finish_routing(args, {}, context);
+  const TensorView logits = take_logits(num_tokens, args.options.num_experts, context);
+  gate_logits(args.in.x, args.weights, logits, context);
+  PickArgs p = pick_args(args, logits);
+  const TokenSums tokens = take_token_sums(args, logits, p, context);
+  launch_pick(p, context);
+  finish_routing(args, tokens, context);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,231 @@
+// The router's backward on a GPU: logits again, a warp a token for their gradient, then the gate's.
+#include <cuda_runtime.h>
+
+#include "device/cuda/kernels.h"
+#include "device/cuda/route_gate.h"
+#include "device/cuda/route_token.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+struct BackwardArgs {
+  TokenRules rules;
+  std::int64_t num_tokens = 0;
+  float* logits = nullptr;  // [T, E]; their gradient takes their place
+  std::int64_t logits_stride = 0;
+  std::int32_t* has_part = nullptr;     // out [T]
+  const std::int32_t* valid = nullptr;  // [T] or none
+  std::int64_t valid_stride = 0;
+  const std::int32_t* ids = nullptr;
+  std::int64_t ids_stride = 0;
+  const float* d_weights = nullptr;
+  std::int64_t d_weights_stride = 0;
+  const float* by_score = nullptr;  // [S, E] or none
+  std::int64_t by_score_stride = 0;
+  std::int64_t sequence_tokens = 0;
+  bool by_shares = false;
+  const float* by_square = nullptr;  // [1] or none
+  float* all_scores = nullptr;       // [T, E], and slopes [T, E]: for more experts than lanes
+  float* all_slopes = nullptr;
+};
+
+// One token's picks; ids that no expert has count as none.
+struct TokenPicks {
+  const std::int32_t* ids;
+  const float* d_weights;
+  int top_k;
+  int num_experts;
+  int lane;
+
+  __device__ TokenPicks(const BackwardArgs& p, std::int64_t token)
+      : ids(p.ids + token * p.ids_stride),
+        d_weights(p.d_weights + token * p.d_weights_stride),
+        top_k(p.rules.top_k),
+        num_experts(p.rules.num_experts),
+        lane(lane_of_thread()) {}
+
+  __device__ bool is_pick(std::int32_t id) const { return 0 <= id && id < num_experts; }
+  __device__ bool has_any() const {
+    bool any = false;
+    for (int k = lane; k < top_k; k += 32) any = any || is_pick(ids[k]);
+    return __any_sync(kAllLanes, any);
+  }
+  // visit(id, d_weight) for the picks in order, by all lanes together.
+  template <typename Visit>
+  __device__ void each(Visit visit) const {
+    for (int base = 0; base < top_k; base += 32) {
+      const int k = base + lane;
+      const std::int32_t my_id = k < top_k ? ids[k] : -1;
+      const float my_slope = k < top_k ? d_weights[k] : 0.0F;
+      for (int other = 0; other < 32 && base + other < top_k; ++other) {
+        const std::int32_t id = __shfl_sync(kAllLanes, my_id, other);
+        const float slope = __shfl_sync(kAllLanes, my_slope, other);
+        if (is_pick(id)) visit(id, slope);
+      }
+    }
+  }
+};
+
+// slopes [E]: of the scores, by way of the weights.
+template <int kPerLane>
+__device__ void weight_slopes(const TokenRules& rules, const TokenPicks& picks,
+                              LaneValues<float, kPerLane>& scores,
+                              LaneValues<float, kPerLane>& slopes) {
+  float total = 0.0F;
+  float weighted = 0.0F;
+  picks.each([&](int id, float d_weight) {
+    const float picked = scores.of(id);
+    total += picked;
+    weighted += d_weight * picked;
+  });
+  const float divisor = rules.normalises ? total + kDivisorEpsilon : 1.0F;
+  const float shift = rules.normalises ? weighted / divisor : 0.0F;
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int) { slopes[i] = 0.0F; });
+  picks.each([&](int id, float d_weight) {
+    const float slope = rules.scale * (d_weight - shift) / divisor;
+    each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+      if (e == id) slopes[i] += slope;
+    });
+  });
+}
+
+// slopes [E] += those of a loss of the scores, or of their shares.
+template <int kPerLane>
+__device__ void add_loss_slopes(const TokenRules& rules, const float* by_score, bool by_shares,
+                                LaneValues<float, kPerLane>& scores,
+                                LaneValues<float, kPerLane>& slopes) {
+  float total = 1.0F;
+  float mean = 0.0F;
+  if (by_shares) {
+    float sum = 0.0F;
+    each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+      sum += scores[i];
+      mean += scores[i] * by_score[e];
+    });
+    total = warp_sum(sum) + kDivisorEpsilon;
+    mean = warp_sum(mean) / total;
+  }
+  each_expert<kPerLane>(rules.num_experts,
+                        [&](int i, int e) { slopes[i] += (by_score[e] - mean) / total; });
+}
+
+// logits [E] become their gradient. by_probability: of a loss, as a multiple of their softmax,
+// which is exp(logit − log_sum_exp).
+template <int kPerLane>
+__device__ void write_d_logits(const TokenRules& rules, float* logits,
+                               LaneValues<float, kPerLane>& scores,
+                               LaneValues<float, kPerLane>& slopes, float by_probability,
+                               float log_sum_exp) {
+  float mean = 0.0F;
+  if (rules.is_softmax) {
+    each_expert<kPerLane>(rules.num_experts, [&](int i, int) { mean += slopes[i] * scores[i]; });
+    mean = warp_sum(mean);
+  }
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+    const float slope = rules.is_softmax ? 1.0F : 1.0F - scores[i];
+    float d_logit = scores[i] * slope * (slopes[i] - mean);
+    if (by_probability != 0.0F) d_logit += by_probability * expf(logits[e] - log_sum_exp);
+    logits[e] = d_logit;
+  });
+}
+
+// False if the token has no part: no gradient reaches its logits, or they are not finite.
+template <int kPerLane>
+__device__ bool token_backward(const BackwardArgs& p, std::int64_t token, float* logits) {
+  if (p.valid != nullptr && p.valid[token * p.valid_stride] == 0) return false;
+  const TokenPicks picks(p, token);
+  const bool has_slopes = p.by_score != nullptr || p.by_square != nullptr;
+  if (!has_slopes && !picks.has_any()) return false;
+  const auto& rules = p.rules;
+  LaneValues<float, kPerLane> scores(p.all_scores + token * rules.num_experts);
+  if (!score<kPerLane>(rules, logits, scores)) return false;
+  LaneValues<float, kPerLane> slopes(p.all_slopes + token * rules.num_experts);
+  weight_slopes<kPerLane>(rules, picks, scores, slopes);
+  if (p.by_score != nullptr) {
+    const float* by_score = p.by_score + token / p.sequence_tokens * p.by_score_stride;
+    add_loss_slopes<kPerLane>(rules, by_score, p.by_shares, scores, slopes);
+  }
+  const float by_square = p.by_square != nullptr ? *p.by_square : 0.0F;
+  const float over_all = by_square != 0.0F ? log_sum_exp<kPerLane>(rules, logits) : 0.0F;
+  write_d_logits<kPerLane>(rules, logits, scores, slopes, 2.0F * by_square * over_all, over_all);
+  return true;
+}
+
+template <int kPerLane>
+__global__ __launch_bounds__(32 * kWarpsPerBlock) void d_logits_kernel(BackwardArgs p) {
+  const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
+  if (token >= p.num_tokens) return;
+  float* logits = p.logits + token * p.logits_stride;
+  const bool has_part = token_backward<kPerLane>(p, token, logits);
+  if (!has_part) {
+    each_expert<kPerLane>(p.rules.num_experts, [&](int, int e) { logits[e] = 0.0F; });
+  }
+  if (lane_of_thread() == 0) p.has_part[token] = has_part ? 1 : 0;
+}
+
+BackwardArgs backward_args(const RouteTokensBackward& args, const TensorView& logits,
+                           const TensorView& has_part) {
+  const auto& in = args.in;
+  BackwardArgs p{.rules = TokenRules(args.options, args.weights)};
+  p.num_tokens = in.x.rows();
+  p.logits = reinterpret_cast<float*>(logits.data());
+  p.logits_stride = logits.row_stride();
+  p.has_part = reinterpret_cast<std::int32_t*>(has_part.data());
+  if (in.valid) {
+    p.valid = reinterpret_cast<const std::int32_t*>(in.valid->data());
+    p.valid_stride = in.valid->row_stride();
+  }
+  p.ids = reinterpret_cast<const std::int32_t*>(in.expert_ids.data());
+  p.ids_stride = in.expert_ids.row_stride();
+  p.d_weights = reinterpret_cast<const float*>(in.d_weights.data());
+  p.d_weights_stride = in.d_weights.row_stride();
+  p.sequence_tokens = 1;
+  if (in.slopes == nullptr) return p;
+  p.sequence_tokens = in.slopes->sequence_tokens;
+  p.by_shares = in.slopes->scores == LossScores::shares;
+  if (in.slopes->by_score) {
+    p.by_score = reinterpret_cast<const float*>(in.slopes->by_score->data());
+    p.by_score_stride = in.slopes->by_score->row_stride();
+  }
+  if (in.slopes->by_square) {
+    p.by_square = reinterpret_cast<const float*>(in.slopes->by_square->data());
+  }
+  return p;
+}
+
+void launch_d_logits(BackwardArgs p, Context& context) {
+  const auto blocks = static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  with_experts_per_lane(p.rules.num_experts, [&](auto per_lane) {
+    constexpr int kPerLane = decltype(per_lane)::value;
+    TensorView memory;
+    if (kPerLane == 0) {
+      memory = context.take({2, p.num_tokens * p.rules.num_experts}, Dtype::f32);
+      p.all_scores = reinterpret_cast<float*>(memory.data());
+      p.all_slopes = p.all_scores + p.num_tokens * p.rules.num_experts;
+    }
+    d_logits_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, 0, context.stream()>>>(p);
+    check(cudaGetLastError(), "d_logits_kernel");
+  });
+}
+
+}  // namespace
+
+void route_tokens_backward(const RouteTokensBackward& args, Context& context) {
+  const auto& in = args.in;
+  const auto num_tokens = in.x.rows();
+  const TensorView d_logits = take_logits(num_tokens, args.options.num_experts, context);
+  const TensorView has_part = context.take({num_tokens}, Dtype::i32);
+  if (num_tokens > 0) {
+    gate_logits(in.x, args.weights, d_logits, context);
+    launch_d_logits(backward_args(args, d_logits, has_part), context);
+    add_gate_d_x(d_logits, args.weights.gate, args.out.d_x, context);
+  }
+  gate_gradients({.d_logits = d_logits,
+                  .has_part = has_part,
+                  .x = in.x,
+                  .gradients = args.out.gradients,
+                  .mode = args.out.mode},
+                 context);
+}
+
+}  // namespace switchyard::cuda

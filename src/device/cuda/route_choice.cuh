@@ -1,0 +1,107 @@
+// A token's best experts by score: ties to the lower id.
+#pragma once
+
+#include <climits>
+
+#include "device/cuda/route_token.cuh"
+
+namespace switchyard::cuda {
+
+// Keys of floats compare as these do, and are at least 2; 0 is taken, 1 is in a dropped group.
+constexpr unsigned kTakenKey = 0;
+constexpr unsigned kDroppedKey = 1;
+
+__device__ inline unsigned key_of(float value) {
+  const unsigned bits = __float_as_uint(value + 0.0F);  // −0 is 0
+  return max(2U, (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U);
+}
+__device__ inline float value_of(unsigned key) {
+  return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7fffffffU : ~key);
+}
+
+struct Best {
+  unsigned key = kTakenKey;
+  unsigned id = UINT_MAX;
+
+  // In ascending order of ids.
+  __device__ void see(unsigned other, int other_id) {
+    if (other <= key) return;
+    key = other;
+    id = static_cast<unsigned>(other_id);
+  }
+  // The best of all lanes.
+  __device__ int agree() const {
+    const unsigned top = __reduce_max_sync(kAllLanes, key);
+    return static_cast<int>(__reduce_min_sync(kAllLanes, key == top ? id : UINT_MAX));
+  }
+};
+
+// Memory of one token, for groups.
+struct GroupMemory {
+  unsigned* keys;    // [E]
+  unsigned* groups;  // [num_groups]
+};
+
+// groups[g]: the key of the sum of the two best.
+__device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& memory) {
+  const int size = rules.num_experts / rules.num_groups;
+  const int lane = lane_of_thread();
+  for (int g = lane; g < rules.num_groups; g += 32) {
+    unsigned best = 0;
+    unsigned second = 0;
+    int i = lane % size;  // lanes begin apart, for the banks' sake
+    for (int n = 0; n < size; ++n) {
+      const unsigned key = memory.keys[g * size + i];
+      second = max(second, min(best, key));
+      best = max(best, key);
+      i = i + 1 == size ? 0 : i + 1;
+    }
+    memory.groups[g] = size > 1 ? key_of(value_of(best) + value_of(second)) : best;
+  }
+}
+
+// Keys of experts outside the kept groups become kDroppedKey.
+template <int kPerLane>
+__device__ inline void drop_groups(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys,
+                                   const GroupMemory& memory) {
+  const int lane = lane_of_thread();
+  const int size = rules.num_experts / rules.num_groups;
+  if constexpr (kPerLane > 0) {  // otherwise they are there already
+    each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { memory.keys[e] = keys[i]; });
+  }
+  __syncwarp();
+  weigh_groups(rules, memory);
+  for (int kept = 0; kept < rules.kept_groups; ++kept) {
+    Best best;
+    for (int g = lane; g < rules.num_groups; g += 32) best.see(memory.groups[g], g);
+    const int taken = best.agree();
+    if (taken % 32 == lane) memory.groups[taken] = kTakenKey;
+  }
+  __syncwarp();
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+    if (memory.groups[e / size] != kTakenKey) keys[i] = kDroppedKey;
+  });
+}
+
+template <int kPerLane>
+__device__ inline void compare_by(const TokenRules& rules, LaneValues<float, kPerLane>& scores,
+                                  LaneValues<unsigned, kPerLane>& keys, const GroupMemory& memory) {
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+    keys[i] = key_of(rules.choice_bias == nullptr ? scores[i] : scores[i] + rules.choice_bias[e]);
+  });
+  if (rules.kept_groups < rules.num_groups) drop_groups<kPerLane>(rules, keys, memory);
+}
+
+// The best of those that are left.
+template <int kPerLane>
+__device__ inline int take_best(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys) {
+  Best best;
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { best.see(keys[i], e); });
+  const int taken = best.agree();
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+    if (e == taken) keys[i] = kTakenKey;
+  });
+  return taken;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,33 @@
+// The gate's products on a GPU. Bits of a token depend on it, the sizes and the dtypes alone.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/context.h"
+#include "switchyard/router.h"
+
+namespace switchyard::cuda {
+
+// Uninitialised [T, E] f32, rows on 16 bytes.
+TensorView take_logits(std::int64_t num_tokens, std::int64_t num_experts, Context& context);
+
+// logits [T, E] = x · gateᵀ [+ gate bias], in f32. For T > 0.
+void gate_logits(const ConstTensorView& x, const RouterWeights& weights, const TensorView& logits,
+                 Context& context);
+
+// d_x [T, H] += d_logits · gate, with d_logits from take_logits. For T > 0.
+void add_gate_d_x(const ConstTensorView& d_logits, const ConstTensorView& gate,
+                  const TensorView& d_x, Context& context);
+
+// Of the gate, d_logitsᵀ · x, and of its bias, over the tokens that have a part: x may hold NaN
+// elsewhere. T may be 0.
+struct GateGradients {
+  ConstTensorView d_logits;  // [T, E] from take_logits; 0 where a token has no part
+  ConstTensorView has_part;  // [T] i32
+  ConstTensorView x;         // [T, H]
+  const RouterGradients& gradients;
+  GradientMode mode = GradientMode::overwrite;
+};
+void gate_gradients(const GateGradients& args, Context& context);
+
+}  // namespace switchyard::cuda

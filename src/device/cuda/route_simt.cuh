@@ -1,0 +1,116 @@
+// A plain product in f32, for operands that are not all bf16: fixed tiles, k in order.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "device/cuda/context.h"
+#include "device/cuda/gemm_tile.cuh"
+
+namespace switchyard::cuda {
+
+// Element (i, k) of a factor, where i is a row or column of the product.
+enum class Runs { along_k, across_k };  // which of its neighbours lies beside it
+template <typename T, Runs kRunsOf>
+struct Factor {
+  using Element = T;
+  static constexpr Runs kRuns = kRunsOf;
+  const T* data;
+  std::int64_t row_stride;
+
+  __device__ const T* at(std::int64_t i, std::int64_t k) const {
+    return data + (kRuns == Runs::along_k ? i * row_stride + k : k * row_stride + i);
+  }
+};
+
+struct ProductSizes {
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  std::int64_t k_part = 0;              // block z takes part z of k
+  const std::int32_t* keeps = nullptr;  // [k] or none: b counts as 0 where this is 0
+};
+
+constexpr int kSimtTile = 64;
+constexpr int kSimtDepth = 16;
+constexpr int kSimtThreads = 256;
+constexpr int kSimtPitch = kSimtTile + 4;
+
+// [kSimtDepth][kSimtPitch] of the factor's rows from first on, k from k_first to k_last.
+template <typename F>
+__device__ void stage_factor(float* tile, const F& factor, std::int64_t first, std::int64_t count,
+                             std::int64_t k_first, std::int64_t k_last, const std::int32_t* keeps) {
+#pragma unroll
+  for (int n = 0; n < kSimtTile * kSimtDepth / kSimtThreads; ++n) {
+    const int index = n * kSimtThreads + static_cast<int>(threadIdx.x);
+    const bool along = F::kRuns == Runs::along_k;
+    const int k = along ? index % kSimtDepth : index / kSimtTile;
+    const int i = along ? index / kSimtDepth : index % kSimtTile;
+    const bool is_there =
+        first + i < count && k_first + k < k_last && (keeps == nullptr || keeps[k_first + k] != 0);
+    tile[k * kSimtPitch + i] = is_there ? gemm::to_f32(*factor.at(first + i, k_first + k)) : 0.0F;
+  }
+}
+
+// store(m, n, Σ_k a(m, k) · b(n, k)), with the part of k that blockIdx.z names.
+template <typename A, typename B, typename Store>
+__global__ __launch_bounds__(kSimtThreads) void simt_product(A a, B b, ProductSizes sizes,
+                                                             Store store) {
+  __shared__ __align__(16) float a_tile[kSimtDepth * kSimtPitch];
+  __shared__ __align__(16) float b_tile[kSimtDepth * kSimtPitch];
+  const std::int64_t first_m = std::int64_t{blockIdx.x} * kSimtTile;
+  const std::int64_t first_n = std::int64_t{blockIdx.y} * kSimtTile;
+  const std::int64_t k_first = blockIdx.z * sizes.k_part;
+  const std::int64_t k_last = min(k_first + sizes.k_part, sizes.k);
+  const int my_m = static_cast<int>(threadIdx.x) / 16 * 4;
+  const int my_n = static_cast<int>(threadIdx.x) % 16 * 4;
+  float sums[4][4] = {};
+  for (std::int64_t k = k_first; k < k_last; k += kSimtDepth) {
+    stage_factor(a_tile, a, first_m, sizes.m, k, k_last, nullptr);
+    stage_factor(b_tile, b, first_n, sizes.n, k, k_last, sizes.keeps);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kSimtDepth; ++j) {
+      const float4 x = *reinterpret_cast<const float4*>(a_tile + j * kSimtPitch + my_m);
+      const float4 y = *reinterpret_cast<const float4*>(b_tile + j * kSimtPitch + my_n);
+      const float xs[4] = {x.x, x.y, x.z, x.w};
+      const float ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) sums[r][c] += xs[r] * ys[c];
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const std::int64_t m = first_m + my_m + r;
+      const std::int64_t n = first_n + my_n + c;
+      if (m < sizes.m && n < sizes.n) store(m, n, sums[r][c]);
+    }
+  }
+}
+
+// With k cut into `parts`.
+template <typename A, typename B, typename Store>
+void launch_simt_product(A a, B b, const ProductSizes& sizes, unsigned parts, Store store,
+                         Context& context) {
+  const auto tiles = [](std::int64_t n) {
+    return static_cast<unsigned>((n + kSimtTile - 1) / kSimtTile);
+  };
+  const dim3 grid(tiles(sizes.m), tiles(sizes.n), parts);
+  if (grid.x == 0 || grid.y == 0) return;
+  simt_product<<<grid, kSimtThreads, 0, context.stream()>>>(a, b, sizes, store);
+  check(cudaGetLastError(), "simt_product");
+}
+
+template <typename T, Runs kRuns, typename View>
+Factor<T, kRuns> factor_of(const View& view) {
+  return {reinterpret_cast<const T*>(view.data()), view.row_stride()};
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,146 @@
+// What a warp does with one token's logits: lane l has experts l, l + 32, …
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+#include <type_traits>
+
+#include "device/cuda/whole_sums.cuh"
+#include "switchyard/router.h"
+
+namespace switchyard::cuda {
+
+constexpr int kWarpsPerBlock = 4;
+constexpr float kDivisorEpsilon = 1e-20F;
+
+// One value an expert: in registers, or for kPerLane = 0, any number of experts, in memory.
+template <typename T, int kPerLane>
+struct LaneValues {
+  T values[kPerLane] = {};
+
+  __device__ explicit LaneValues(T* /*row*/) {}
+  __device__ T& operator[](int i) { return values[i]; }
+  // Of any expert, the same for all lanes. The mark keeps values in registers: an index would not.
+  __device__ T of(int expert) const {
+    const unsigned mark = 1U << (expert / 32);
+    T value = values[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) value = (mark >> i & 1U) != 0 ? values[i] : value;
+    return __shfl_sync(kAllLanes, value, expert % 32);
+  }
+};
+template <typename T>
+struct LaneValues<T, 0> {
+  T* row;
+
+  __device__ explicit LaneValues(T* row) : row(row) {}
+  __device__ T& operator[](int i) { return row[32 * i + lane_of_thread()]; }
+  __device__ T of(int expert) const {
+    __syncwarp();
+    return row[expert];
+  }
+};
+
+// visit(i, expert) for the experts of this lane.
+template <int kPerLane, typename Visit>
+__device__ inline void each_expert(int num_experts, Visit visit) {
+  const int lane = lane_of_thread();
+  if constexpr (kPerLane > 0) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i < num_experts) visit(i, lane + 32 * i);
+    }
+  } else {
+    for (int i = 0; lane + 32 * i < num_experts; ++i) visit(i, lane + 32 * i);
+  }
+}
+
+__device__ inline float warp_max(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  }
+  return value;
+}
+
+// The router's options, as kernels take them.
+struct TokenRules {
+  int num_experts;
+  int top_k;
+  bool is_softmax;
+  bool normalises;
+  float scale;
+  int num_groups;
+  int kept_groups;
+  const float* choice_bias;  // [E] or none, and the next
+  const float* logits_bias;
+
+  TokenRules(const RouterOptions& options, const RouterWeights& weights)
+      : num_experts(options.num_experts),
+        top_k(static_cast<int>(options.top_k)),
+        is_softmax(options.score == ScoreFunction::softmax),
+        normalises(options.normalise == Normalise::chosen),
+        scale(options.scale),
+        num_groups(options.num_groups),
+        kept_groups(options.kept_groups),
+        choice_bias(nullptr),
+        logits_bias(nullptr) {
+    const auto* bias = reinterpret_cast<const float*>(weights.score_bias.data());
+    if (options.score_bias == ScoreBias::choice) choice_bias = bias;
+    if (options.score_bias == ScoreBias::logits) logits_bias = bias;
+  }
+};
+
+// Of logits [E], without the score bias.
+template <int kPerLane>
+__device__ inline float log_sum_exp(const TokenRules& rules, const float* logits) {
+  float most = -FLT_MAX;
+  each_expert<kPerLane>(rules.num_experts, [&](int, int e) { most = fmaxf(most, logits[e]); });
+  most = warp_max(most);
+  float sum = 0.0F;
+  each_expert<kPerLane>(rules.num_experts, [&](int, int e) { sum += expf(logits[e] - most); });
+  return most + logf(warp_sum(sum));
+}
+
+// Logits [E] to scores; false if they are not all finite.
+template <int kPerLane>
+__device__ inline bool score(const TokenRules& rules, const float* logits,
+                             LaneValues<float, kPerLane>& scores) {
+  bool is_finite = true;
+  float most = -FLT_MAX;
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+    const float value = rules.logits_bias == nullptr ? logits[e] : logits[e] + rules.logits_bias[e];
+    is_finite = is_finite && isfinite(value);
+    most = fmaxf(most, value);
+    scores[i] = value;
+  });
+  if (!__all_sync(kAllLanes, is_finite)) return false;
+  if (!rules.is_softmax) {
+    each_expert<kPerLane>(rules.num_experts,
+                          [&](int i, int) { scores[i] = 1.0F / (1.0F + expf(-scores[i])); });
+    return true;
+  }
+  most = warp_max(most);
+  float sum = 0.0F;
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int) {
+    scores[i] = expf(scores[i] - most);
+    sum += scores[i];
+  });
+  sum = warp_sum(sum);
+  each_expert<kPerLane>(rules.num_experts, [&](int i, int) { scores[i] /= sum; });
+  return true;
+}
+
+// launch(std::integral_constant<int, kPerLane>) with the fewest registers that hold the experts.
+template <typename Launch>
+void with_experts_per_lane(int num_experts, Launch launch) {
+  if (num_experts <= 32) return launch(std::integral_constant<int, 1>{});
+  if (num_experts <= 64) return launch(std::integral_constant<int, 2>{});
+  if (num_experts <= 128) return launch(std::integral_constant<int, 4>{});
+  if (num_experts <= 256) return launch(std::integral_constant<int, 8>{});
+  if (num_experts <= 512) return launch(std::integral_constant<int, 16>{});
+  if (num_experts <= 1024) return launch(std::integral_constant<int, 32>{});
+  return launch(std::integral_constant<int, 0>{});
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,27 @@
+// Views as the kernels of the gate take them.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/route_split.cuh"
+#include "device/cuda/route_tile.cuh"
+#include "switchyard/tensor.h"
+
+namespace switchyard::cuda {
+
+inline Bf16Matrix bf16_matrix(const ConstTensorView& view) {
+  return {reinterpret_cast<const __nv_bfloat16*>(view.data()), view.row_stride(), view.rows(),
+          static_cast<int>(view.shape()[1])};
+}
+inline F32Matrix f32_matrix(const ConstTensorView& view) {
+  return {reinterpret_cast<const float*>(view.data()), view.row_stride(), view.rows(),
+          static_cast<int>(view.shape()[1])};
+}
+
+// On 16 bytes, each of them.
+inline bool has_aligned_rows(const ConstTensorView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data()) % 16 == 0 &&
+         view.row_stride_bytes() % 16 == 0;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,143 @@
+// Rows of groups, element by element: weighed before the first matrix, and added to others.
+#include <cuda_runtime.h>
+
+#include "device/cuda/expert_passes.h"
+#include "device/cuda/lines.cuh"
+#include "device/cuda/row_teams.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+template <typename T>
+struct RowsKernel {
+  Groups groups;
+  Lines lines;
+  int warps;
+  T* from;
+  std::int64_t from_stride;
+  T* to;
+  std::int64_t to_stride;
+  const float* row_weights;
+  float* d_row_weights;
+};
+
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock) weigh_kernel(const RowsKernel<T> args) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
+    const float weight = args.row_weights[row];
+    for (int line = thread; line < args.lines.count; line += args.warps * 32) {
+      Line<T> value = args.lines.load<kAligned>(args.from + row * args.from_stride, line);
+#pragma unroll
+      for (int i = 0; i < Line<T>::kElements; ++i) value.set(i, weight * value.get(i));
+      args.lines.store<kAligned>(args.to + row * args.to_stride, line, value);
+    }
+  });
+}
+
+// `from` are the rows, `to` their gradients.
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKernel<T> args) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
+    const float weight = args.row_weights[row];
+    T* const x_row = args.from + row * args.from_stride;
+    T* const d_x_row = args.to + row * args.to_stride;
+    float sum = 0.0F;
+    for (int line = thread; line < args.lines.count; line += args.warps * 32) {
+      Line<T> x = args.lines.load<kAligned>(x_row, line);
+      Line<T> d_x = args.lines.load<kAligned>(d_x_row, line);
+#pragma unroll
+      for (int i = 0; i < Line<T>::kElements; ++i) {
+        sum += d_x.get(i) * x.get(i);
+        x.set(i, weight * x.get(i));
+        d_x.set(i, weight * d_x.get(i));
+      }
+      args.lines.store<kAligned>(x_row, line, x);
+      args.lines.store<kAligned>(d_x_row, line, d_x);
+    }
+    if (args.d_row_weights == nullptr) return;
+    sum = team_sum(sum, args.warps);
+    if (thread == 0) args.d_row_weights[row] = sum;
+  });
+}
+
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock) add_kernel(const RowsKernel<T> args) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
+    T* const to_row = args.to + row * args.to_stride;
+    for (int line = thread; line < args.lines.count; line += args.warps * 32) {
+      const Line<T> more = args.lines.load<kAligned>(args.from + row * args.from_stride, line);
+      Line<T> value = args.lines.load<kAligned>(to_row, line);
+#pragma unroll
+      for (int i = 0; i < Line<T>::kElements; ++i) value.set(i, value.get(i) + more.get(i));
+      args.lines.store<kAligned>(to_row, line, value);
+    }
+  });
+}
+
+struct RowsPass {
+  Dtype dtype;
+  Groups groups;
+  std::int64_t width;
+  Rows from;
+  Rows to;
+  const float* row_weights = nullptr;
+  float* d_row_weights = nullptr;
+};
+
+// launch(kernel arguments, blocks, std::bool_constant for aligned lines)
+template <typename Launch>
+void for_rows(const RowsPass& pass, Context& context, Launch launch) {
+  if (pass.groups.count == 0 || pass.groups.row_capacity == 0) return;
+  for_dtype(pass.dtype, [&]<typename T>(T) {
+    const Lines lines = lines_of<T>(pass.width);
+    const int warps = team_warps(lines.count);
+    const RowsKernel<T> kernel{.groups = pass.groups,
+                               .lines = lines,
+                               .warps = warps,
+                               .from = data_of<T>(pass.from),
+                               .from_stride = pass.from.stride,
+                               .to = data_of<T>(pass.to),
+                               .to_stride = pass.to.stride,
+                               .row_weights = pass.row_weights,
+                               .d_row_weights = pass.d_row_weights};
+    for_alignment(
+        has_whole_lines<T>(pass.width) && is_aligned<T>(pass.from) && is_aligned<T>(pass.to),
+        [&](auto aligned) { launch(kernel, team_blocks(pass.groups, warps, context), aligned); });
+  });
+}
+
+}  // namespace
+
+void weigh_rows(const WeighRows& args, Context& context) {
+  const RowsPass pass{args.dtype, args.groups, args.width, args.from, args.to, args.row_weights};
+  for_rows(pass, context,
+           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
+                                          std::bool_constant<kAligned>) {
+             weigh_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+             check(cudaGetLastError(), "weigh_rows");
+           });
+}
+
+void weigh_rows_backward(const WeighRowsBackward& args, Context& context) {
+  const RowsPass pass{args.dtype, args.groups,      args.width,        args.x,
+                      args.d_x,   args.row_weights, args.d_row_weights};
+  for_rows(pass, context,
+           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
+                                          std::bool_constant<kAligned>) {
+             weigh_backward_kernel<T, kAligned>
+                 <<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+             check(cudaGetLastError(), "weigh_rows_backward");
+           });
+}
+
+void add_rows(const AddRows& args, Context& context) {
+  const RowsPass pass{args.dtype, args.groups, args.width, args.from, args.to};
+  for_rows(pass, context,
+           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
+                                          std::bool_constant<kAligned>) {
+             add_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+             check(cudaGetLastError(), "add_rows");
+           });
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,59 @@
+// What is the same on every device.
+#include "switchyard/device.h"
+
+#include "core/require.h"
+#include "core/row_bytes.h"
+#include "device/cuda/probe.h"
+#include "device/device_backend.h"
+
+namespace switchyard {
+
+Device Device::cuda(const CudaOptions& options) { return Device(cuda::make_device(options)); }
+
+Memory Device::memory() const { return backend_->memory(); }
+int Device::num_threads() const { return backend_->num_threads(); }
+std::int64_t Device::bytes_held() const { return backend_->bytes_held(); }
+
+Tensor Device::empty(const Shape& shape, Dtype dtype) const {
+  return Tensor::of(backend_->take(shape, dtype));
+}
+
+Tensor Device::copy_of(const ConstTensorView& from) const {
+  Tensor result = empty(from.shape(), from.dtype());
+  copy(from, result);
+  return result;
+}
+
+Tensor Device::to_host(const ConstTensorView& from) const {
+  Tensor result(from.shape(), from.dtype());
+  copy(from, result);
+  return result;
+}
+
+void Device::copy(const ConstTensorView& from, const TensorView& to) const {
+  require(from.shape() == to.shape() && from.dtype() == to.dtype(),
+          "a copy of {} {} does not fit into {} {}", name_of(from.dtype()),
+          from.shape().to_string(), name_of(to.dtype()), to.shape().to_string());
+  const auto reaches = [&](Memory place) { return place == Memory::host || place == memory(); };
+  require(reaches(from.memory()) && reaches(to.memory()),
+          "the CPU cannot copy from {} to {} memory; ask the GPU's device to",
+          name_of(from.memory()), name_of(to.memory()));
+  if (from.shape().num_elements() == 0) return;
+  if (from.memory() == Memory::host && to.memory() == Memory::host) return copy_rows(from, to);
+  backend_->copy(from, to);
+}
+
+Stream Device::stream() const { return backend_->stream(); }
+void Device::set_stream(Stream stream) const { backend_->set_stream(stream); }
+void Device::synchronize() const { backend_->synchronize(); }
+std::int64_t Device::host_syncs() const { return backend_->host_syncs(); }
+
+void Device::parallel_for(
+    std::int64_t count,
+    const std::function<void(std::int64_t first, std::int64_t last)>& piece) const {
+  require<Unsupported>(memory() == Memory::host, "parallel_for runs on CPUs, not on a GPU");
+  require(count >= 0, "count ({}) must not be negative", count);
+  if (count > 0) backend_->split(count, piece);
+}
+
+}  // namespace switchyard

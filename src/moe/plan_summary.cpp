@@ -1,0 +1,84 @@
+// From what devices and ranks report to what a plan says of itself, and the errors in it.
+#include "moe/plan_summary.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/require.h"
+
+namespace switchyard {
+
+PlanRecords record_of(const PlanReport& report) {
+  const auto counts = report.counts.span<std::int32_t>();
+  const auto distinct = report.distinct_tokens.span<std::int32_t>();
+  PlanRecords record{.headers = {RecordHeader{}},
+                     .counts = {counts.begin(), counts.end()},
+                     .distinct_tokens = {distinct.begin(), distinct.end()}};
+  add_problems(record.headers[0], report.problems);
+  return record;
+}
+
+void PlanSummary::fill(const PlanRecords& records, const ConstTensorView& layout,
+                       const Sizing& sizing, int rank) {
+  const auto num_ranks = static_cast<std::int64_t>(records.headers.size());
+  const auto num_experts = records.counts.size() / records.headers.size();
+  counts.assign(records.counts.begin(), records.counts.end());
+  distinct_tokens.assign(records.distinct_tokens.begin(), records.distinct_tokens.end());
+  status.bad_ids_message = describe_bad_ids(records, static_cast<int>(num_experts));
+  status.bad_ids = !status.bad_ids_message.empty();
+  status.non_finite_message = describe_non_finite(records);
+  status.non_finite = !status.non_finite_message.empty();
+  status.available_rows = sizing.capacity();
+
+  const auto words = layout.span<std::int64_t>();
+  const auto words_from = [&](std::int64_t first) {
+    return words.subspan(static_cast<std::size_t>(first), records.headers.size());
+  };
+  status.overflow = words[kOverflowWord] != 0;
+  const auto needed = words_from(needed_rows_word(num_ranks, 0));
+  const auto dropped = words_from(dropped_word(num_ranks, 0));
+  status.needed_rows.assign(needed.begin(), needed.end());
+  status.dropped.assign(dropped.begin(), dropped.end());
+  num_rows = words[static_cast<std::size_t>(used_rows_word(num_ranks, rank))];
+  const auto own =
+      std::span(counts).subspan(static_cast<std::size_t>(rank) * num_experts, num_experts);
+  num_sources = std::accumulate(own.begin(), own.end(), std::int64_t{0});
+}
+
+void require_sound_routing(const PlanStatus& status) {
+  require(!status.non_finite, "{}", status.non_finite_message);
+  require(!status.bad_ids, "{}", status.bad_ids_message);
+}
+
+void require_nameable_rows(const PlanSummary& summary, const ExpertPlacement& placement,
+                           const Sizing& sizing) {
+  constexpr auto kMaxRows = std::int64_t{std::numeric_limits<std::int32_t>::max()};
+  const auto num_experts = static_cast<std::size_t>(placement.num_experts());
+  for (int r = 0; r < placement.num_ranks(); ++r) {
+    // A bounded plan moves what there is room for, but its slots count all that is asked for.
+    std::int64_t most = summary.status.needed_rows[static_cast<std::size_t>(r)];
+    if (sizing.is_bounded()) {
+      most = 0;
+      for (const auto e : placement.experts_of(r)) {
+        for (auto i = static_cast<std::size_t>(e); i < summary.counts.size(); i += num_experts) {
+          most += summary.counts[i];
+        }
+      }
+    }
+    require(most <= kMaxRows, "rank {} would receive {} rows; at most {} are supported on one rank",
+            r, most, std::int64_t{kMaxRows});
+  }
+}
+
+void check_status(const PlanStatus& status, const Sizing& sizing) {
+  require_sound_routing(status);
+  if (!status.overflow || sizing.overflow() == Overflow::drop) return;
+  const auto most = std::ranges::max_element(status.needed_rows);
+  throw InvalidArgument(fmt::format(
+      "overflow: rank {} needs {} rows, but the capacity is {} on every rank; give the plan a "
+      "capacity of at least {}, or exact sizing",
+      most - status.needed_rows.begin(), *most, status.available_rows, *most));
+}
+
+}  // namespace switchyard

@@ -1,0 +1,88 @@
+// Cuts the tables of a plan from one piece of memory each.
+#include "moe/plan_tables.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/row_bytes.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int64_t kPieceBytes = 128;  // that every piece begins at a multiple of
+
+struct Piece {
+  Shape shape;
+  Dtype dtype = Dtype::i32;
+};
+
+std::int64_t padded_bytes(const Piece& piece) {
+  const auto bytes = piece.shape.num_elements() * size_of(piece.dtype);
+  return (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
+}
+
+// All of them, then each.
+std::vector<TensorView> take_together(const DeviceBackend& device,
+                                      std::initializer_list<Piece> pieces) {
+  std::int64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += padded_bytes(piece);
+  std::vector<TensorView> views{device.take({bytes / size_of(Dtype::i64)}, Dtype::i64)};
+  std::byte* next = views[0].data();
+  for (const Piece& piece : pieces) {
+    views.emplace_back(next, piece.dtype, piece.shape, piece.shape.row_elements(), views[0].owner(),
+                       views[0].memory());
+    next += padded_bytes(piece);
+  }
+  return views;
+}
+
+}  // namespace
+
+PlacementTables PlacementTables::make(const DeviceBackend& device,
+                                      const ExpertPlacement& placement) {
+  std::vector<std::int32_t> by_rank;
+  std::vector<std::int32_t> offsets{0};
+  for (int r = 0; r < placement.num_ranks(); ++r) {
+    std::ranges::copy(placement.experts_of(r), std::back_inserter(by_rank));
+    offsets.push_back(static_cast<std::int32_t>(by_rank.size()));
+  }
+  const Shape experts{placement.num_experts()};
+  const auto views =
+      take_together(device, {{experts}, {experts}, {{placement.num_ranks() + std::int64_t{1}}}});
+  device.upload(std::as_bytes(placement.owners()), views[1]);
+  device.upload(std::as_bytes(std::span(by_rank)), views[2]);
+  device.upload(std::as_bytes(std::span(offsets)), views[3]);
+  return {views[0], views[1], views[2], views[3]};
+}
+
+PlanReport PlanReport::take(const DeviceBackend& device, const ExpertPlacement& placement) {
+  const std::int64_t ranks = placement.num_ranks();
+  const auto views = take_together(device, {{{kProblemWords}, Dtype::i64},
+                                            {{layout_words(ranks)}, Dtype::i64},
+                                            {{1, placement.num_experts()}},
+                                            {{ranks}}});
+  return {views[0], views[1], views[2], views[3], views[4]};
+}
+
+PlanReport PlanReport::on_host(const DeviceBackend& device, const DeviceBackend& host,
+                               const ExpertPlacement& placement) const {
+  if (all.memory() == Memory::host) return *this;
+  PlanReport copy = take(host, placement);
+  device.fetch(all, bytes_of(copy.all));
+  return copy;
+}
+
+GroupTables GroupTables::take(const DeviceBackend& device, const ExpertPlacement& placement,
+                              int rank) {
+  const Shape experts{placement.num_experts()};
+  const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
+  const auto views = take_together(device, {{experts},
+                                            {experts},
+                                            {experts},
+                                            {{placement.num_experts() + std::int64_t{1}}},
+                                            {{local + 1}},
+                                            {{local}}});
+  return {views[0], views[1], views[2], views[3], views[4], views[5], views[6]};
+}
+
+}  // namespace switchyard

@@ -1,0 +1,107 @@
+// What a GPU's tensors cannot be used for is refused, and what one device leaves another alone.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/devices.h"
+#include "support/errors.h"
+#include "support/moe_blocks.h"
+#include "support/random.h"
+#include "switchyard/communicator.h"
+#include "switchyard/error.h"
+#include "switchyard/matmul.h"
+#include "switchyard/reshard.h"
+#include "switchyard/run_ranks.h"
+#include "switchyard/sequence.h"
+
+namespace switchyard::testing {
+namespace {
+
+class CudaErrors : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  static bool has(const std::string& message, std::string_view words) {
+    return message.find(words) != std::string::npos;
+  }
+};
+
+TEST_F(CudaErrors, LayersOnAGpuAreNeitherDividedNorMoved) {
+  const Device device = Device::cuda();
+  MoeBlock block = block_of(4);
+  block.parameters = block.parameters.copy_on(device);
+  run_ranks(2, [&](Communicator& world) {
+    Mesh mesh(world, {{"ep", 2}});
+    MoeBlock own = block;
+    const auto message = error_of<InvalidArgument>([&] { apply(own, &mesh); });
+    EXPECT_TRUE(has(message, "a tensor of layers.3.mlp")) << message;
+    EXPECT_TRUE(has(message, "is in a GPU's memory")) << message;
+  });
+  const auto comm = connect();
+  const auto message = error_of<InvalidArgument>(
+      [&] { (void)reshard(block.parameters, block.placement, block.placement, *comm); });
+  EXPECT_TRUE(has(message, "is in a GPU's memory")) << message;
+}
+
+TEST_F(CudaErrors, CombineSequenceNeedsAPlanOfTheHost) {
+  const Device device = Device::cuda();
+  const auto comm = connect();
+  Dispatcher dispatcher(*comm, ExpertPlacement::contiguous(1, 1), {.plan = {.hidden = 4}}, device);
+  const Tensor ids = device.copy_of(Tensor::zeros({6, 1}, Dtype::i32));
+  const Plan plan = dispatcher.plan(ids);
+  const Tensor rows = device.empty({6, 4}, Dtype::f32);
+  const SequenceShard shard(2, 3, 1, 0);
+  const auto message = error_of<InvalidArgument>(
+      [&] { (void)combine_sequence(dispatcher, plan, {.rows = rows}, *comm, shard); });
+  EXPECT_TRUE(has(message, "combine_sequence: the plan [6,1] is in a GPU's memory")) << message;
+}
+
+TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
+  const Device device = Device::cuda();
+  const Tensor a({2, 2}, Dtype::f32);
+  Tensor c = device.empty({2, 2}, Dtype::f32);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { matmul(device, Matmul{.a = a, .b = a, .c = c}); }),
+            "a [2,2] is in host memory, but the device works in gpu memory; Device::copy_of brings "
+            "it there");
+  device.synchronize();
+}
+
+TEST_F(CudaErrors, ParametersAreNotCopiedBetweenDevicesOfAGpu) {
+  const Device first = Device::cuda();
+  const Device second = Device::cuda();
+  const auto parameters = block_of(4).parameters.copy_on(first);
+  const auto message = error_of<Unsupported>([&] { (void)parameters.copy_on(second); });
+  EXPECT_TRUE(has(message, "copy them to the CPU first")) << message;
+  (void)parameters.copy_on(first).copy_on(Device()).copy_on(second);
+}
+
+TEST_F(CudaErrors, WhatRunsAfterAForwardIsNoStageOfIt) {
+  const Device device = Device::cuda({.time_stages = true});
+  const auto comm = connect();
+  const auto placement = ExpertPlacement::contiguous(4, 1);
+  const auto options = options_with(4);
+  MoeLayer layer(*comm, placement, options, device);
+  const auto parameters = MoeParameters::random(options, placement, 0, 1, Biases::none, device);
+  const Tensor x = device.copy_of(Random(1).tensor({9, options.hidden}, Dtype::f32));
+  (void)layer.forward(parameters.weights(), {.x = x});
+  const auto seconds = [&] {
+    double sum = 0.0;
+    for (const auto& stage : layer.stats().forward) sum += stage.seconds;
+    return sum;
+  };
+  const double before = seconds();
+  EXPECT_GT(before, 0.0);
+
+  const Experts experts(options.experts(), device);
+  Dispatcher dispatcher(*comm, placement, {.plan = {.hidden = options.hidden}}, device);
+  const Plan plan = dispatcher.plan(device.copy_of(Tensor::zeros({9, 1}, Dtype::i32)));
+  Tensor rows = dispatcher.dispatch(plan, x);
+  experts.forward(parameters.weights().experts, RowGroups::of(plan), {.rows = rows}, {.out = rows});
+  EXPECT_EQ(seconds(), before);
+}
+
+}  // namespace
+}  // namespace switchyard::testing

@@ -1,0 +1,216 @@
+// Laying out and slotting on every device, against plain loops over one expert and assignment after
+// the other.
+#include <gtest/gtest.h>
+
+#include "support/device_tables.h"
+#include "support/plain_layout.h"
+#include "support/random.h"
+
+namespace switchyard {
+namespace {
+
+using testing::Counted;
+using testing::deal;
+using testing::index;
+using testing::Ints;
+using testing::Laid;
+using testing::lay_out_plainly;
+using testing::LayoutInput;
+using testing::no_problems;
+using testing::Random;
+using testing::round_up;
+using testing::values;
+using testing::Words;
+
+class PlanContract : public testing::DeviceTables {
+ protected:
+  Laid lay_out(const LayoutInput& in, const TensorView* step = nullptr,
+               const Words& met = no_problems()) const {
+    const auto num_experts = std::ssize(in.owners);
+    Ints by_rank;
+    Ints offsets{0};
+    for (int r = 0; r < in.num_ranks; ++r) {
+      for (const auto e : in.experts_of(r)) by_rank.push_back(e);
+      offsets.push_back(static_cast<std::int32_t>(by_rank.size()));
+    }
+    const auto num_local = std::ssize(in.experts_of(in.rank));
+    const Tensor counts = put(Tensor::from<std::int32_t>({in.num_ranks, num_experts}, in.counts));
+    const Tensor owners = put_all(in.owners);
+    const Tensor experts_by_rank = put_all(by_rank);
+    const Tensor rank_offsets = put_all(offsets);
+    const Tensor problems = put_all(met);
+    Tensor expert_offsets = poisoned(num_experts, Dtype::i32);
+    Tensor rows_before = poisoned(num_experts, Dtype::i32);
+    Tensor kept_rows = poisoned(num_experts, Dtype::i32);
+    Tensor row_offsets = poisoned(num_local + 1, Dtype::i32);
+    Tensor group_rows = poisoned(num_local, Dtype::i32);
+    Tensor source_offsets = poisoned(num_experts + 1, Dtype::i32);
+    Tensor layout = poisoned(layout_words(in.num_ranks), Dtype::i64);
+    LayOut args{.counts = counts,
+                .owners = owners,
+                .experts_by_rank = experts_by_rank,
+                .rank_offsets = rank_offsets,
+                .rank = in.rank,
+                .alignment = in.alignment,
+                .sizing = in.sizing,
+                .expert_offsets = expert_offsets,
+                .rows_before = rows_before,
+                .kept_rows = kept_rows,
+                .row_offsets = row_offsets,
+                .group_rows = group_rows,
+                .source_offsets = source_offsets,
+                .layout = layout};
+    if (step != nullptr) args.problems = problems;
+    if (step != nullptr) args.step = *step;
+    device.backend().lay_out(args);
+    return {values<std::int32_t>(get(expert_offsets)), values<std::int32_t>(get(rows_before)),
+            values<std::int32_t>(get(kept_rows)),      values<std::int32_t>(get(row_offsets)),
+            values<std::int32_t>(get(group_rows)),     values<std::int32_t>(get(source_offsets)),
+            values<std::int64_t>(get(layout))};
+  }
+
+  void expect_laid_out(const LayoutInput& in) const {
+    SCOPED_TRACE(::testing::Message()
+                 << "E " << in.owners.size() << " ranks " << in.num_ranks << " rank " << in.rank
+                 << " alignment " << in.alignment << " capacity " << in.sizing.capacity()
+                 << (in.sizing.overflow() == Overflow::drop ? " drop" : ""));
+    const Laid actual = lay_out(in);
+    const Laid expected = lay_out_plainly(in);
+    EXPECT_EQ(actual.expert_offsets, expected.expert_offsets);
+    EXPECT_EQ(actual.rows_before, expected.rows_before);
+    EXPECT_EQ(actual.kept_rows, expected.kept_rows);
+    EXPECT_EQ(actual.row_offsets, expected.row_offsets);
+    EXPECT_EQ(actual.group_rows, expected.group_rows);
+    EXPECT_EQ(actual.source_offsets, expected.source_offsets);
+    EXPECT_EQ(actual.layout, expected.layout);
+  }
+
+  // Few, many and no rows side by side.
+  static Ints random_counts(int num_ranks, int num_experts) {
+    Random random(static_cast<std::uint64_t>(num_ranks * 10000 + num_experts));
+    Ints counts;
+    for (int i = 0; i < num_ranks * num_experts; ++i) {
+      const auto most = std::array{1, 4, 40}[index(random.below(3))];
+      counts.push_back(static_cast<std::int32_t>(random.below(most)));
+    }
+    return counts;
+  }
+};
+SWITCHYARD_ON_DEVICES(PlanContract);
+
+TEST_P(PlanContract, GroupsLieOneBehindTheOther) {
+  for (const int num_experts : {1, 3, 33, 128, 1500}) {
+    for (const int num_ranks : {1, 3}) {
+      for (const std::int64_t alignment : {1, 8, 12}) {
+        const int rank = num_ranks - 1;
+        const Ints counts = random_counts(num_ranks, num_experts);
+        expect_laid_out(
+            {counts, deal(num_experts, num_ranks), num_ranks, rank, alignment, Sizing::exact()});
+      }
+    }
+  }
+}
+
+TEST_P(PlanContract, RowsThatDoNotFitAreCut) {
+  for (const int num_experts : {1, 5, 64, 1100}) {
+    for (const int num_ranks : {1, 4}) {
+      for (const std::int64_t alignment : {1, 8}) {
+        LayoutInput in{random_counts(num_ranks, num_experts),
+                       deal(num_experts, num_ranks),
+                       num_ranks,
+                       num_ranks / 2,
+                       alignment,
+                       Sizing::exact()};
+        const auto needed = in.rows_at(in.experts_of(0), 1000);
+        for (const std::int64_t share : {0, 1, 3, 6, 10, 13}) {
+          const auto capacity = round_up(needed * share / 10, alignment);
+          for (const Overflow overflow : {Overflow::fail, Overflow::drop}) {
+            in.sizing = Sizing::bounded(capacity, overflow);
+            expect_laid_out(in);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PlanContract, RowsBeyondThirtyTwoBitsAreSaidAndHaveNoRoom) {
+  const LayoutInput in{{1500000000, 600000000, 5}, deal(3, 1), 1, 0, 1 << 30, Sizing::exact()};
+  const Laid laid = lay_out(in);
+  EXPECT_EQ(laid.layout[index(needed_rows_word(1, 0))], 4LL << 30);
+  for (const auto offset : laid.row_offsets) EXPECT_GE(offset, 0);
+  for (const auto rows : laid.group_rows) EXPECT_GE(rows, 0);
+}
+
+TEST_P(PlanContract, AStepKeepsTheMostRowsAndTheFirstProblem) {
+  Tensor step = put(Tensor::zeros({kStepWords}, Dtype::i64));
+  const TensorView view = step.view();
+  const auto add = [&](Ints counts, const Words& met) {
+    const LayoutInput in{std::move(counts), deal(2, 1), 1, 0, 4, Sizing::bounded(8)};
+    lay_out(in, &view, met);
+    return values<std::int64_t>(get(step));
+  };
+  EXPECT_EQ(add({1, 5}, no_problems()), (Words{12, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(add({1, 1}, {3, -1, -1, -1, 0}), (Words{12, 1, 3, -1, -1, -1, 0}));
+  EXPECT_EQ(add({9, 9}, {-1, 2, 1, 0, 1}), (Words{24, 1, 3, -1, -1, -1, 0}));
+}
+
+// One rank of several, whose counts are made up but for its own.
+TEST_P(PlanContract, SlotsAndSourcesFollowTheLayout) {
+  for (const bool bounded : {false, true}) {
+    constexpr int kExperts = 48;
+    constexpr int kRanks = 3;
+    constexpr std::int64_t kTopK = 5;
+    Tensor ids = Random(9).expert_ids(
+        {.num_tokens = 1500, .top_k = kTopK, .num_experts = kExperts, .skew = 0.4, .none = 0.1});
+    ids.span<std::int32_t>()[11] = kExperts;
+    const Ints owners = deal(kExperts, kRanks);
+    const Counted counted = count({.ids = ids, .owners = owners, .num_ranks = kRanks});
+    LayoutInput in{random_counts(kRanks, kExperts), owners, kRanks, 1, 8, Sizing::exact()};
+    std::ranges::copy(counted.counts, in.counts.begin() + kExperts);
+    if (bounded) in.sizing = Sizing::bounded(1600, Overflow::drop);
+    const Laid laid = lay_out(in);
+
+    const Tensor device_ids = put(ids);
+    const Tensor device_owners = put_all(owners);
+    const Tensor expert_offsets = put_all(laid.expert_offsets);
+    const Tensor rows_before = put_all(laid.rows_before);
+    const Tensor kept_rows = put_all(laid.kept_rows);
+    const Tensor source_offsets = put_all(laid.source_offsets);
+    Tensor slots = put_all(counted.positions);
+    Tensor targets = poisoned(1500 * kTopK, Dtype::i32);
+    Tensor sources = poisoned(1500 * kTopK, Dtype::i32);
+    device.backend().assign_slots({.expert_ids = device_ids,
+                                   .owners = device_owners,
+                                   .expert_offsets = expert_offsets,
+                                   .rows_before = rows_before,
+                                   .kept_rows = kept_rows,
+                                   .source_offsets = source_offsets,
+                                   .slots = slots,
+                                   .target_ranks = targets,
+                                   .sources = sources});
+    Ints expected_slots;
+    Ints expected_targets;
+    Ints expected_sources(index(laid.source_offsets.back()));
+    for (std::size_t i = 0; i < counted.positions.size(); ++i) {
+      const auto position = counted.positions[i];
+      const auto e = position < 0 ? 0 : index(ids.span<std::int32_t>()[i]);
+      const auto row = laid.rows_before[e] + position;
+      const bool fits = position >= 0 && row < laid.kept_rows[e];
+      expected_slots.push_back(fits ? laid.expert_offsets[e] + row : -1);
+      expected_targets.push_back(position < 0 ? -1 : owners[e]);
+      if (position < 0) continue;
+      expected_sources[index(laid.source_offsets[e] + position)] = static_cast<std::int32_t>(i);
+    }
+    EXPECT_TRUE(values<std::int32_t>(get(slots)) == expected_slots);
+    EXPECT_TRUE(values<std::int32_t>(get(targets)) == expected_targets);
+    Ints used = values<std::int32_t>(get(sources));
+    used.resize(expected_sources.size());
+    EXPECT_TRUE(used == expected_sources);
+    EXPECT_EQ(bounded,
+              std::ranges::count(expected_slots, -1) > std::ranges::count(expected_targets, -1));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

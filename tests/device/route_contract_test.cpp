@@ -1,0 +1,185 @@
+// Routing on every device: choices, weights and problems.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "support/compare.h"
+#include "support/devices.h"
+#include "support/random.h"
+#include "support/route_problem.h"
+
+namespace switchyard {
+namespace {
+
+using testing::Doubles;
+using testing::near;
+using testing::Random;
+using testing::reference_replay;
+using testing::reference_route;
+using testing::route_cases;
+using testing::route_on;
+using testing::RouteInputs;
+using testing::RouteResult;
+using testing::same_bits;
+using testing::set_element;
+using testing::tensor_of;
+
+class RouteContract : public testing::OnDevices {};
+SWITCHYARD_ON_DEVICES(RouteContract);
+
+std::vector<std::int32_t> ids_of(const RouteResult& result) {
+  const auto ids = result.expert_ids.span<std::int32_t>();
+  return {ids.begin(), ids.end()};
+}
+
+// Where the choice is another, what is compared is nearly the same.
+void expect_choice(RouteInputs& inputs, const std::vector<std::int32_t>& actual) {
+  const auto& options = inputs.test.options;
+  const auto expected = reference_route(options, inputs.reference_router(), inputs.reference_x());
+  const Doubles scores = inputs.reference_scores();
+  const auto compared = [&](std::size_t i, std::int32_t id) {
+    const bool biased = options.score_bias == ScoreBias::choice && inputs.score_bias;
+    return scores.row(static_cast<std::int64_t>(i) / options.top_k)[id] +
+           (biased ? inputs.score_bias->span<float>()[static_cast<std::size_t>(id)] : 0.0F);
+  };
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    if (actual[i] == expected.expert_ids[i]) continue;
+    ASSERT_TRUE(0 <= actual[i] && actual[i] < options.num_experts) << actual[i];
+    EXPECT_NEAR(compared(i, actual[i]), compared(i, expected.expert_ids[i]), 1e-6)
+        << "pick " << i << " is " << actual[i] << " instead of " << expected.expert_ids[i];
+  }
+}
+
+TEST_P(RouteContract, PicksAndWeightsAreTheReferences) {
+  for (const auto& test : route_cases()) {
+    SCOPED_TRACE(test.name);
+    RouteInputs inputs(test);
+    const auto result = route_on(device, inputs);
+    const auto ids = ids_of(result);
+    expect_choice(inputs, ids);
+    const auto expected =
+        reference_replay(test.options, inputs.reference_router(), inputs.reference_x(), ids);
+    EXPECT_TRUE(near(result.weights, tensor_of(expected), 1e-5));
+    const auto problems = result.problems.span<std::int64_t>();
+    EXPECT_EQ(problems[kNonFiniteToken], -1);
+    EXPECT_EQ(problems[kBadToken], -1);
+  }
+}
+
+TEST_P(RouteContract, EqualScoresGoToTheLowerId) {
+  for (const auto& options : {RouterOptions::mixtral(70, 5), RouterOptions::torchtitan(1100, 5)}) {
+    RouteInputs inputs({"ties", options, 9, 16});
+    inputs.score_bias.reset();
+    const std::int64_t experts = options.num_experts;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      for (std::int64_t h = 0; h < 16; ++h)
+        set_element(inputs.gate, e, h, e % 2 == 0 ? 0.5F : 0.25F);
+    }
+    for (std::int64_t h = 0; h < 16; ++h) set_element(inputs.x, 4, h, 1.0F);
+    const auto ids = ids_of(route_on(device, inputs));
+    EXPECT_EQ(std::vector(ids.begin() + 20, ids.begin() + 25),
+              (std::vector<std::int32_t>{0, 2, 4, 6, 8}));
+  }
+}
+
+TEST_P(RouteContract, BitsAreTheSameInEveryRunAndForATokenAlone) {
+  for (const auto& test : route_cases()) {
+    if (test.options.choice == Choice::balanced) continue;  // goes by the token's place
+    SCOPED_TRACE(test.name);
+    RouteInputs inputs(test);
+    const auto first = route_on(device, inputs);
+    const auto again = route_on(device, inputs);
+    EXPECT_TRUE(same_bits(again.expert_ids, first.expert_ids));
+    EXPECT_TRUE(same_bits(again.weights, first.weights));
+    const auto last = test.num_tokens - 1;
+    RouteInputs alone(test);
+    alone.test.num_tokens = 1;
+    alone.x = Device().copy_of(inputs.x.view().slice(last, last + 1));
+    const auto one = route_on(device, alone);
+    EXPECT_TRUE(same_bits(one.expert_ids, first.expert_ids.view().slice(last, last + 1)));
+    EXPECT_TRUE(same_bits(one.weights, first.weights.view().slice(last, last + 1)));
+  }
+}
+
+TEST_P(RouteContract, PaddingAndTokensThatAreNotFiniteHaveNoPicks) {
+  for (const auto& test : route_cases()) {
+    if (test.num_tokens < 12) continue;
+    SCOPED_TRACE(test.name);
+    RouteInputs inputs(test);
+    const auto clean = route_on(device, inputs);
+    inputs.pad_every_third();
+    set_element(inputs.x, 11, 1, std::numeric_limits<float>::infinity());
+    set_element(inputs.x, 8, 1, std::numeric_limits<float>::quiet_NaN());
+    const auto result = route_on(device, inputs);
+    EXPECT_EQ(result.problems.span<std::int64_t>()[kNonFiniteToken], 8);
+    for (std::int64_t t = 0; t < test.num_tokens; ++t) {
+      const auto ids = result.expert_ids.view().slice(t, t + 1);
+      const auto weights = result.weights.view().slice(t, t + 1);
+      if (t % 3 != 0 && t != 8 && t != 11) {
+        EXPECT_TRUE(same_bits(ids, clean.expert_ids.view().slice(t, t + 1)));
+        EXPECT_TRUE(same_bits(weights, clean.weights.view().slice(t, t + 1)));
+        continue;
+      }
+      for (const auto id : ids.span<std::int32_t>()) EXPECT_EQ(id, -1);
+      for (const auto weight : weights.span<float>()) EXPECT_EQ(weight, 0.0F);
+    }
+  }
+}
+
+TEST_P(RouteContract, ReplayedIdsAreWeighed) {
+  for (const auto& test : route_cases()) {
+    SCOPED_TRACE(test.name);
+    RouteInputs inputs(test);
+    Random random(5);
+    inputs.expert_ids = random.expert_ids({.num_tokens = test.num_tokens,
+                                           .top_k = test.options.top_k,
+                                           .num_experts = test.options.num_experts,
+                                           .none = 0.2});
+    for (const bool refuse : {false, true}) {
+      inputs.refuse_bad_ids = refuse;
+      const auto result = route_on(device, inputs);
+      EXPECT_TRUE(same_bits(result.expert_ids, *inputs.expert_ids));
+      EXPECT_TRUE(near(result.weights,
+                       tensor_of(reference_replay(test.options, inputs.reference_router(),
+                                                  inputs.reference_x(), ids_of(result))),
+                       1e-5));
+      EXPECT_EQ(result.problems.span<std::int64_t>()[kBadToken], -1);
+    }
+  }
+}
+
+TEST_P(RouteContract, BadIdsStayOrAreRefused) {
+  struct Bad {
+    std::int64_t k;
+    std::int32_t id;
+    std::int64_t is_duplicate;
+  };
+  const auto options = RouterOptions::qwen3_moe(200, 70);
+  // Id 64 is a repeat of k = 64's from far and near, by the ids below.
+  for (const auto& bad :
+       {Bad{69, 64, 1}, Bad{69, 3, 1}, Bad{1, 0, 1}, Bad{40, 200, 0}, Bad{33, -2, 0}}) {
+    RouteInputs inputs({"bad", options, 6, 16});
+    std::vector<std::int32_t> ids;
+    for (std::int32_t i = 0; i < 6 * 70; ++i) ids.push_back(i % 70);
+    ids[static_cast<std::size_t>(2 * 70 + bad.k)] = bad.id;
+    ids[4 * 70] = 1000;  // later: not the first
+    inputs.expert_ids = Tensor::from<std::int32_t>({6, 70}, ids);
+    const auto stays = route_on(device, inputs);
+    EXPECT_EQ(ids_of(stays), ids);
+    EXPECT_EQ(stays.problems.span<std::int64_t>()[kBadToken], -1);
+    inputs.refuse_bad_ids = true;
+    const auto refused = route_on(device, inputs);
+    const auto words = refused.problems.span<std::int64_t>();
+    EXPECT_EQ(std::vector(words.begin(), words.end()),
+              (std::vector<std::int64_t>{-1, 2, bad.k, bad.id, bad.is_duplicate}));
+    ids[static_cast<std::size_t>(2 * 70 + bad.k)] = -1;
+    ids[4 * 70] = -1;
+    EXPECT_EQ(ids_of(refused), ids);
+    const auto expected =
+        reference_replay(options, inputs.reference_router(), inputs.reference_x(), ids);
+    EXPECT_TRUE(near(refused.weights, tensor_of(expected), 1e-5));
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,96 @@
+// Suites of the plan's functions on every device: what they are given, and plain tables of it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "device/device_backend.h"
+#include "support/compare.h"
+#include "support/devices.h"
+
+namespace switchyard::testing {
+
+using Ints = std::vector<std::int32_t>;
+using Words = std::vector<std::int64_t>;
+
+inline std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+template <typename T>
+std::vector<T> values(const Tensor& tensor) {
+  return {tensor.span<T>().begin(), tensor.span<T>().end()};
+}
+
+inline Words no_problems() { return {-1, -1, -1, -1, 0}; }
+
+// Experts are dealt out to ranks in turn.
+inline Ints deal(int num_experts, int num_ranks) {
+  Ints owners;
+  for (int e = 0; e < num_experts; ++e) owners.push_back(e % num_ranks);
+  return owners;
+}
+
+struct Counted {
+  Ints counts;
+  Ints distinct_tokens;
+  Ints positions;
+  Words problems;
+};
+
+struct CountProblem {
+  const Tensor& ids;  // on the host
+  Ints owners;
+  int num_ranks = 1;
+  bool allow_duplicates = false;
+  std::int64_t columns_apart = 0;
+  Words problems = no_problems();
+};
+
+class DeviceTables : public OnDevices {
+ protected:
+  template <typename T>
+  Tensor put_all(const std::vector<T>& all) const {
+    return put(Tensor::from<T>({static_cast<std::int64_t>(all.size())}, all));
+  }
+  Tensor poisoned(std::int64_t count, Dtype dtype) const {
+    Tensor host({count}, dtype);
+    poison(host);
+    return put(host);
+  }
+
+  // The rows with as many strangers behind each of them.
+  Tensor put_apart(const Tensor& rows, std::int64_t columns) const {
+    Tensor wide({rows.rows(), rows.shape()[1] + columns}, rows.dtype());
+    poison(wide);
+    for (std::int64_t t = 0; t < rows.rows(); ++t) {
+      std::copy_n(rows.view().row(t), rows.view().row_bytes(), wide.view().row(t));
+    }
+    return put(wide);
+  }
+  // Without them.
+  static ConstTensorView narrow(const Tensor& wide, const Shape& shape) {
+    const ConstTensorView view = wide.view();
+    return {view.data(), view.dtype(), shape, view.row_stride(), view.owner(), view.memory()};
+  }
+
+  Counted count(const CountProblem& p) const {
+    const Tensor wide = put_apart(p.ids, p.columns_apart);
+    const Tensor owners = put_all(p.owners);
+    Tensor counts = poisoned(std::ssize(p.owners), Dtype::i32);
+    Tensor distinct = poisoned(p.num_ranks, Dtype::i32);
+    Tensor positions = poisoned(p.ids.shape().num_elements(), Dtype::i32);
+    Tensor problems = put_all(p.problems);
+    device.backend().count_assignments({.expert_ids = narrow(wide, p.ids.shape()),
+                                        .owners = owners,
+                                        .allow_duplicates = p.allow_duplicates,
+                                        .counts = counts,
+                                        .distinct_tokens = distinct,
+                                        .positions = positions,
+                                        .problems = problems});
+    return {values<std::int32_t>(get(counts)), values<std::int32_t>(get(distinct)),
+            values<std::int32_t>(get(positions)), values<std::int64_t>(get(problems))};
+  }
+};
+
+}  // namespace switchyard::testing

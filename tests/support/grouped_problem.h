@@ -1,0 +1,18 @@
+// Grouped products on a GPU, with NaN in all that surrounds them.
+#pragma once
+
+#include <vector>
+
+#include "support/grouped_contents.h"
+#include "switchyard/device.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::testing {
+
+// Of each group: its rows of c, or the matrices of its parts. Fails the test if anything else was
+// written.
+using GroupedResults = std::vector<std::vector<Tensor>>;
+GroupedResults run_grouped(const Device& device, const GroupedSetup& setup,
+                           const std::vector<GemmGroup>& groups);
+
+}  // namespace switchyard::testing

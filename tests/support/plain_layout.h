@@ -1,0 +1,123 @@
+// How a plan is laid out, one expert after the other: what devices are compared with.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/plan_words.h"
+#include "support/device_tables.h"
+#include "switchyard/plan.h"
+
+namespace switchyard::testing {
+
+inline std::int64_t round_up(std::int64_t rows, std::int64_t to) {
+  return (rows + to - 1) / to * to;
+}
+
+struct Laid {
+  Ints expert_offsets;
+  Ints rows_before;
+  Ints kept_rows;
+  Ints row_offsets = {};
+  Ints group_rows = {};
+  Ints source_offsets;
+  Words layout;
+};
+
+struct LayoutInput {
+  Ints counts;  // [ranks, E]
+  Ints owners;
+  int num_ranks = 1;
+  int rank = 0;
+  std::int64_t alignment = 1;
+  Sizing sizing;
+
+  std::int64_t count(std::int64_t r, std::int64_t e) const {
+    return counts[index(r * std::ssize(owners) + e)];
+  }
+  std::int64_t total(std::int64_t e) const {
+    std::int64_t sum = 0;
+    for (int r = 0; r < num_ranks; ++r) sum += count(r, e);
+    return sum;
+  }
+  Ints experts_of(int r) const {
+    Ints experts;
+    for (std::int32_t e = 0; e < std::ssize(owners); ++e) {
+      if (owners[index(e)] == r) experts.push_back(e);
+    }
+    return experts;
+  }
+  std::int64_t rows_at(const Ints& experts, std::int64_t level) const {
+    std::int64_t rows = 0;
+    for (const auto e : experts) rows += round_up(std::min(total(e), level), alignment);
+    return rows;
+  }
+};
+
+// Levels one after the other, then a block of the alignment more for the first that are cut.
+inline Words fit(const LayoutInput& in, const Ints& experts) {
+  const auto capacity = in.sizing.capacity();
+  std::int64_t level = 0;
+  while (level < capacity && in.rows_at(experts, level + 1) <= capacity) ++level;
+  std::int64_t left = capacity - in.rows_at(experts, level);
+  Words kept;
+  for (const auto e : experts) {
+    kept.push_back(std::min(in.total(e), level));
+    if (kept.back() == in.total(e) || left < in.alignment) continue;
+    kept.back() = std::min(in.total(e), round_up(level, in.alignment) + in.alignment);
+    left -= in.alignment;
+  }
+  return kept;
+}
+
+inline void lay_out_rank_plainly(const LayoutInput& in, int r, Laid& laid) {
+  const Ints experts = in.experts_of(r);
+  std::int64_t needed = 0;
+  std::int64_t dropped = 0;
+  Words kept;
+  for (const auto e : experts) {
+    kept.push_back(in.total(e));
+    needed += round_up(in.total(e), in.alignment);
+    dropped += in.total(e);
+  }
+  const bool overflows = in.sizing.is_bounded() && needed > in.sizing.capacity();
+  const auto capacity = in.sizing.is_bounded() ? in.sizing.capacity() : needed;
+  if (overflows && in.sizing.overflow() == Overflow::drop) kept = fit(in, experts);
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const auto e = index(experts[i]);
+    const auto rows = std::min(kept[i], capacity - end);
+    laid.expert_offsets[e] = static_cast<std::int32_t>(end);
+    laid.kept_rows[e] = static_cast<std::int32_t>(rows);
+    if (r == in.rank) laid.row_offsets.push_back(static_cast<std::int32_t>(end));
+    if (r == in.rank) laid.group_rows.push_back(static_cast<std::int32_t>(rows));
+    end = std::min(end + round_up(rows, in.alignment), capacity);
+    dropped -= rows;
+  }
+  if (r == in.rank) laid.row_offsets.push_back(static_cast<std::int32_t>(end));
+  if (overflows) laid.layout[index(kOverflowWord)] = 1;
+  laid.layout[index(used_rows_word(in.num_ranks, r))] = end;
+  laid.layout[index(needed_rows_word(in.num_ranks, r))] = needed;
+  laid.layout[index(dropped_word(in.num_ranks, r))] = dropped;
+}
+
+inline Laid lay_out_plainly(const LayoutInput& in) {
+  Laid laid{.expert_offsets = Ints(in.owners.size()),
+            .rows_before = Ints(in.owners.size()),
+            .kept_rows = Ints(in.owners.size()),
+            .source_offsets = {0},
+            .layout = Words(index(layout_words(in.num_ranks)))};
+  for (int r = 0; r < in.num_ranks; ++r) lay_out_rank_plainly(in, r, laid);
+  for (std::size_t e = 0; e < in.owners.size(); ++e) {
+    const auto at = static_cast<std::int64_t>(e);
+    for (int r = 0; r < in.rank; ++r) {
+      laid.rows_before[e] += static_cast<std::int32_t>(in.count(r, at));
+    }
+    laid.rows_before[e] = std::min(laid.rows_before[e], laid.kept_rows[e]);
+    laid.source_offsets.push_back(laid.source_offsets.back() +
+                                  static_cast<std::int32_t>(in.count(in.rank, at)));
+  }
+  return laid;
+}
+
+}  // namespace switchyard::testing
