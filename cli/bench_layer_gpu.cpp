@@ -26,7 +26,6 @@ struct GpuResult {
   std::vector<LayerStats::Stage> forward_stages, backward_stages;
   std::int64_t syncs_forward = 0, syncs_backward = 0;
   std::int64_t activation_bytes = 0;
-  std::int64_t rows = 0;
 };
 
 class GpuLayerBench {

@@ -30,8 +30,4 @@ MoeWeights on_device(const Device& device, const MoeWeights& weights) {
   return result;
 }
 
-Tensor on_device(const Device& device, const ConstTensorView& tensor) {
-  return device.copy_of(tensor);
-}
-
 }  // namespace switchyard::cli

@@ -1,8 +1,6 @@
 // Which device a command computes on, and how its tensors come there.
 #pragma once
 
-#include <string>
-
 #include "switchyard/device.h"
 #include "switchyard/moe_parameters.h"
 
@@ -12,6 +10,5 @@ enum class DeviceKind { cpu, cuda };
 
 // Weights in the device's memory: where they lie, if they are there already.
 MoeWeights on_device(const Device& device, const MoeWeights& weights);
-Tensor on_device(const Device& device, const ConstTensorView& tensor);
 
 }  // namespace switchyard::cli
