@@ -34,7 +34,7 @@ function(switchyard_configure_target target)
     -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
     $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror>>)
   # 554: a conversion of views to themselves, which C++20 rules out by a constraint.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -O3 -lineinfo
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -lineinfo
     -diag-suppress=554 -Xcompiler=-Wall,-Wextra $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror=all-warnings>>)
 endfunction()
 
