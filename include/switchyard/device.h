@@ -26,12 +26,19 @@ struct Stream {
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
+// Which kernels a GPU uses where it has a choice. Their results agree within rounding.
+enum class CudaKernels {
+  best,      // those of the GPU's own kind where there are any (Hopper), otherwise portable ones
+  portable,  // those that every GPU from sm_80 on can run: to check the others by
+};
+
 struct CudaOptions {
   int ordinal = 0;     // which GPU
   Stream stream = {};  // what is used until set_stream
   // Events around the stages of a layer, for LayerStats. They cost microseconds and are left out
   // while a graph is captured.
   bool time_stages = false;
+  CudaKernels kernels = CudaKernels::best;
 };
 
 // A device and the memory it keeps for reuse; copies are the same device. Shared by the layers of a

@@ -94,12 +94,22 @@ struct RowGroups {
   SWITCHYARD_API static RowGroups of(const Plan& plan);
 };
 
+// Rows that are read from their tokens, and never made: only where Experts::reads_tokens. What is
+// called [R] of a row is then [T, K] of its assignment, and what is [R, H] of a row [T, H].
+struct TokenRows {
+  ConstTensorView x;            // [T, H]
+  ConstTensorView row_sources;  // [R] i32: the assignment t·K + k of every row (Plan::row_sources)
+  std::int64_t top_k = 1;       // K
+};
+
 // R rows; those beyond the groups, and pads, are neither read nor written. All tensors are in the
 // device's memory. On a GPU nobody checks what groups hold, and all tensors have the R rows of
-// `rows` or more.
+// `rows`, or of `row_sources`, or more.
 struct ExpertsInput {
-  ConstTensorView rows;                             // [R, H]
-  std::optional<ConstTensorView> row_weights = {};  // [R] f32, where the stage wants them here
+  ConstTensorView rows = {};  // [R, H]; none with `tokens`
+  // [R] f32, where the stage wants them here; with `tokens` [T, K], contiguous.
+  std::optional<ConstTensorView> row_weights = {};
+  std::optional<TokenRows> tokens = {};
 };
 struct ExpertsOutput {
   TensorView out;                         // [R, H]; may be the memory of rows
@@ -111,15 +121,17 @@ enum class HiddenRows { kept, to_be_computed };
 
 // For the stages output and activation d_out is the gradient of w · out, unweighted: row d_y[t].
 struct ExpertsBackwardInput {
-  TensorView rows;                                  // [R, H] as in forward; used up
-  std::optional<ConstTensorView> row_weights = {};  // [R] f32; none: 1
+  TensorView rows = {};                             // [R, H] as in forward, used up; or `tokens`
+  std::optional<ConstTensorView> row_weights = {};  // [R] f32, with `tokens` [T, K]; none: 1
   TensorView hidden;                                // [R, hidden_width]; used up
   HiddenRows hidden_rows = HiddenRows::kept;
-  ConstTensorView d_out;  // [R, H]
+  ConstTensorView d_out;  // [R, H]; with `tokens` d_y [T, H]
+  std::optional<TokenRows> tokens = {};
 };
 struct ExpertsBackwardOutput {
-  TensorView d_rows;                             // [R, H]
-  std::optional<TensorView> d_row_weights = {};  // [R] f32
+  TensorView d_rows;  // [R, H]
+  // [R] f32; with `tokens` [T, K], where assignments without a row are left as they are.
+  std::optional<TensorView> d_row_weights = {};
   std::span<const ExpertGradients> gradients;    // [e]
   GradientMode mode = GradientMode::overwrite;
 };
@@ -147,6 +159,10 @@ class SWITCHYARD_API Experts {
     double other = 0.0;
   };
   Seconds seconds_spent() const;
+
+  // Whether these experts can read their rows from tokens; depends on the device, sizes, dtype,
+  // options and which weights there are. The bits of all results are those of rows.
+  bool reads_tokens(std::span<const ExpertWeights> weights) const;
 
   // What groups must be aligned to on this device.
   std::int64_t required_alignment() const { return 1; }

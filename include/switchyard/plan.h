@@ -125,6 +125,9 @@ class SWITCHYARD_API Plan {
   ConstTensorView sources() const;
   // [num_experts + 1] i32.
   ConstTensorView source_offsets() const;
+  // [row_capacity] i32: the assignment t·K + k of every row of a group; of other rows anything.
+  // Only at one rank, where all rows are this rank's own; otherwise it throws.
+  ConstTensorView row_sources() const;
 
   // [num_experts] i32: assignments that a rank makes to each expert, before anything is dropped.
   // (waits)

@@ -72,6 +72,9 @@ struct AssignSlots {
   TensorView slots;
   TensorView target_ranks;  // out [T·K] i32, −1 for no pick
   TensorView sources;       // out [T·K] i32, the first Σ own counts of them
+  // out [R] i32, where all rows are this rank's own: the assignment of every slot; what names no
+  // assignment is left as it is.
+  std::optional<TensorView> row_sources = {};
 };
 
 // Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot
@@ -272,6 +275,12 @@ class DeviceBackend {
   // Rows [T, …] whose valid [T] i32, contiguous, is 0 become 0.
   virtual void zero_padding(const TensorView& rows, const ConstTensorView& valid) const = 0;
 
+  // Whether the two functions that follow take ExpertsInput::tokens for these weights. The answer
+  // is the same for any of a layer's experts.
+  virtual bool reads_tokens(const ExpertsOptions& /*options*/,
+                            std::span<const ExpertWeights> /*weights*/) const {
+    return false;
+  }
   // Every group through its expert. Bits depend on a group's rows and the matrices' sizes alone.
   virtual void experts_forward(const ExpertsForward& args) const = 0;
   virtual void experts_backward(const ExpertsBackward& args) const = 0;

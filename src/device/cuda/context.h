@@ -32,7 +32,8 @@ class Context {
 
   virtual CUstream_st* stream() const = 0;  // a cudaStream_t
   virtual int num_multiprocessors() const = 0;
-  virtual int compute_capability() const = 0;  // 90 for Hopper
+  // Whether kernels for Hopper run here, and are wanted.
+  virtual bool uses_hopper_kernels() const = 0;
 
   // As DeviceBackend's.
   virtual TensorView take(const Shape& shape, Dtype dtype) = 0;

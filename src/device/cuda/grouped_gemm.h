@@ -6,6 +6,7 @@
 #include <span>
 
 #include "device/cuda/context.h"
+#include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cuda {
@@ -23,6 +24,20 @@ struct Groups {
 struct Rows {
   const void* data = nullptr;
   std::int64_t stride = 0;
+};
+
+// Rows, or tokens that rows are read from: row r is then token sources[r] / top_k.
+struct SourceRows : Rows {
+  const std::int32_t* sources = nullptr;  // device [R]; none: rows
+  int top_k = 1;
+  std::int64_t num_tokens = 0;
+};
+
+// A number for every row r: that of r, or of sources[r].
+template <typename Float>
+struct RowNumbers {
+  Float* data = nullptr;  // device; none: there are no numbers
+  const std::int32_t* sources = nullptr;
 };
 
 // One or two matrices a group (`parts`: a gate and an up projection), each [rows, columns] as it
@@ -63,11 +78,36 @@ struct InputGradientGemm {
 struct WeightGradientGemm {
   Dtype dtype = Dtype::f32;  // of a and b
   Groups groups;
-  Rows a;                      // [R, parts · M]
-  Rows b;                      // [R, N]
+  SourceRows a;                // [R, parts · M]
+  SourceRows b;                // [R, N]; at most one of them is read from tokens
   GroupMatrices c;             // out [M, N]
   Dtype c_dtype = Dtype::f32;  // dtype, or f32
   bool accumulate = false;     // to what is there, rather than overwrite it
+};
+
+// hidden[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded; from that
+// activated[r, i] = weight · activation(hidden[r]).
+struct ActivatedGemm {
+  const ExpertsOptions& options;
+  Groups groups;
+  SourceRows a;     // [R, H]
+  GroupMatrices b;  // gate and up [I, H]
+  Rows hidden;      // out [R, 2I], or no data: not kept
+  Rows activated;   // out [R, I]
+  RowNumbers<const float> weights = {};
+};
+
+// With d = Σ_k a[r, k] · B_g[k, i], rounded: hidden becomes its own gradient,
+// activated[r, i] = weight · activation(hidden[r]), d_weights[r] = ⟨d, activation(hidden[r])⟩.
+struct ActivationGradientGemm {
+  const ExpertsOptions& options;
+  Groups groups;
+  SourceRows a;     // [R, H]
+  GroupMatrices b;  // down [H, I]
+  Rows hidden;      // [R, 2I]
+  Rows activated;   // out [R, I]
+  RowNumbers<const float> weights = {};
+  RowNumbers<float> d_weights = {};  // out
 };
 
 void grouped_gemm(const ForwardGemm& args, Context& context);
@@ -80,6 +120,12 @@ namespace hopper {
 bool grouped_gemm(const ForwardGemm& args, Context& context);
 bool grouped_gemm(const InputGradientGemm& args, Context& context);
 bool grouped_gemm(const WeightGradientGemm& args, Context& context);
+// The same products, and what is done with them, in one kernel.
+bool grouped_gemm(const ActivatedGemm& args, Context& context);
+bool grouped_gemm(const ActivationGradientGemm& args, Context& context);
+// Whether all products of such experts are taken, and read their rows from tokens: by options and
+// sizes alone.
+bool reads_tokens(const ExpertsOptions& options, const Context& context);
 }  // namespace hopper
 
 }  // namespace switchyard::cuda
