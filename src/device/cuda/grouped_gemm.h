@@ -78,8 +78,10 @@ struct InputGradientGemm {
 struct WeightGradientGemm {
   Dtype dtype = Dtype::f32;  // of a and b
   Groups groups;
+  enum class Side { a, b };
   SourceRows a;                // [R, parts · M]
-  SourceRows b;                // [R, N]; at most one of them is read from tokens
+  SourceRows b;                // [R, N]
+  Side narrow = Side::a;       // which may be read from tokens, and tiles are narrow along
   GroupMatrices c;             // out [M, N]
   Dtype c_dtype = Dtype::f32;  // dtype, or f32
   bool accumulate = false;     // to what is there, rather than overwrite it
