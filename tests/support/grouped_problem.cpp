@@ -162,7 +162,9 @@ class Problem {
             .count = static_cast<int>(groups_.size()),
             .row_capacity = capacity_};
   }
-  static cuda::Rows device_rows(const Tensor& tensor) { return {tensor.data(), tensor.shape()[1]}; }
+  static cuda::SourceRows device_rows(const Tensor& tensor) {
+    return {{tensor.data(), tensor.shape()[1]}};
+  }
   cuda::GroupMatrices matrices() const {
     return {.refs = refs_,
             .parts = setup_.parts,

@@ -58,7 +58,9 @@ class CudaContext final : public Context {
   CUstream_st* stream() const override { return stream_; }
   void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
   int num_multiprocessors() const override { return num_multiprocessors_; }
-  int compute_capability() const override { return compute_capability_; }
+  bool uses_hopper_kernels() const override {
+    return compute_capability_ == 90 && options_.kernels == CudaKernels::best;
+  }
 
   TensorView take(const Shape& shape, Dtype dtype) override {
     return memory_.take(shape, dtype, stream_);

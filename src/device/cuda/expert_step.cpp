@@ -10,41 +10,70 @@ namespace switchyard::cuda {
 namespace {
 
 bool weighs_input(const ExpertStep& step) {
-  return step.row_weights != nullptr && step.options.weight_stage == WeightStage::input;
+  return step.row_weights.data != nullptr && step.options.weight_stage == WeightStage::input;
 }
 
 TensorView take_rows(const ExpertStep& step, std::int64_t width, Context& context) {
   return context.take({step.groups.row_capacity, width}, step.options.dtype);
 }
 
-void compute_hidden(const ExpertStep& step, Context& context) {
+// What the first projections read: x, or w·x in memory that `weighted` keeps.
+SourceRows inner_input(const ExpertStep& step, TensorView& weighted, Context& context) {
+  if (!weighs_input(step)) return step.x;
+  weighted = take_rows(step, step.options.hidden, context);
+  weigh_rows({.dtype = step.options.dtype,
+              .groups = step.groups,
+              .width = step.options.hidden,
+              .from = step.x,
+              .row_weights = step.row_weights.data,
+              .to = rows_of(weighted)},
+             context);
+  context.mark("activation");
+  return rows_of(weighted);
+}
+
+// The first projections and their activation: in one kernel where there is one, and otherwise
+// through `hidden`, which then needs memory.
+void activate_rows(const ExpertStep& step, const RowNumbers<const float>& weights,
+                   const Rows& activated, Context& context) {
   const auto& options = step.options;
   TensorView weighted;
-  Rows x = step.x;
-  if (weighs_input(step)) {
-    weighted = take_rows(step, options.hidden, context);
-    x = rows_of(weighted);
-    weigh_rows({.dtype = options.dtype,
-                .groups = step.groups,
-                .width = options.hidden,
-                .from = step.x,
-                .row_weights = step.row_weights,
-                .to = x},
-               context);
-    context.mark("activation");
-  }
+  const SourceRows x = inner_input(step, weighted, context);
   const auto matrices = inner_matrices<ConstTensorView>(options);
   const auto refs = refs_of(step.weights, matrices);
   const auto biases = bias_refs_of(step.weights, inner_biases<ConstTensorView>(options));
+  const GroupMatrices b{refs, static_cast<int>(matrices.size()), options.intermediate,
+                        options.hidden};
+  const bool is_done = biases.empty() && hopper::grouped_gemm(ActivatedGemm{.options = options,
+                                                                            .groups = step.groups,
+                                                                            .a = x,
+                                                                            .b = b,
+                                                                            .hidden = step.hidden,
+                                                                            .activated = activated,
+                                                                            .weights = weights},
+                                                              context);
+  if (is_done) return context.mark("experts");
+  TensorView scratch;
+  Rows hidden = step.hidden;
+  if (hidden.data == nullptr) {
+    scratch = take_rows(step, options.hidden_width(), context);
+    hidden = rows_of(scratch);
+  }
   grouped_gemm(ForwardGemm{.dtype = options.dtype,
                            .groups = step.groups,
                            .a = x,
-                           .b = {refs, static_cast<int>(matrices.size()), options.intermediate,
-                                 options.hidden},
-                           .c = step.hidden,
+                           .b = b,
+                           .c = hidden,
                            .bias = biases},
                context);
   context.mark("experts");
+  activate({.options = options,
+            .groups = step.groups,
+            .hidden = hidden,
+            .row_weights = weights.data,
+            .activated = activated},
+           context);
+  context.mark("activation");
 }
 
 }  // namespace
@@ -52,17 +81,10 @@ void compute_hidden(const ExpertStep& step, Context& context) {
 void expert_forward(const ExpertStep& step, const Rows& out, Context& context) {
   if (step.groups.count == 0 || step.groups.row_capacity == 0) return;
   const auto& options = step.options;
-  compute_hidden(step, context);
   const TensorView activated = take_rows(step, options.intermediate, context);
-  const float* const weights =
-      options.weight_stage == WeightStage::activation ? step.row_weights : nullptr;
-  activate({.options = options,
-            .groups = step.groups,
-            .hidden = step.hidden,
-            .row_weights = weights,
-            .activated = rows_of(activated)},
-           context);
-  context.mark("activation");
+  const bool weighs = options.weight_stage == WeightStage::activation;
+  const auto weights = weighs ? step.row_weights : RowNumbers<const float>{};
+  activate_rows(step, weights, rows_of(activated), context);
   const auto refs = refs_of(step.weights, {&ExpertWeights::down});
   const auto biases = bias_refs_of(step.weights, {&ExpertWeights::down_bias});
   grouped_gemm(ForwardGemm{.dtype = options.dtype,
@@ -71,34 +93,50 @@ void expert_forward(const ExpertStep& step, const Rows& out, Context& context) {
                            .b = {refs, 1, options.hidden, options.intermediate},
                            .c = out,
                            .bias = biases,
-                           .bias_factors = weights},
+                           .bias_factors = weights.data},
                context);
   context.mark("experts");
 }
 
 namespace {
 
-// hidden becomes its gradient, activated the input of the down projection.
+// hidden becomes its gradient, activated the input of the down projection: in one kernel where
+// there is one.
 void hidden_backward(const ExpertStep& step, const ExpertStepGradients& out, const Rows& activated,
                      Context& context) {
   const auto& options = step.options;
-  if (out.hidden_rows == HiddenRows::to_be_computed) compute_hidden(step, context);
+  if (out.hidden_rows == HiddenRows::to_be_computed) {
+    activate_rows(step, {}, activated, context);  // which is not needed yet, and written over
+  }
   const auto refs = refs_of(step.weights, {&ExpertWeights::down});
-  grouped_gemm(InputGradientGemm{.dtype = options.dtype,
-                                 .groups = step.groups,
-                                 .a = out.d_out,
-                                 .b = {refs, 1, options.hidden, options.intermediate},
-                                 .c = activated},
-               context);
-  context.mark("experts");
-  const bool weigh = step.row_weights != nullptr && options.weight_stage != WeightStage::input;
   const auto biases = bias_refs_of(step.weights, {&ExpertWeights::down_bias});
+  const GroupMatrices down{refs, 1, options.hidden, options.intermediate};
+  const bool weighs = options.weight_stage != WeightStage::input;
+  const auto weights = weighs ? step.row_weights : RowNumbers<const float>{};
+  const bool has_weights = weights.data != nullptr;
+  const auto d_weights = has_weights ? out.d_row_weights : RowNumbers<float>{};
+  const bool is_done =
+      biases.empty() && hopper::grouped_gemm(ActivationGradientGemm{.options = options,
+                                                                    .groups = step.groups,
+                                                                    .a = out.d_out,
+                                                                    .b = down,
+                                                                    .hidden = step.hidden,
+                                                                    .activated = activated,
+                                                                    .weights = weights,
+                                                                    .d_weights = d_weights},
+                                             context);
+  if (is_done) return context.mark("experts");
+  grouped_gemm(
+      InputGradientGemm{
+          .dtype = options.dtype, .groups = step.groups, .a = out.d_out, .b = down, .c = activated},
+      context);
+  context.mark("experts");
   activate_backward({.options = options,
                      .groups = step.groups,
                      .hidden = step.hidden,
                      .activated = activated,
-                     .row_weights = weigh ? step.row_weights : nullptr,
-                     .d_row_weights = weigh ? out.d_row_weights : nullptr,
+                     .row_weights = weights.data,
+                     .d_row_weights = d_weights.data,
                      .d_out = out.d_out,
                      .down_bias = biases},
                     context);
@@ -123,8 +161,8 @@ void input_backward(const ExpertStep& step, const ExpertStepGradients& out, Cont
                        .width = options.hidden,
                        .x = step.x,
                        .d_x = out.d_x,
-                       .row_weights = step.row_weights,
-                       .d_row_weights = out.d_row_weights},
+                       .row_weights = step.row_weights.data,
+                       .d_row_weights = out.d_row_weights.data},
                       context);
   context.mark("activation");
 }
@@ -134,8 +172,9 @@ void input_backward(const ExpertStep& step, const ExpertStepGradients& out, Cont
 struct MatrixGradients {
   std::vector<Gradient> matrices;
   std::vector<Gradient> biases;
-  Rows left;   // [R, parts · rows]
-  Rows right;  // [R, columns]
+  SourceRows left;                                                // [R, parts · rows]
+  SourceRows right;                                               // [R, columns]
+  WeightGradientGemm::Side narrow = WeightGradientGemm::Side::a;  // which has H columns
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   const float* bias_weights = nullptr;
@@ -151,6 +190,7 @@ void matrix_gradients(const ExpertStep& step, const ExpertStepGradients& out,
       .groups = step.groups,
       .a = args.left,
       .b = args.right,
+      .narrow = args.narrow,
       .c = {refs, static_cast<int>(args.matrices.size()), args.rows, args.columns},
       .c_dtype = views[0].dtype(),
       .accumulate = out.mode == GradientMode::accumulate};
@@ -201,8 +241,9 @@ void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Con
   weight_gradients(step, out,
                    {.matrices = inner_matrices<TensorView>(options),
                     .biases = inner_biases<TensorView>(options),
-                    .left = step.hidden,
+                    .left = {step.hidden},
                     .right = step.x,
+                    .narrow = WeightGradientGemm::Side::b,
                     .rows = options.intermediate,
                     .columns = options.hidden},
                    context);
@@ -214,7 +255,8 @@ void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Con
        .right = rows_of(activated),
        .rows = options.hidden,
        .columns = options.intermediate,
-       .bias_weights = options.weight_stage != WeightStage::input ? step.row_weights : nullptr},
+       .bias_weights =
+           options.weight_stage != WeightStage::input ? step.row_weights.data : nullptr},
       context);
 }
 

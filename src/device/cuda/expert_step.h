@@ -13,23 +13,26 @@ struct ExpertStep {
   const ExpertsOptions& options;
   std::span<const ExpertWeights> weights;
   Groups groups;
-  Rows x;                              // [R, H]; becomes w·x in the backward of the input stage
-  const float* row_weights = nullptr;  // [R] or none
-  Rows hidden;                         // [R, hidden_width]; becomes its gradient in backward
+  SourceRows x;  // [R, H]; becomes w·x in the backward of the input stage
+  RowNumbers<const float> row_weights = {};
+  // [R, hidden_width]; becomes its gradient in backward. No data in forward: it is not kept.
+  Rows hidden = {};
 };
 // out [R, H] may be the memory of x.
 void expert_forward(const ExpertStep& step, const Rows& out, Context& context);
 
 struct ExpertStepGradients {
   HiddenRows hidden_rows = HiddenRows::kept;
-  Rows d_out;                      // [R, H]
-  Rows d_x;                        // out [R, H]
-  float* d_row_weights = nullptr;  // out [R] or none
+  SourceRows d_out;                      // [R, H]
+  Rows d_x;                              // out [R, H]
+  RowNumbers<float> d_row_weights = {};  // out
   std::span<const ExpertGradients> weights;
   GradientMode mode = GradientMode::overwrite;
 };
 void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Context& context);
 
-inline Rows rows_of(const ConstTensorView& view) { return {view.data(), view.row_stride()}; }
+inline SourceRows rows_of(const ConstTensorView& view) {
+  return {{view.data(), view.row_stride()}};
+}
 
 }  // namespace switchyard::cuda

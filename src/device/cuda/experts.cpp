@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "core/given.h"
 #include "device/cuda/expert_passes.h"
 #include "device/cuda/expert_step.h"
 #include "device/cuda/kernels.h"
@@ -26,6 +27,22 @@ Groups groups_of(const ConstTensorView& row_offsets, const ConstTensorView& grou
           static_cast<int>(group_rows.rows()), std::min(num_rows)};
 }
 
+// [R, H], or what rows are read from; and a number a row, or an assignment.
+SourceRows sources_of(const ConstTensorView& rows, const std::optional<TokenRows>& tokens) {
+  SourceRows result = rows_of(rows);
+  if (!tokens) return result;
+  result.sources = reinterpret_cast<const std::int32_t*>(tokens->row_sources.data());
+  result.top_k = static_cast<int>(tokens->top_k);
+  result.num_tokens = tokens->x.rows();
+  return result;
+}
+SourceRows input_of(const ConstTensorView& rows, const std::optional<TokenRows>& tokens) {
+  return sources_of(tokens ? tokens->x : rows, tokens);
+}
+std::int64_t num_rows_of(const ConstTensorView& rows, const std::optional<TokenRows>& tokens) {
+  return tokens ? tokens->row_sources.rows() : rows.rows();
+}
+
 Groups one_group(std::int64_t num_rows, Context& context) {
   const std::array<std::int32_t, 2> words{0, static_cast<std::int32_t>(num_rows)};
   const auto* table =
@@ -35,39 +52,49 @@ Groups one_group(std::int64_t num_rows, Context& context) {
 
 }  // namespace
 
+bool reads_tokens(const ExpertsOptions& options, std::span<const ExpertWeights> weights,
+                  const Context& context) {
+  const auto has_bias = [](const ExpertWeights& expert) {
+    return is_given(expert.gate_bias) || is_given(expert.up_bias) || is_given(expert.down_bias);
+  };
+  return hopper::reads_tokens(options, context) && std::ranges::none_of(weights, has_bias);
+}
+
 void experts_forward(const ExpertsForward& args, Context& context) {
-  const auto num_rows = args.in.rows.rows();
-  const TensorView hidden =
-      args.out.hidden ? *args.out.hidden
-                      : context.take({num_rows, args.options.hidden_width()}, args.options.dtype);
-  expert_forward({.options = args.options,
-                  .weights = args.weights,
-                  .groups = groups_of(args.row_offsets, args.group_rows,
-                                      {num_rows, args.out.out.rows(), hidden.rows()}),
-                  .x = rows_of(args.in.rows),
-                  .row_weights = floats_of(args.in.row_weights),
-                  .hidden = rows_of(hidden)},
-                 rows_of(args.out.out), context);
+  const auto num_rows = num_rows_of(args.in.rows, args.in.tokens);
+  const auto& hidden = args.out.hidden;
+  const SourceRows x = input_of(args.in.rows, args.in.tokens);
+  expert_forward(
+      {.options = args.options,
+       .weights = args.weights,
+       .groups = groups_of(args.row_offsets, args.group_rows,
+                           {num_rows, args.out.out.rows(), hidden ? hidden->rows() : num_rows}),
+       .x = x,
+       .row_weights = {floats_of(args.in.row_weights), x.sources},
+       .hidden = hidden ? rows_of(*hidden) : Rows{}},
+      rows_of(args.out.out), context);
 }
 
 void experts_backward(const ExpertsBackward& args, Context& context) {
   const auto& in = args.in;
   const auto& out = args.out;
-  expert_backward(
-      {.options = args.options,
-       .weights = args.weights,
-       .groups = groups_of(args.row_offsets, args.group_rows,
-                           {in.rows.rows(), in.hidden.rows(), in.d_out.rows(), out.d_rows.rows()}),
-       .x = rows_of(in.rows),
-       .row_weights = floats_of(in.row_weights),
-       .hidden = rows_of(in.hidden)},
-      {.hidden_rows = in.hidden_rows,
-       .d_out = rows_of(in.d_out),
-       .d_x = rows_of(out.d_rows),
-       .d_row_weights = floats_of(out.d_row_weights),
-       .weights = out.gradients,
-       .mode = out.mode},
-      context);
+  const auto num_rows = num_rows_of(in.rows, in.tokens);
+  const SourceRows x = input_of(in.rows, in.tokens);
+  expert_backward({.options = args.options,
+                   .weights = args.weights,
+                   .groups = groups_of(args.row_offsets, args.group_rows,
+                                       {num_rows, in.hidden.rows(), out.d_rows.rows(),
+                                        in.tokens ? num_rows : in.d_out.rows()}),
+                   .x = x,
+                   .row_weights = {floats_of(in.row_weights), x.sources},
+                   .hidden = rows_of(in.hidden)},
+                  {.hidden_rows = in.hidden_rows,
+                   .d_out = sources_of(in.d_out, in.tokens),
+                   .d_x = rows_of(out.d_rows),
+                   .d_row_weights = {floats_of(out.d_row_weights), x.sources},
+                   .weights = out.gradients,
+                   .mode = out.mode},
+                  context);
 }
 
 // What the expert gives is rounded to the rows' dtype before it is added, once more than on a CPU:
@@ -76,14 +103,12 @@ void shared_forward(const SharedForward& args, Context& context) {
   const auto& options = args.options;
   const auto num_rows = args.x.rows();
   const Groups groups = one_group(num_rows, context);
-  const TensorView hidden =
-      args.hidden ? *args.hidden : context.take({num_rows, options.hidden_width()}, options.dtype);
   const TensorView out = context.take({num_rows, options.hidden}, options.dtype);
   expert_forward({.options = options,
                   .weights = {&args.weights, 1},
                   .groups = groups,
                   .x = rows_of(args.x),
-                  .hidden = rows_of(hidden)},
+                  .hidden = args.hidden ? rows_of(*args.hidden) : Rows{}},
                  rows_of(out), context);
   add_rows({.dtype = options.dtype,
             .groups = groups,

@@ -17,6 +17,8 @@ class AlignedCopies {
 
   // bf16 [count, columns]
   Rows of(const Rows& rows, std::int64_t count, std::int64_t columns);
+  // Of tokens, those.
+  SourceRows of(const SourceRows& rows, std::int64_t count, std::int64_t columns);
   // Copies are evenly spaced. For one call.
   GroupMatrices of(const GroupMatrices& matrices);
 
@@ -24,6 +26,28 @@ class AlignedCopies {
   Context& context_;
   std::vector<TensorView> copies_;
   std::vector<MatrixRef> refs_;
+};
+
+// A result whose own memory bulk stores cannot address is made elsewhere, and copied.
+class AlignedResult {
+ public:
+  // bf16 [count, columns]; no data: no result.
+  AlignedResult(const Rows& result, std::int64_t count, std::int64_t columns, Context& context);
+  // `contents`: what it holds to begin with, `result` itself or a copy.
+  AlignedResult(const Rows& contents, const Rows& result, std::int64_t count, std::int64_t columns,
+                Context& context);
+
+  const Rows& rows() const { return rows_; }
+  // After the last launch that writes it.
+  void finish();
+
+ private:
+  Context& context_;
+  Rows result_;
+  Rows rows_;
+  std::int64_t count_;
+  std::int64_t columns_;
+  TensorView memory_;
 };
 
 }  // namespace switchyard::cuda::hopper

@@ -14,11 +14,14 @@ constexpr bool kHasKernels = true;
 #endif
 
 // By dtype and sizes alone: the same however many groups there are, and wherever tensors lie.
-inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {
+inline bool fits(const Context& context, Dtype dtype, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kSmallest = 64;
   const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
-  return kHasKernels && context.compute_capability() == 90 && dtype == Dtype::bf16 &&
-         can_tile(matrices.rows) && can_tile(matrices.columns);
+  return kHasKernels && context.uses_hopper_kernels() && dtype == Dtype::bf16 && can_tile(rows) &&
+         can_tile(columns);
+}
+inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {
+  return fits(context, dtype, matrices.rows, matrices.columns);
 }
 
 // Whether two neighbours can be stored at once, in all rows.
@@ -29,6 +32,22 @@ bool has_pairs(const void* data, std::int64_t stride) {
 
 inline int blocks_of(std::int64_t size, int block) {
   return static_cast<int>((size + block - 1) / block);
+}
+
+// [R, columns]: as a map, or to be read from tokens.
+inline void set_a(KernelArgs& args, const SourceRows& rows, std::int64_t num_rows,
+                  std::int64_t columns, int box_rows) {
+  if (rows.sources == nullptr) {
+    args.a = tensor_map(
+        {.data = rows.data, .columns = columns, .rows = num_rows, .row_stride = rows.stride},
+        box_rows);
+    return;
+  }
+  args.tokens = {.data = rows.data,
+                 .stride = static_cast<std::uint32_t>(rows.stride / 8),
+                 .columns = static_cast<int>(columns),
+                 .sources = rows.sources,
+                 .top_k = Divisor(static_cast<std::uint32_t>(rows.top_k))};
 }
 
 inline KernelArgs args_of(const Groups& groups) {

@@ -53,9 +53,9 @@ bool grouped_gemm(const ForwardGemm& args, Context& context) {
     to.bias_factors = args.bias_factors;
   }
   if (has_bias(args) || !can_map(args.c)) {
-    launch<Product::forward, Epilogue::direct_bf16>(to, context);
+    launch<Variant<Product::forward, Source::rows, Epilogue::direct>>(to, context);
   } else {
-    launch<Product::forward, Epilogue::deferred>(to, context);
+    launch<Variant<Product::forward, Source::rows, Epilogue::deferred>>(to, context);
   }
   return true;
 }

@@ -1,36 +1,29 @@
-// The grouped GEMM kernel of Hopper: one block a multiprocessor, clusters of two; in each block one
-// thread copies, and two warpgroups multiply 64 rows of the tile each.
+// The grouped GEMM kernel of Hopper: one block a multiprocessor, clusters of two; in each block a
+// warp or thread copies, two warpgroups multiply 64 rows of the tile each, and where sums are more
+// than stored, three warps take them.
 #pragma once
 
-#include <type_traits>
-
-#include "device/cuda/hopper/epilogue.cuh"
+#include "device/cuda/hopper/deferred_store.cuh"
+#include "device/cuda/hopper/direct_store.cuh"
+#include "device/cuda/hopper/finisher.cuh"
 #include "device/cuda/hopper/main_loop.cuh"
 #include "device/cuda/hopper/producer.cuh"
 
 namespace switchyard::cuda::hopper {
 
-// Weight gradients have all consumers at work in every tile: they meet where rows are zeroed.
-template <Product kProduct>
-__device__ __forceinline__ bool has_rows(const Tile& tile, int consumer) {
-  if (kProduct == Product::weight_gradient) return !tile.idle;
-  return !tile.idle && tile.row_block * kTileRows + consumer * 64 < tile.rows;
-}
-
-template <Product kProduct>
+template <typename Variant>
 __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int rank,
-                                                 MainLoop<kProduct> loop) {
-  constexpr int kChunks = DeferredTile<kProduct>::kChunks;
+                                                 MainLoop<Variant> loop) {
   float sums[128];
-  DeferredTile<kProduct> last;
-  TileWalk<kProduct> walk(args, rank);
+  DeferredTile<Variant> last;
+  TileWalk<Variant> walk(args, rank);
   Tile tile;
   while (walk.next(tile)) {
-    if (!has_rows<kProduct>(tile, loop.consumer)) {
+    if (!has_rows<Variant>(tile, loop.consumer)) {
       loop.pass(tile);
       continue;
     }
-    const Target target = find_target<kProduct>(args, tile, loop.consumer);
+    const Target target = find_target<Variant>(args, tile, loop.consumer);
     int k = 0;
     if (last.pending() && tile.k_blocks >= kChunks) {
 #pragma unroll
@@ -42,7 +35,7 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
       k = kChunks;
     } else {
       last.store(args, loop);
-      if (kProduct == Product::weight_gradient && tile.k_blocks == 0) {
+      if (Variant::kIsWeightGradient && tile.k_blocks == 0) {
         last.keep_zeros(target);
         continue;
       }
@@ -58,20 +51,21 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
   wait_for_stores();
 }
 
-template <Product kProduct, typename Element>
+template <typename Variant>
 __device__ __forceinline__ void consume_directly(const KernelArgs& args, int rank,
-                                                 MainLoop<kProduct> loop) {
+                                                 MainLoop<Variant> loop) {
   float sums[128];
-  TileWalk<kProduct> walk(args, rank);
+  TileWalk<Variant> walk(args, rank);
   Tile tile;
   while (walk.next(tile)) {
-    if (!has_rows<kProduct>(tile, loop.consumer)) {
+    if (!has_rows<Variant>(tile, loop.consumer)) {
       loop.pass(tile);
       continue;
     }
-    const DirectStore<kProduct, Element> store(args, tile, loop.consumer);
-    if (kProduct == Product::weight_gradient && tile.k_blocks == 0) {
-      if (!args.accumulate) store.run(loop.thread, [](int) { return 0.0F; });
+    const Target target = find_target<Variant>(args, tile, loop.consumer);
+    if (Variant::kIsWeightGradient && tile.k_blocks == 0) {
+      if (args.accumulate) continue;
+      store_directly<Variant>(args, target, loop.thread, [](int) { return 0.0F; });
       continue;
     }
     for (int k = 0; k < tile.k_blocks; ++k) {
@@ -79,37 +73,98 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
       loop.finish(k);
     }
     loop.finish_all();
-    store.run(loop.thread, [&](int i) { return sums[i]; });
+    store_directly<Variant>(args, target, loop.thread, [&](int i) { return sums[i]; });
   }
 }
 
-template <Product kProduct, Epilogue kEpilogue>
+// What is finished by others.
+template <typename Variant>
+__device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int rank,
+                                                     MainLoop<Variant> loop) {
+  float sums[128];
+  HandOver<Variant> last(loop.shared, loop.consumer, loop.thread);
+  TileWalk<Variant> walk(args, rank);
+  Tile tile;
+  while (walk.next(tile)) {
+    if (!has_rows<Variant>(tile, loop.consumer)) {
+      last.flush();
+      loop.pass(tile);
+      continue;
+    }
+    const int middle = tile.k_blocks / 2;
+    for (int k = 0; k < middle; ++k) {
+      loop.start(sums, tile, k);
+      loop.finish(k);
+    }
+    loop.start(sums, tile, middle);
+    last.flush();
+    loop.finish(middle);
+    for (int k = middle + 1; k < tile.k_blocks; ++k) {
+      loop.start(sums, tile, k);
+      loop.finish(k);
+    }
+    loop.finish_all();
+    last.end_tile(sums);
+  }
+  last.flush();
+}
+
+template <typename Variant>
+__device__ __forceinline__ void consume(const KernelArgs& args, int rank,
+                                        const MainLoop<Variant>& loop) {
+  if constexpr (Variant::kHasFinisher) {
+    consume_for_finisher<Variant>(args, rank, loop);
+  } else if constexpr (Variant::kEpilogue == Epilogue::deferred) {
+    consume_deferred<Variant>(args, rank, loop);
+  } else {
+    consume_directly<Variant>(args, rank, loop);
+  }
+}
+
+template <typename Variant>
+__device__ __forceinline__ void produce(const KernelArgs& args, int rank, SharedMemory shared) {
+  const int thread = threadIdx.x % kWarpgroup;
+  Producer<Variant> producer(args, rank, shared);
+  if constexpr (Variant::kReadsTokens) {
+    producer.run_reading_tokens(thread);
+  } else {
+    if (thread == 0) producer.run();
+  }
+}
+
+template <typename Variant>
+__device__ __forceinline__ void finish(const KernelArgs& args, int rank, SharedMemory shared) {
+  Finisher<Variant> finisher(args, rank, shared);
+  if (args.activations.is_clamped) {
+    finisher.template run<ClampedSwiglu<FastMath>>();
+  } else {
+    finisher.template run<Swiglu<FastMath>>();
+  }
+}
+
+template <typename Variant>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ KernelArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // As measured: a consumer holds 128 sums, and 64 pairs of the tile before.
-  constexpr int kProducerRegisters = 40;
-  constexpr int kConsumerRegisters = 232;
   extern __shared__ std::uint8_t unaligned[];
-  const std::uint32_t shared =
-      (shared_address(unaligned) + kSharedAlignment - 1) & ~(kSharedAlignment - 1U);
+  const SharedMemory shared((shared_address(unaligned) + kSharedAlignment - 1) &
+                            ~(kSharedAlignment - 1U));
   const int warpgroup = __shfl_sync(~0U, threadIdx.x / kWarpgroup, 0);
   const int rank = static_cast<int>(rank_in_cluster());
-  if (threadIdx.x == 0) Pipeline(shared).init();
+  if (threadIdx.x == 0) shared.init_barriers<Variant>();
   sync_cluster();
-  if (warpgroup == kConsumers) {
-    give_registers<kProducerRegisters>();
-    if (threadIdx.x == kConsumers * kWarpgroup) {
-      Producer<kProduct>(args, rank).run(Pipeline(shared));
-    }
+  let_next_launch();
+  wait_for_kernels_before();
+  if (warpgroup < kConsumers) {
+    take_registers<Variant::kConsumerRegisters>();
+    consume<Variant>(args, rank, MainLoop<Variant>(shared, warpgroup));
   } else {
-    take_registers<kConsumerRegisters>();
-    const MainLoop<kProduct> loop(shared, warpgroup);
-    if constexpr (kEpilogue == Epilogue::deferred) {
-      consume_deferred<kProduct>(args, rank, loop);
-    } else {
-      using Element = std::conditional_t<kEpilogue == Epilogue::direct_f32, float, __nv_bfloat16>;
-      consume_directly<kProduct, Element>(args, rank, loop);
+    give_registers<Variant::kOtherRegisters>();
+    const int warp = __shfl_sync(~0U, threadIdx.x / 32, 0) - kConsumers * kWarpgroup / 32;
+    if (!Variant::kHasFinisher || warp == 0) {
+      produce<Variant>(args, rank, shared);
+    } else if constexpr (Variant::kHasFinisher) {
+      finish<Variant>(args, rank, shared);
     }
   }
   // The other block may still copy into this one's memory, or tell its barriers.
@@ -120,21 +175,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-template <Product kProduct, Epilogue kEpilogue>
+template <typename Variant>
 void launch(const KernelArgs& args, const Context& context) {
-  const auto kernel = grouped_gemm_kernel<kProduct, kEpilogue>;
+  const auto kernel = grouped_gemm_kernel<Variant>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
         "cudaFuncSetAttribute");
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {2, 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {2, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(context.num_multiprocessors() / 2 * 2));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = context.stream();
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   check(cudaLaunchKernelEx(&config, kernel, args), "hopper::grouped_gemm_kernel");
 }
 

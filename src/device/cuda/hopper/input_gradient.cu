@@ -42,9 +42,9 @@ bool grouped_gemm(const InputGradientGemm& args, Context& context) {
   aligned.b = copies.of(args.b);
   const KernelArgs to = kernel_args(aligned, context);
   if (can_map(args.c)) {
-    launch<Product::input_gradient, Epilogue::deferred>(to, context);
+    launch<Variant<Product::input_gradient, Source::rows, Epilogue::deferred>>(to, context);
   } else {
-    launch<Product::input_gradient, Epilogue::direct_bf16>(to, context);
+    launch<Variant<Product::input_gradient, Source::rows, Epilogue::direct>>(to, context);
   }
   return true;
 }

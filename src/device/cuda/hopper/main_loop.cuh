@@ -11,16 +11,17 @@ namespace switchyard::cuda::hopper {
 constexpr int kConsumerBarrier = 1;
 constexpr int kBothConsumersBarrier = 3;
 
-template <Product kProduct>
+template <typename Variant>
 class MainLoop {
  public:
-  __device__ __forceinline__ MainLoop(std::uint32_t shared, int warpgroup)
-      : consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
+  __device__ __forceinline__ MainLoop(SharedMemory shared, int warpgroup)
+      : shared(shared), consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
   // Begins the products of block k; other work may be done until finish(k).
   __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
     pipeline_.wait_full();
-    if constexpr (kProduct == Product::weight_gradient) {
+    if constexpr (Variant::kReadsTokens) fence_async_proxy();  // of copies that are no bulk copies
+    if constexpr (Variant::kIsWeightGradient) {
       if (k == tile.k_blocks - 1 && tile.rows % kBlock != 0) zero_lines(tile.rows % kBlock);
     }
     const std::uint64_t a = describe<kA>(pipeline_.a() + consumer * kBoxBytes);
@@ -61,16 +62,17 @@ class MainLoop {
     sync_threads(kConsumerBarrier + consumer, kWarpgroup);
   }
   __device__ __forceinline__ std::uint32_t staging(int box) const {
-    return pipeline_.staging(consumer, box);
+    return shared.staging(consumer, box);
   }
 
+  const SharedMemory shared;
   const int consumer;
   const int thread;  // of the warpgroup
 
  private:
-  static constexpr Lines kA =
-      kProduct == Product::weight_gradient ? Lines::across_k : Lines::along_k;
-  static constexpr Lines kB = kProduct == Product::forward ? Lines::along_k : Lines::across_k;
+  static constexpr Lines kA = Variant::kIsWeightGradient ? Lines::across_k : Lines::along_k;
+  static constexpr Lines kB =
+      Variant::kProduct == Product::forward ? Lines::along_k : Lines::across_k;
 
   // Rows beyond the group, which may hold anything, count as zeros in both operands. The swizzle
   // stays within a line, so that whole lines can be set without regard to it.

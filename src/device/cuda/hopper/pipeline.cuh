@@ -1,4 +1,5 @@
-// Shared memory of a block, and the stages that travel from its producer to its consumers.
+// Shared memory of a block, the stages that travel from its producer to its consumers, and the
+// sums that travel on to a finisher.
 #pragma once
 
 #include "device/cuda/hopper/kernel_args.h"
@@ -7,9 +8,6 @@
 namespace switchyard::cuda::hopper {
 
 constexpr int kStages = 4;
-constexpr int kConsumers = 2;  // warpgroups, of 64 rows of the tile each
-constexpr int kWarpgroup = 128;
-constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 
 // A box of 64 lines of 128 bytes: half of A, a quarter of B, or 64 × 64 results on their way out.
 constexpr int kBoxBytes = 64 * 128;
@@ -20,34 +18,72 @@ constexpr int kStagingBoxes = 2;  // a consumer
 
 constexpr int kStagingOffset = kStages * kStageBytes;
 constexpr int kBarriersOffset = kStagingOffset + kConsumers * kStagingBoxes * kBoxBytes;
+constexpr int kNumBarriers = 2 * kStages + 2 * kConsumers;
 constexpr int kSharedAlignment = 1024;  // of the swizzle
-constexpr int kSharedBytes = kBarriersOffset + kStages * 16 + kSharedAlignment;
+constexpr int kSharedBytes = kBarriersOffset + kNumBarriers * 8 + kSharedAlignment;
 static_assert(kSharedBytes <= 232448);
 
-// A thread's place in the ring of stages. A stage is full when its bytes have come, and empty when
-// both consumers of both blocks of the cluster, which may copy into it, are done with it.
-class Pipeline {
+// Where things lie in a block's shared memory.
+class SharedMemory {
  public:
-  __device__ __forceinline__ explicit Pipeline(std::uint32_t shared) : shared_(shared) {}
+  __device__ __forceinline__ explicit SharedMemory(std::uint32_t base) : base_(base) {}
+
+  __device__ __forceinline__ std::uint32_t a(int stage) const {
+    return base_ + stage * kStageBytes;
+  }
+  __device__ __forceinline__ std::uint32_t b(int stage) const { return a(stage) + kABytes; }
+  __device__ __forceinline__ std::uint32_t staging(int consumer, int box) const {
+    return base_ + kStagingOffset + (consumer * kStagingBoxes + box) * kBoxBytes;
+  }
+  // A stage is full when its bytes have come, and empty when both consumers of both blocks of the
+  // cluster, which may copy into it, are done with it.
+  __device__ __forceinline__ std::uint32_t full(int stage) const { return barrier(stage); }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const {
+    return barrier(kStages + stage);
+  }
+  // A consumer's staging boxes are filled for the finisher, and drained by it.
+  __device__ __forceinline__ std::uint32_t filled(int consumer) const {
+    return barrier(2 * kStages + consumer);
+  }
+  __device__ __forceinline__ std::uint32_t drained(int consumer) const {
+    return barrier(2 * kStages + kConsumers + consumer);
+  }
 
   // By one thread, before the cluster synchronises.
-  __device__ __forceinline__ void init() const {
+  template <typename Variant>
+  __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(full(stage), 1);
+      init_barrier(full(stage), Variant::kReadsTokens ? 1 + Variant::kReaders : 1);
       init_barrier(empty(stage), kConsumers * 2);
+    }
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      init_barrier(filled(consumer), kWarpgroup);
+      init_barrier(drained(consumer), Variant::kFinishers);
     }
     fence_barrier_init();
   }
 
-  __device__ __forceinline__ std::uint32_t a() const { return shared_ + stage_ * kStageBytes; }
-  __device__ __forceinline__ std::uint32_t b() const { return a() + kABytes; }
-  __device__ __forceinline__ std::uint32_t full() const { return full(stage_); }
-  __device__ __forceinline__ std::uint32_t staging(int consumer, int box) const {
-    return shared_ + kStagingOffset + (consumer * kStagingBoxes + box) * kBoxBytes;
+ private:
+  __device__ __forceinline__ std::uint32_t barrier(int index) const {
+    return base_ + kBarriersOffset + index * 8;
   }
 
-  __device__ __forceinline__ void wait_full() const { wait_for(full(stage_), phase_); }
-  __device__ __forceinline__ void wait_empty() const { wait_for(empty(stage_), phase_ ^ 1); }
+  std::uint32_t base_;
+};
+
+// A thread's place in the ring of stages.
+class Pipeline {
+ public:
+  __device__ __forceinline__ explicit Pipeline(SharedMemory shared) : shared_(shared) {}
+
+  __device__ __forceinline__ std::uint32_t a() const { return shared_.a(stage_); }
+  __device__ __forceinline__ std::uint32_t b() const { return shared_.b(stage_); }
+  __device__ __forceinline__ std::uint32_t full() const { return shared_.full(stage_); }
+
+  __device__ __forceinline__ void wait_full() const { wait_for(full(), phase_); }
+  __device__ __forceinline__ void wait_empty() const {
+    wait_for(shared_.empty(stage_), phase_ ^ 1);
+  }
 
   // By all threads of a consumer, whose first two tell the two blocks.
   __device__ __forceinline__ void release(int thread) const { release(stage_, thread); }
@@ -63,17 +99,11 @@ class Pipeline {
   }
 
  private:
-  __device__ __forceinline__ std::uint32_t full(int stage) const {
-    return shared_ + kBarriersOffset + stage * 8;
-  }
-  __device__ __forceinline__ std::uint32_t empty(int stage) const {
-    return full(stage) + kStages * 8;
-  }
   __device__ __forceinline__ void release(int stage, int thread) const {
-    if (thread < 2) arrive_at(empty(stage), thread);
+    if (thread < 2) arrive_at(shared_.empty(stage), thread);
   }
 
-  std::uint32_t shared_;
+  SharedMemory shared_;
   int stage_ = 0;
   std::uint32_t phase_ = 0;
 };

@@ -1,8 +1,9 @@
-// One thread that copies the operands of every tile into shared memory.
+// The threads that copy the operands of every tile into shared memory.
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
 #include "device/cuda/hopper/tile_walk.cuh"
+#include "device/cuda/hopper/token_reader.cuh"
 
 namespace switchyard::cuda::hopper {
 
@@ -18,38 +19,69 @@ __device__ __forceinline__ MappedMatrix find_matrix(const MatrixMaps& maps, int 
   return {maps.table + part * groups + group, 0, 0};
 }
 
-template <Product kProduct>
+template <typename Variant>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const KernelArgs& args, int rank)
-      : args_(args), rank_(rank) {}
+  __device__ __forceinline__ Producer(const KernelArgs& args, int rank, SharedMemory shared)
+      : args_(args), rank_(rank), pipeline_(shared) {}
 
-  __device__ __forceinline__ void run(Pipeline pipeline) {
-    TileWalk<kProduct> walk(args_, rank_);
+  // By one thread: all operands are bulk copies.
+  __device__ __forceinline__ void run() {
+    TileWalk<Variant> walk(args_, rank_);
     Tile tile;
     while (walk.next(tile)) {
-      if (kProduct != Product::weight_gradient && args_.b.table != nullptr) acquire_maps(tile);
+      acquire_maps(tile);
       for (int k = 0; k < tile.k_blocks; ++k) {
-        pipeline.wait_empty();
-        load(tile, k, pipeline);
-        pipeline.advance();
+        pipeline_.wait_empty();
+        load(tile, k);
+        pipeline_.advance();
+      }
+    }
+  }
+
+  // By all readers: every thread copies its pieces of A, and the first bulk copies B.
+  __device__ __forceinline__ void run_reading_tokens(int thread) {
+    TileWalk<Variant> walk(args_, rank_);
+    TokenReader<Variant> reader(args_.tokens, thread);
+    Tile tile;
+    while (walk.next(tile)) {
+      if (thread == 0) acquire_maps(tile);
+      reader.begin(tile);
+      for (int k = 0; k < tile.k_blocks; ++k) {
+        pipeline_.wait_empty();
+        if (thread == 0) {
+          arrive_expecting(pipeline_.full(), tile.idle ? 0 : kBBytes);
+          load_all_b(tile, k);
+        }
+        if (!tile.idle) reader.copy(tile, k, pipeline_.a());
+        arrive_after_copies(pipeline_.full());
+        pipeline_.advance();
       }
     }
   }
 
  private:
+  static constexpr Product kProduct = Variant::kProduct;
+
   // Of what the two blocks share each copies one half, for both.
-  __device__ __forceinline__ void load(const Tile& tile, int k, const Pipeline& pipeline) {
-    arrive_expecting(pipeline.full(), tile.idle ? kABytes : kStageBytes);
+  __device__ __forceinline__ void load(const Tile& tile, int k) {
+    arrive_expecting(pipeline_.full(), tile.idle ? kABytes : kStageBytes);
     if (tile.same_rows) {
-      load_a<true>(tile, k, rank_, pipeline);
-      if (tile.idle) return;
-      load_b<false>(tile, k, 0, pipeline);
-      load_b<false>(tile, k, 1, pipeline);
+      load_a<true>(tile, k, rank_);
     } else {
-      load_a<false>(tile, k, 0, pipeline);
-      load_a<false>(tile, k, 1, pipeline);
-      load_b<true>(tile, k, rank_, pipeline);
+      load_a<false>(tile, k, 0);
+      load_a<false>(tile, k, 1);
+    }
+    load_all_b(tile, k);
+  }
+
+  __device__ __forceinline__ void load_all_b(const Tile& tile, int k) {
+    if (tile.idle) return;
+    if (tile.same_rows) {
+      load_b<false>(tile, k, 0);
+      load_b<false>(tile, k, 1);
+    } else {
+      load_b<true>(tile, k, rank_);
     }
   }
 
@@ -65,12 +97,12 @@ class Producer {
 
   // 64 of the tile's 128 rows.
   template <bool kForBoth>
-  __device__ __forceinline__ void load_a(const Tile& tile, int k, int half,
-                                         const Pipeline& pipeline) {
+  __device__ __forceinline__ void load_a(const Tile& tile, int k, int half) {
     const int in_tile = half * 64;
     Corner from{};
-    if constexpr (kProduct == Product::weight_gradient) {
-      const PartBlock m = split_parts(tile.row_block, args_.part_blocks);
+    if constexpr (Variant::kIsWeightGradient) {
+      const PartBlock m = Variant::kIsTransposed ? PartBlock{0, tile.row_block}
+                                                 : split_parts(tile.row_block, args_.part_blocks);
       from = {m.block * kTileRows + in_tile, tile.first_row + k * kBlock, 0, m.part};
     } else if constexpr (kProduct == Product::input_gradient) {
       const PartBlock in = split_parts(k, args_.part_blocks);
@@ -78,50 +110,56 @@ class Producer {
     } else {
       from = {k * kBlock, tile.first_row + tile.row_block * kTileRows + in_tile, 0, 0};
     }
-    copy<kForBoth>(&args_.a, from, pipeline.a() + half * kBoxBytes, pipeline.full());
+    copy<kForBoth>(&args_.a, from, pipeline_.a() + half * kBoxBytes, pipeline_.full());
   }
 
   // 128 of the tile's 256 columns: one box of 128 lines along k, or two of 64 across.
   template <bool kForBoth>
-  __device__ __forceinline__ void load_b(const Tile& tile, int k, int half,
-                                         const Pipeline& pipeline) {
-    const std::uint32_t to = pipeline.b() + half * 2 * kBoxBytes;
+  __device__ __forceinline__ void load_b(const Tile& tile, int k, int half) {
+    const std::uint32_t to = pipeline_.b() + half * 2 * kBoxBytes;
     if constexpr (kProduct == Product::forward) {
-      const PartBlock n = split_parts(tile.column_block, args_.part_blocks);
+      const PartBlock n = Variant::kActivates ? PartBlock{half, tile.column_block}
+                                              : split_parts(tile.column_block, args_.part_blocks);
+      const int in_tile = Variant::kActivates ? 0 : half * 128;
       const MappedMatrix b = find_matrix(args_.b, args_.groups, tile.group, n.part);
-      const Corner from = {k * kBlock, n.block * kTileColumns + half * 128, b.group, b.part};
-      copy<kForBoth>(b.map, from, to, pipeline.full());
+      const Corner from = {k * kBlock, n.block * Variant::kColumnsOfPart + in_tile, b.group,
+                           b.part};
+      copy<kForBoth>(b.map, from, to, pipeline_.full());
     } else {
-      Corner from = {tile.column_block * kTileColumns + half * 128, tile.first_row + k * kBlock, 0,
-                     0};
-      const CUtensorMap* map = &args_.b.whole;
+      MappedMatrix b = {&args_.b.whole, 0, 0};
+      PartBlock n = {0, tile.column_block};
+      int row = tile.first_row + k * kBlock;
       if constexpr (kProduct == Product::input_gradient) {
         const PartBlock in = split_parts(k, args_.part_blocks);
-        const MappedMatrix b = find_matrix(args_.b, args_.groups, tile.group, in.part);
-        map = b.map;
-        from = {from.column, in.block * kBlock, b.group, b.part};
+        b = find_matrix(args_.b, args_.groups, tile.group, in.part);
+        row = in.block * kBlock;
+      } else if constexpr (Variant::kIsTransposed) {
+        n = split_parts(tile.column_block, args_.part_blocks);
+        b.part = n.part;
       }
-      copy<kForBoth>(map, from, to, pipeline.full());
+      Corner from = {n.block * kTileColumns + half * 128, row, b.group, b.part};
+      copy<kForBoth>(b.map, from, to, pipeline_.full());
       from.column += kBoxColumns;
-      copy<kForBoth>(map, from, to + kBoxBytes, pipeline.full());
+      copy<kForBoth>(b.map, from, to + kBoxBytes, pipeline_.full());
     }
   }
 
   __device__ __forceinline__ void acquire_maps(const Tile& tile) {
-    if (tile.idle) return;
-    if constexpr (kProduct == Product::forward) {
-      const int part = split_parts(tile.column_block, args_.part_blocks).part;
-      acquire_map(args_.b.table + part * args_.groups + tile.group);
+    if (Variant::kIsWeightGradient || args_.b.table == nullptr || tile.idle) return;
+    if constexpr (kProduct == Product::forward && !Variant::kActivates) {
+      acquire_map_of(tile.group, split_parts(tile.column_block, args_.part_blocks).part);
     } else {
-      const int parts = args_.k_blocks / args_.part_blocks;
-      for (int part = 0; part < parts; ++part) {
-        acquire_map(args_.b.table + part * args_.groups + tile.group);
-      }
+      const int parts = Variant::kActivates ? 2 : args_.k_blocks / args_.part_blocks;
+      for (int part = 0; part < parts; ++part) acquire_map_of(tile.group, part);
     }
+  }
+  __device__ __forceinline__ void acquire_map_of(int group, int part) {
+    acquire_map(args_.b.table + part * args_.groups + group);
   }
 
   const KernelArgs& args_;
   int rank_;
+  Pipeline pipeline_;
 };
 
 }  // namespace switchyard::cuda::hopper

@@ -28,6 +28,22 @@ __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uin
                : "memory");
 }
 
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives once the copies that this thread has begun so far (copy_piece) have come.
+__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// 16 bytes of global memory, or zeros where they are not wanted.
+__device__ __forceinline__ void copy_piece(std::uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(wanted ? 16 : 0)
+               : "memory");
+}
+
 // At the barrier of the same address in another block of the cluster, or in this one.
 __device__ __forceinline__ void arrive_at(std::uint32_t barrier, std::uint32_t block) {
   asm volatile(
@@ -118,6 +134,20 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Kernels that follow in the stream may be launched from here on. They wait for this one's end
+// before they touch what it touches.
+__device__ __forceinline__ void let_next_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Until the kernels before have ended, and what they wrote is there.
+__device__ __forceinline__ void wait_for_kernels_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void fetch_to_cache(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 __device__ __forceinline__ std::uint32_t rank_in_cluster() {
   std::uint32_t rank = 0;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -142,6 +172,14 @@ __device__ __forceinline__ void give_registers() {
 // addresses of the rows of matrix i.
 __device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t* values) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
+               : "memory");
+}
+
+// The same, each of them transposed.
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t to,
+                                                          const std::uint32_t* values) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
                : "memory");
 }

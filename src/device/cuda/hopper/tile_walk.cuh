@@ -20,29 +20,32 @@ struct Tile {
 };
 
 // The two blocks of a cluster take two row tiles of the same columns; a group's odd last row tile
-// is taken with two column tiles instead. Clusters take pairs in turn.
-template <Product kProduct>
+// is taken with two column tiles instead. Clusters take pairs in turn, to and fro: where pairs get
+// smaller, as with the longest groups first, nobody always has the larger one.
+template <typename Variant>
 class TileWalk {
  public:
   __device__ __forceinline__ TileWalk(const KernelArgs& args, int rank)
-      : args_(args), rank_(rank), pair_(blockIdx.x / 2), clusters_(gridDim.x / 2) {
+      : args_(args), rank_(rank), pair_(blockIdx.x / 2) {
     load_group();
   }
 
   // False when there are no more.
   __device__ __forceinline__ bool next(Tile& tile) {
     while (pair_ >= first_pair_ + group_pairs_) {
-      if (++group_ >= args_.groups) return false;
+      if (++place_ >= args_.groups) return false;
       first_pair_ += group_pairs_;
       load_group();
     }
     tile.group = group_;
     tile.first_row = first_row_;
     tile.rows = rows_;
-    tile.k_blocks =
-        kProduct == Product::weight_gradient ? (rows_ + kBlock - 1) / kBlock : args_.k_blocks;
+    tile.k_blocks = Variant::kIsWeightGradient ? (rows_ + kBlock - 1) / kBlock : args_.k_blocks;
     place(tile, pair_ - first_pair_);
-    pair_ += clusters_;
+    const int clusters = gridDim.x / 2;
+    const int to_last = clusters - 1 - static_cast<int>(blockIdx.x / 2);
+    pair_ += 1 + 2 * (goes_back_ ? clusters - 1 - to_last : to_last);
+    goes_back_ = !goes_back_;
     return true;
   }
 
@@ -52,10 +55,11 @@ class TileWalk {
   static constexpr int kBand = 8;
 
   __device__ __forceinline__ void load_group() {
-    first_row_ = __ldg(args_.row_offsets + group_);
-    rows_ = __ldg(args_.group_rows + group_);
-    row_blocks_ = kProduct == Product::weight_gradient ? args_.row_blocks
-                                                       : (rows_ + kTileRows - 1) / kTileRows;
+    group_ = args_.group_order == nullptr ? place_ : args_.group_order[place_];
+    first_row_ = args_.row_offsets[group_];
+    rows_ = args_.group_rows[group_];
+    row_blocks_ =
+        Variant::kIsWeightGradient ? args_.row_blocks : (rows_ + kTileRows - 1) / kTileRows;
     group_pairs_ = row_blocks_ / 2 * args_.column_blocks +
                    (row_blocks_ % 2 != 0 ? (args_.column_blocks + 1) / 2 : 0);
   }
@@ -82,7 +86,8 @@ class TileWalk {
   const KernelArgs& args_;
   int rank_;
   int pair_;
-  int clusters_;
+  bool goes_back_ = false;
+  int place_ = 0;  // in the order of groups
   int group_ = 0;
   int first_pair_ = 0;
   int first_row_ = 0;

@@ -7,30 +7,57 @@
 namespace switchyard::cuda::hopper {
 namespace {
 
+using Side = WeightGradientGemm::Side;
+
 // A map of no rows cannot be made; where there are none it is not used, and any aligned memory
 // will do.
-TensorLayout rows_of(const WeightGradientGemm& args, const Rows& rows, std::int64_t columns) {
-  const bool empty = args.groups.row_capacity == 0;
+Rows somewhere(const Rows& rows, const WeightGradientGemm& args) {
+  if (args.groups.row_capacity > 0) return rows;
   const auto anywhere = reinterpret_cast<std::uintptr_t>(args.c.refs.front().data);
-  return {.data = empty ? reinterpret_cast<const void*>(anywhere / 16 * 16) : rows.data,
-          .columns = columns,
-          .rows = std::max<std::int64_t>(args.groups.row_capacity, 1),
-          .row_stride = rows.stride};
+  return {reinterpret_cast<const void*>(anywhere / 16 * 16), rows.stride};
 }
 
-KernelArgs kernel_args(const WeightGradientGemm& args) {
-  KernelArgs to = args_of(args.groups);
-  TensorLayout a = rows_of(args, args.a, args.c.rows);
-  a.parts = args.c.parts;
-  a.part_stride = args.c.rows;
-  to.a = tensor_map(a, kBlock);
-  to.b.whole = tensor_map(rows_of(args, args.b, args.c.columns), kBlock);
-  to.part_blocks = blocks_of(args.c.rows, kTileRows);
-  to.row_blocks = args.c.parts * to.part_blocks;
-  to.column_blocks = blocks_of(args.c.columns, kTileColumns);
-  to.rows = static_cast<int>(args.c.rows);
-  to.columns = static_cast<int>(args.c.columns);
-  return to;
+TensorLayout layout_of(const WeightGradientGemm& args, const Rows& rows, std::int64_t columns,
+                       int parts) {
+  const Rows there = somewhere(rows, args);
+  return {.data = there.data,
+          .columns = columns,
+          .rows = std::max<std::int64_t>(args.groups.row_capacity, 1),
+          .row_stride = there.stride,
+          .parts = parts,
+          .part_stride = columns};
+}
+
+// Tiles of C: a is narrow, and has the parts.
+void set_tiles(const WeightGradientGemm& args, KernelArgs& to) {
+  const GroupMatrices& c = args.c;
+  if (args.a.sources == nullptr) {
+    to.a = tensor_map(layout_of(args, args.a, c.rows, c.parts), kBlock);
+  } else {
+    set_a(to, args.a, args.groups.row_capacity, c.rows, kBlock);
+  }
+  to.b.whole = tensor_map(layout_of(args, args.b, c.columns, 1), kBlock);
+  to.part_blocks = blocks_of(c.rows, kTileRows);
+  to.row_blocks = c.parts * to.part_blocks;
+  to.column_blocks = blocks_of(c.columns, kTileColumns);
+  to.rows = static_cast<int>(c.rows);
+  to.columns = static_cast<int>(c.columns);
+}
+
+// Tiles of Cᵀ: b is narrow, and a has the parts.
+void set_transposed_tiles(const WeightGradientGemm& args, KernelArgs& to) {
+  const GroupMatrices& c = args.c;
+  if (args.b.sources == nullptr) {
+    to.a = tensor_map(layout_of(args, args.b, c.columns, 1), kBlock);
+  } else {
+    set_a(to, args.b, args.groups.row_capacity, c.columns, kBlock);
+  }
+  to.b.whole = tensor_map(layout_of(args, args.a, c.rows, c.parts), kBlock);
+  to.part_blocks = blocks_of(c.rows, kTileColumns);
+  to.row_blocks = blocks_of(c.columns, kTileRows);
+  to.column_blocks = c.parts * to.part_blocks;
+  to.rows = static_cast<int>(c.columns);
+  to.columns = static_cast<int>(c.rows);
 }
 
 template <typename Element>
@@ -38,6 +65,42 @@ bool have_pairs(const GroupMatrices& matrices) {
   return std::ranges::all_of(matrices.refs, [](const MatrixRef& ref) {
     return has_pairs<Element>(ref.data, ref.row_stride);
   });
+}
+
+// order[i]: the group with the i-th most rows. Of equal ones the first comes first.
+__global__ void order_groups(const std::int32_t* group_rows, int count, std::int32_t* order) {
+  for (int g = static_cast<int>(threadIdx.x); g < count; g += static_cast<int>(blockDim.x)) {
+    const std::int32_t rows = group_rows[g];
+    int before = 0;
+    for (int other = 0; other < count; ++other) {
+      const std::int32_t others = group_rows[other];
+      before += others > rows || (others == rows && other < g) ? 1 : 0;
+    }
+    order[before] = g;
+  }
+}
+
+TensorView longest_first(const Groups& groups, Context& context) {
+  constexpr int kThreads = 1024;
+  const TensorView order = context.take({groups.count}, Dtype::i32);
+  order_groups<<<1, std::min(groups.count, kThreads), 0, context.stream()>>>(
+      groups.group_rows, groups.count, reinterpret_cast<std::int32_t*>(order.data()));
+  check(cudaGetLastError(), "order_groups");
+  return order;
+}
+
+template <Epilogue kEpilogue>
+void launch_side(const WeightGradientGemm& args, const KernelArgs& to, const Context& context) {
+  constexpr Product kPlain = Product::weight_gradient;
+  constexpr Product kTransposed = Product::transposed_weight_gradient;
+  if (args.narrow == Side::a) {
+    args.a.sources == nullptr ? launch<Variant<kPlain, Source::rows, kEpilogue>>(to, context)
+                              : launch<Variant<kPlain, Source::tokens, kEpilogue>>(to, context);
+  } else {
+    args.b.sources == nullptr
+        ? launch<Variant<kTransposed, Source::rows, kEpilogue>>(to, context)
+        : launch<Variant<kTransposed, Source::tokens, kEpilogue>>(to, context);
+  }
 }
 
 }  // namespace
@@ -49,21 +112,23 @@ bool grouped_gemm(const WeightGradientGemm& args, Context& context) {
   WeightGradientGemm aligned = args;
   aligned.a = copies.of(args.a, args.groups.row_capacity, args.c.parts * args.c.rows);
   aligned.b = copies.of(args.b, args.groups.row_capacity, args.c.columns);
-  KernelArgs to = kernel_args(aligned);
+  KernelArgs to = args_of(args.groups);
+  args.narrow == Side::a ? set_tiles(aligned, to) : set_transposed_tiles(aligned, to);
+  TensorView order;
+  if (args.groups.count > 1) {
+    order = longest_first(args.groups, context);
+    to.group_order = reinterpret_cast<const std::int32_t*>(order.data());
+  }
   if (args.c_dtype == Dtype::bf16 && !args.accumulate && can_map(args.c)) {
     to.c = matrix_maps(args.c, args.groups.count, 64, context);
-    launch<Product::weight_gradient, Epilogue::deferred>(to, context);
+    launch_side<Epilogue::deferred>(aligned, to, context);
     return true;
   }
   to.c_matrices = context.table(args.c.refs);
+  to.c_is_f32 = args.c_dtype == Dtype::f32;
+  to.c_has_pairs = to.c_is_f32 ? have_pairs<float>(args.c) : have_pairs<__nv_bfloat16>(args.c);
   to.accumulate = args.accumulate;
-  if (args.c_dtype == Dtype::bf16) {
-    to.c_has_pairs = have_pairs<__nv_bfloat16>(args.c);
-    launch<Product::weight_gradient, Epilogue::direct_bf16>(to, context);
-  } else {
-    to.c_has_pairs = have_pairs<float>(args.c);
-    launch<Product::weight_gradient, Epilogue::direct_f32>(to, context);
-  }
+  launch_side<Epilogue::direct>(aligned, to, context);
   return true;
 }
 

@@ -1,0 +1,95 @@
+// The input gradient of the down projection and the gradients that the activation hands on, by the
+// tensor cores of Hopper.
+#include "device/cuda/hopper/activations.h"
+#include "device/cuda/hopper/grouped_gemm.cuh"
+
+namespace switchyard::cuda::hopper {
+namespace {
+
+constexpr int kDotColumns = 128;
+
+KernelArgs kernel_args(const ActivationGradientGemm& args, Context& context) {
+  KernelArgs to = args_of(args.groups);
+  set_a(to, args.a, args.groups.row_capacity, args.b.rows, 64);
+  to.b = matrix_maps(args.b, args.groups.count, kBlock, context);
+  to.part_blocks = blocks_of(args.b.rows, kBlock);
+  to.k_blocks = to.part_blocks;
+  to.column_blocks = blocks_of(args.b.columns, kTileColumns);
+  to.columns = static_cast<int>(args.b.columns);
+  to.activations = activations_of(args.options, args.hidden, args.activated, args.weights);
+  return to;
+}
+
+struct SumDots {
+  Groups groups;
+  const float* dots;  // [R, blocks]
+  int blocks;
+  RowNumbers<float> sums;
+};
+
+// A row's blocks in order.
+__global__ void sum_dots(const SumDots args) {
+  wait_for_kernels_before();
+  const std::int64_t first = args.groups.row_offsets[blockIdx.y];
+  const int rows = args.groups.group_rows[blockIdx.y];
+  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows;
+       i += static_cast<int>(gridDim.x * blockDim.x)) {
+    const std::int64_t row = first + i;
+    float sum = 0.0F;
+    for (int b = 0; b < args.blocks; ++b) sum += args.dots[row * args.blocks + b];
+    args.sums.data[args.sums.sources != nullptr ? args.sums.sources[row] : row] = sum;
+  }
+}
+
+void launch_sum_dots(const SumDots& args, const Context& context) {
+  constexpr unsigned kThreads = 256;
+  constexpr unsigned kMostGroups = 65535;  // of a grid's second dimension
+  SumDots part = args;
+  for (int first = 0; first < args.groups.count; first += kMostGroups) {
+    part.groups.row_offsets = args.groups.row_offsets + first;
+    part.groups.group_rows = args.groups.group_rows + first;
+    const auto groups = std::min<unsigned>(args.groups.count - first, kMostGroups);
+    sum_dots<<<dim3(4, groups), kThreads, 0, context.stream()>>>(part);
+    check(cudaGetLastError(), "sum_dots");
+  }
+}
+
+}  // namespace
+
+bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
+  if (!fits(context, args.options.dtype, args.b) || !activates(args.options)) return false;
+  const std::int64_t rows = args.groups.row_capacity;
+  if (args.groups.count == 0 || rows == 0) return true;
+  AlignedCopies copies(context);
+  ActivationGradientGemm aligned = args;
+  aligned.a = copies.of(args.a, rows, args.b.rows);
+  aligned.b = copies.of(args.b);
+  AlignedResult hidden(copies.of(args.hidden, rows, 2 * args.b.columns), args.hidden, rows,
+                       2 * args.b.columns, context);
+  AlignedResult activated(args.activated, rows, args.b.columns, context);
+  aligned.hidden = hidden.rows();
+  aligned.activated = activated.rows();
+  KernelArgs to = kernel_args(aligned, context);
+  TensorView dots;
+  if (args.d_weights.data != nullptr) {
+    to.activations.dot_blocks = blocks_of(args.b.columns, kDotColumns);
+    dots = context.take({rows, to.activations.dot_blocks}, Dtype::f32);
+    to.activations.dots = reinterpret_cast<float*>(dots.data());
+  }
+  if (args.a.sources != nullptr) {
+    launch<Variant<Product::input_gradient, Source::tokens, Epilogue::activate_backward>>(to,
+                                                                                          context);
+  } else {
+    launch<Variant<Product::input_gradient, Source::rows, Epilogue::activate_backward>>(to,
+                                                                                        context);
+  }
+  hidden.finish();
+  activated.finish();
+  if (to.activations.dots != nullptr) {
+    launch_sum_dots({args.groups, to.activations.dots, to.activations.dot_blocks, args.d_weights},
+                    context);
+  }
+  return true;
+}
+
+}  // namespace switchyard::cuda::hopper

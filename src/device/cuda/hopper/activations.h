@@ -1,0 +1,22 @@
+// What the two products that activate have in common on the host.
+#pragma once
+
+#include "device/cuda/hopper/aligned_copies.h"
+#include "device/cuda/hopper/fits.h"
+
+namespace switchyard::cuda::hopper {
+
+// Other activations have no gate, and are a pass of their own.
+inline bool activates(const ExpertsOptions& options) { return has_gate(options.activation); }
+
+inline Activations activations_of(const ExpertsOptions& options, const Rows& hidden,
+                                  const Rows& activated, const RowNumbers<const float>& weights) {
+  return {.hidden = hidden,
+          .activated = activated,
+          .weights = weights.data,
+          .weight_sources = weights.sources,
+          .is_clamped = options.activation == Activation::clamped_swiglu,
+          .limit = options.clamp_limit};
+}
+
+}  // namespace switchyard::cuda::hopper

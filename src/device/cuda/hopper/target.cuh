@@ -1,0 +1,42 @@
+// Where a consumer's 64 × 256 sums belong.
+#pragma once
+
+#include "device/cuda/hopper/tile_walk.cuh"
+
+namespace switchyard::cuda::hopper {
+
+// Rows and columns of c, or of a matrix of it; of a transposed one, of its transpose.
+struct Target {
+  int row;
+  int rows;  // that belong to the group or matrix: may be over 64, or none
+  int column;
+  int group;
+  int part;
+};
+
+template <typename Variant>
+__device__ __forceinline__ Target find_target(const KernelArgs& args, const Tile& tile,
+                                              int consumer) {
+  const int in_tile = consumer * 64;
+  const bool has_row_parts = Variant::kProduct == Product::weight_gradient;
+  const bool has_column_parts =
+      Variant::kIsTransposed || (Variant::kProduct == Product::forward && !Variant::kActivates);
+  const PartBlock m =
+      has_row_parts ? split_parts(tile.row_block, args.part_blocks) : PartBlock{0, tile.row_block};
+  const PartBlock n = has_column_parts ? split_parts(tile.column_block, args.part_blocks)
+                                       : PartBlock{0, tile.column_block};
+  const int row = m.block * kTileRows + in_tile;
+  const int column = n.block * Variant::kColumnsOfPart;
+  const int part = m.part + n.part;
+  if constexpr (Variant::kIsWeightGradient) return {row, args.rows - row, column, tile.group, part};
+  return {tile.first_row + row, tile.rows - row, column, tile.group, part};
+}
+
+// Weight gradients have all consumers at work in every tile: they meet where rows are zeroed.
+template <typename Variant>
+__device__ __forceinline__ bool has_rows(const Tile& tile, int consumer) {
+  if (Variant::kIsWeightGradient) return !tile.idle;
+  return !tile.idle && tile.row_block * kTileRows + consumer * 64 < tile.rows;
+}
+
+}  // namespace switchyard::cuda::hopper
