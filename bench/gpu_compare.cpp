@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -15,8 +14,7 @@ namespace {
 using namespace switchyard;
 
 struct Sizes {
-  std::int64_t num_tokens, hidden, intermediate, num_experts, top_k;
-  std::int64_t alignment;
+  std::int64_t num_tokens, hidden, intermediate, num_experts, top_k, alignment;
   std::int64_t portable;  // 1: the kernels of every GPU
 };
 
@@ -81,9 +79,6 @@ struct Layer {
   TensorView scalars(void* data) const {
     return {static_cast<float*>(data), {s.num_tokens, s.top_k}, Memory::gpu};
   }
-  TensorView ids(void* data) const {
-    return {static_cast<std::int32_t*>(data), {s.num_tokens, s.top_k}, Memory::gpu};
-  }
   Tensor take_rows(std::int64_t width) const {
     return device.empty({plan->row_capacity(), width}, Dtype::bf16);
   }
@@ -129,7 +124,8 @@ struct Layer {
 void Layer::forward(const Tensors& t, bool training) {
   plan.reset();  // their memory is this step's
   hidden.reset();
-  plan = dispatcher.plan(ids(t.ids));
+  const Shape picks{s.num_tokens, s.top_k};
+  plan = dispatcher.plan(TensorView(static_cast<std::int32_t*>(t.ids), picks, Memory::gpu));
   std::optional<TensorView> kept;
   if (training) kept = hidden.emplace(take_rows(2 * s.intermediate));
   const auto& matrices = weights_of(t);
@@ -172,12 +168,14 @@ void Layer::backward_of_rows(const Tensors& t) {
   Tensor row_weights = device.empty({plan->row_capacity()}, Dtype::f32);
   dispatcher.dispatch(*plan, {.x = tokens(t.d_y), .weights = scalars(t.weights)},
                       {.rows = d_out, .row_weights = row_weights});
-  Tensor x_rows = dispatcher.dispatch(*plan, tokens(t.x));
   Tensor d_rows = take_rows(s.hidden);
   Tensor d_row_weights = device.empty({plan->row_capacity()}, Dtype::f32);
   experts.backward(
       weights_of(t), RowGroups::of(*plan),
-      {.rows = x_rows, .row_weights = row_weights, .hidden = *hidden, .d_out = d_out},
+      {.rows = dispatcher.dispatch(*plan, tokens(t.x)),
+       .row_weights = row_weights,
+       .hidden = *hidden,
+       .d_out = d_out},
       {.d_rows = d_rows, .d_row_weights = d_row_weights, .gradients = gradients_of(t)});
   dispatcher.dispatch_backward(*plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
                                {.d_x = tokens(t.d_x), .d_weights = scalars(t.d_weights)});
@@ -194,32 +192,32 @@ Numbers Layer::numbers() const {
   return result;
 }
 
-int failed(const std::exception& error) {
-  std::fprintf(stderr, "switchyard: %s\n", error.what());
-  return 1;
-}
-
 // 0, or 1 after saying what went wrong.
-int call(void* layer, const std::function<void(Layer&)>& work) {
+template <typename Work>
+int guarded(const Work& work) {
   try {
-    work(*static_cast<Layer*>(layer));
+    work();
     return 0;
   } catch (const std::exception& error) {
-    return failed(error);
+    std::fprintf(stderr, "switchyard: %s\n", error.what());
+    return 1;
   }
+}
+
+template <typename Work>
+int call(void* layer, const Work& work) {
+  return guarded([&] { work(*static_cast<Layer*>(layer)); });
 }
 
 }  // namespace
 
 extern "C" {
 
+// Null where that fails.
 void* switchyard_make(const Sizes* sizes, void* stream) {
-  try {
-    return new Layer(*sizes, stream);
-  } catch (const std::exception& error) {
-    failed(error);
-    return nullptr;
-  }
+  void* layer = nullptr;
+  guarded([&] { layer = new Layer(*sizes, stream); });
+  return layer;
 }
 
 void switchyard_free(void* layer) { delete static_cast<Layer*>(layer); }
@@ -242,7 +240,6 @@ int switchyard_backward(void* layer, const Tensors* tensors) {
 // before; replay runs it on whatever they hold then. Not on CUDA's default stream.
 int switchyard_capture(void* layer, const Tensors* tensors, int training) {
   return call(layer, [&](Layer& l) {
-    l.graph.reset();
     l.graph.emplace(l.device, [&] {
       l.forward(*tensors, training != 0);
       if (training != 0) l.backward(*tensors);
