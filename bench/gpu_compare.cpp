@@ -5,7 +5,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <string>
+#include <vector>
 
 #include "switchyard/switchyard.h"
 
@@ -14,135 +14,241 @@ namespace {
 using namespace switchyard;
 
 struct Sizes {
-  std::int64_t num_tokens, hidden, intermediate, num_experts, top_k;
-  std::int64_t alignment;
-  std::int64_t bounded;  // 1: rows for every routing, and no waiting
+  std::int64_t num_tokens, hidden, intermediate, num_experts, top_k, alignment;
+  std::int64_t portable;  // 1: the kernels of every GPU
+};
+
+// What a step is given; inference needs none of the gradients.
+struct Tensors {
+  void* x;        // [T, H] bf16
+  void* ids;      // [T, K] i32
+  void* weights;  // [T, K] f32
+  void* gate_up;  // [E, 2I, H] bf16
+  void* down;     // [E, H, I] bf16
+  void* y;        // out [T, H] bf16
+  void* d_y;      // [T, H] bf16
+  void* d_x;      // out, and so are those that follow
+  void* d_weights;
+  void* d_gate_up;
+  void* d_down;
+};
+
+struct Numbers {
+  std::int64_t host_syncs;
+  std::int64_t bytes_held;  // of the GPU's memory, in use or kept for reuse
+  // From a training forward to its backward, in bytes: x (by reference) and what the experts keep;
+  // and the plan.
+  std::int64_t saved_activations = 0;
+  std::int64_t saved_integers = 0;
+};
+
+// Experts of packed tensors, unpacked once: the host must stay ahead of small batches.
+template <typename Expert>
+struct Unpacked {
+  void* gate_up = nullptr;
+  void* down = nullptr;
+  std::vector<Expert> experts;
 };
 
 struct Layer {
   explicit Layer(const Sizes& sizes, void* stream)
       : s(sizes),
-        device(Device::cuda({.stream = {stream}})),
+        device(
+            Device::cuda({.stream = {stream},
+                          .kernels = s.portable != 0 ? CudaKernels::portable : CudaKernels::best})),
         comm(connect({.backend = "threads"})),
-        dispatcher(
-            *comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
-            {.plan = {.hidden = s.hidden,
-                      .dtype = Dtype::bf16,
-                      .alignment = s.alignment,
-                      .sizing = s.bounded != 0 ? Sizing::bounded(most_rows()) : Sizing::exact()}},
-            device),
+        dispatcher(*comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
+                   {.plan = {.hidden = s.hidden,
+                             .dtype = Dtype::bf16,
+                             .alignment = s.alignment,
+                             .sizing = Sizing::bounded(most_rows())}},
+                   device),
         experts({.hidden = s.hidden, .intermediate = s.intermediate, .dtype = Dtype::bf16},
                 device) {}
 
+  // Room for every routing.
   std::int64_t most_rows() const {
     const auto rows = s.num_tokens * s.top_k + s.num_experts * (s.alignment - 1);
     return (rows + s.alignment - 1) / s.alignment * s.alignment;
   }
 
-  TensorView tokens(void* data) const { return rows16(data, {s.num_tokens, s.hidden}); }
+  static TensorView bf16(void* data, const Shape& shape) {
+    return {static_cast<Bfloat16*>(data), shape, Memory::gpu};
+  }
+  TensorView tokens(void* data) const { return bf16(data, {s.num_tokens, s.hidden}); }
   TensorView scalars(void* data) const {
     return {static_cast<float*>(data), {s.num_tokens, s.top_k}, Memory::gpu};
   }
-  static TensorView rows16(void* data, const Shape& shape) {
-    return {static_cast<Bfloat16*>(data), shape, Memory::gpu};
+  Tensor take_rows(std::int64_t width) const {
+    return device.empty({plan->row_capacity(), width}, Dtype::bf16);
   }
-  PackedExpertGradients packed(void* gate_up, void* down) const {
-    return {.gate_up = rows16(gate_up, {s.num_experts, 2 * s.intermediate, s.hidden}),
-            .down = rows16(down, {s.num_experts, s.hidden, s.intermediate})};
+  TokenRows token_rows(const Tensors& t) const {
+    return {.x = tokens(t.x), .row_sources = plan->row_sources(), .top_k = s.top_k};
   }
-  std::vector<ExpertWeights> weights(void* gate_up, void* down) const {
-    const auto views = packed(gate_up, down);
-    return unpack(PackedExperts{.gate_up = views.gate_up, .down = views.down});
+
+  template <typename Packed, typename Expert>
+  const std::vector<Expert>& unpacked(void* gate_up, void* down, Unpacked<Expert>& kept) const {
+    if (kept.gate_up != gate_up || kept.down != down) {
+      kept = {gate_up, down,
+              unpack(Packed{.gate_up = bf16(gate_up, {s.num_experts, 2 * s.intermediate, s.hidden}),
+                            .down = bf16(down, {s.num_experts, s.hidden, s.intermediate})})};
+    }
+    return kept.experts;
   }
+  const std::vector<ExpertWeights>& weights_of(const Tensors& t) {
+    return unpacked<PackedExperts>(t.gate_up, t.down, weights);
+  }
+  const std::vector<ExpertGradients>& gradients_of(const Tensors& t) {
+    return unpacked<PackedExpertGradients>(t.d_gate_up, t.d_down, gradients);
+  }
+
+  void forward(const Tensors& t, bool training);
+  void backward(const Tensors& t);
+  void backward_of_tokens(const Tensors& t);
+  void backward_of_rows(const Tensors& t);
+  Numbers numbers() const;
 
   Sizes s;
   Device device;
   std::unique_ptr<Communicator> comm;
   Dispatcher dispatcher;
   Experts experts;
+  Unpacked<ExpertWeights> weights;
+  Unpacked<ExpertGradients> gradients;
   // From forward to backward.
   std::optional<Plan> plan;
   std::optional<Tensor> hidden;
+  std::optional<StepGraph> graph;
 };
 
-int failed(const std::exception& error) {
-  std::fprintf(stderr, "switchyard: %s\n", error.what());
-  return 1;
+void Layer::forward(const Tensors& t, bool training) {
+  plan.reset();  // their memory is this step's
+  hidden.reset();
+  const Shape picks{s.num_tokens, s.top_k};
+  plan = dispatcher.plan(TensorView(static_cast<std::int32_t*>(t.ids), picks, Memory::gpu));
+  std::optional<TensorView> kept;
+  if (training) kept = hidden.emplace(take_rows(2 * s.intermediate));
+  const auto& matrices = weights_of(t);
+  const auto groups = RowGroups::of(*plan);
+  Tensor rows;
+  if (experts.reads_tokens(matrices)) {
+    rows = take_rows(s.hidden);
+    experts.forward(matrices, groups, {.tokens = token_rows(t)}, {.out = rows, .hidden = kept});
+  } else {
+    rows = dispatcher.dispatch(*plan, tokens(t.x));
+    experts.forward(matrices, groups, {.rows = rows}, {.out = rows, .hidden = kept});
+  }
+  dispatcher.combine(*plan, {.rows = rows, .weights = scalars(t.weights)}, tokens(t.y));
+}
+
+void Layer::backward(const Tensors& t) {
+  if (experts.reads_tokens(weights_of(t))) {
+    backward_of_tokens(t);
+  } else {
+    backward_of_rows(t);
+  }
+  hidden.reset();
+}
+
+void Layer::backward_of_tokens(const Tensors& t) {
+  Tensor d_rows = take_rows(s.hidden);
+  const TensorView d_weights = scalars(t.d_weights);
+  device.set_zero(d_weights);  // of picks without a row
+  experts.backward(weights_of(t), RowGroups::of(*plan),
+                   {.row_weights = scalars(t.weights),
+                    .hidden = *hidden,
+                    .d_out = tokens(t.d_y),
+                    .tokens = token_rows(t)},
+                   {.d_rows = d_rows, .d_row_weights = d_weights, .gradients = gradients_of(t)});
+  dispatcher.dispatch_backward(*plan, {.d_rows = d_rows}, {.d_x = tokens(t.d_x)});
+}
+
+void Layer::backward_of_rows(const Tensors& t) {
+  Tensor d_out = take_rows(s.hidden);
+  Tensor row_weights = device.empty({plan->row_capacity()}, Dtype::f32);
+  dispatcher.dispatch(*plan, {.x = tokens(t.d_y), .weights = scalars(t.weights)},
+                      {.rows = d_out, .row_weights = row_weights});
+  Tensor d_rows = take_rows(s.hidden);
+  Tensor d_row_weights = device.empty({plan->row_capacity()}, Dtype::f32);
+  experts.backward(
+      weights_of(t), RowGroups::of(*plan),
+      {.rows = dispatcher.dispatch(*plan, tokens(t.x)),
+       .row_weights = row_weights,
+       .hidden = *hidden,
+       .d_out = d_out},
+      {.d_rows = d_rows, .d_row_weights = d_row_weights, .gradients = gradients_of(t)});
+  dispatcher.dispatch_backward(*plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
+                               {.d_x = tokens(t.d_x), .d_weights = scalars(t.d_weights)});
+}
+
+Numbers Layer::numbers() const {
+  Numbers result{.host_syncs = device.host_syncs(), .bytes_held = device.bytes_held()};
+  if (!hidden) return result;
+  result.saved_activations = s.num_tokens * s.hidden * size_of(Dtype::bf16) + hidden->bytes();
+  // sources() would wait; it has as many numbers as slots.
+  result.saved_integers = 2 * plan->slots().bytes() + plan->target_ranks().bytes() +
+                          plan->row_sources().bytes() + plan->source_offsets().bytes() +
+                          plan->row_offsets().bytes() + plan->group_rows().bytes();
+  return result;
+}
+
+// 0, or 1 after saying what went wrong.
+template <typename Work>
+int guarded(const Work& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "switchyard: %s\n", error.what());
+    return 1;
+  }
+}
+
+template <typename Work>
+int call(void* layer, const Work& work) {
+  return guarded([&] { work(*static_cast<Layer*>(layer)); });
 }
 
 }  // namespace
 
 extern "C" {
 
-void* switchyard_make(const std::int64_t* sizes, void* stream) {
-  try {
-    return new Layer({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]},
-                     stream);
-  } catch (const std::exception& error) {
-    failed(error);
-    return nullptr;
-  }
+// Null where that fails.
+void* switchyard_make(const Sizes* sizes, void* stream) {
+  void* layer = nullptr;
+  guarded([&] { layer = new Layer(*sizes, stream); });
+  return layer;
 }
 
 void switchyard_free(void* layer) { delete static_cast<Layer*>(layer); }
 
-std::int64_t switchyard_host_syncs(void* layer) {
-  return static_cast<Layer*>(layer)->device.host_syncs();
+int switchyard_numbers(void* layer, Numbers* numbers) {
+  return call(layer, [&](Layer& l) { *numbers = l.numbers(); });
 }
 
-// y = Σ_k weights · expert(x): x, y [T, H] bf16, ids [T, K] i32, weights [T, K] f32,
-// gate_up [E, 2I, H], down [E, H, I] bf16. `training` keeps what backward needs.
-int switchyard_forward(void* layer, void* const* tensors, int training) {
-  try {
-    auto& l = *static_cast<Layer*>(layer);
-    const TensorView x = l.tokens(tensors[0]);
-    const TensorView ids(static_cast<std::int32_t*>(tensors[1]), {l.s.num_tokens, l.s.top_k},
-                         Memory::gpu);
-    l.plan = l.dispatcher.plan(ids);
-    Tensor rows = l.dispatcher.dispatch(*l.plan, x);
-    l.hidden.reset();
-    if (training != 0) {
-      l.hidden = l.device.empty({l.plan->row_capacity(), 2 * l.s.intermediate}, Dtype::bf16);
-    }
-    std::optional<TensorView> hidden;
-    if (l.hidden) hidden = *l.hidden;
-    l.experts.forward(l.weights(tensors[3], tensors[4]), RowGroups::of(*l.plan), {.rows = rows},
-                      {.out = rows, .hidden = hidden});
-    l.dispatcher.combine(*l.plan, {.rows = rows, .weights = l.scalars(tensors[2])},
-                         l.tokens(tensors[5]));
-    return 0;
-  } catch (const std::exception& error) {
-    return failed(error);
-  }
+// y = Σ_k weights · expert(x). `training` keeps what backward needs.
+int switchyard_forward(void* layer, const Tensors* tensors, int training) {
+  return call(layer, [&](Layer& l) { l.forward(*tensors, training != 0); });
 }
 
-// After a training forward, with its x, weights, gate_up and down:
-// d_y → d_x [T, H], d_weights [T, K] f32, d_gate_up, d_down bf16.
-int switchyard_backward(void* layer, void* const* tensors) {
-  try {
-    auto& l = *static_cast<Layer*>(layer);
-    const auto rows = l.plan->row_capacity();
-    const auto take = [&] { return l.device.empty({rows, l.s.hidden}, Dtype::bf16); };
-    Tensor d_out = take();
-    Tensor row_weights = l.device.empty({rows}, Dtype::f32);
-    l.dispatcher.dispatch(*l.plan, {.x = l.tokens(tensors[4]), .weights = l.scalars(tensors[1])},
-                          {.rows = d_out, .row_weights = row_weights});
-    Tensor x_rows = l.dispatcher.dispatch(*l.plan, l.tokens(tensors[0]));
-    Tensor d_rows = take();
-    Tensor d_row_weights = l.device.empty({rows}, Dtype::f32);
-    const auto gradients = unpack(l.packed(tensors[7], tensors[8]));
-    l.experts.backward(
-        l.weights(tensors[2], tensors[3]), RowGroups::of(*l.plan),
-        {.rows = x_rows, .row_weights = row_weights, .hidden = *l.hidden, .d_out = d_out},
-        {.d_rows = d_rows, .d_row_weights = d_row_weights, .gradients = gradients});
-    l.dispatcher.dispatch_backward(
-        *l.plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
-        {.d_x = l.tokens(tensors[5]), .d_weights = l.scalars(tensors[6])});
-    l.hidden.reset();
-    return 0;
-  } catch (const std::exception& error) {
-    return failed(error);
-  }
+// After a training forward, with the same tensors.
+int switchyard_backward(void* layer, const Tensors* tensors) {
+  return call(layer, [&](Layer& l) { l.backward(*tensors); });
+}
+
+// Captures a forward, or with `training` forward and backward, that has run with these tensors just
+// before; replay runs it on whatever they hold then. Not on CUDA's default stream.
+int switchyard_capture(void* layer, const Tensors* tensors, int training) {
+  return call(layer, [&](Layer& l) {
+    l.graph.emplace(l.device, [&] {
+      l.forward(*tensors, training != 0);
+      if (training != 0) l.backward(*tensors);
+    });
+  });
+}
+
+int switchyard_replay(void* layer) {
+  return call(layer, [](Layer& l) { l.graph->replay(); });
 }
 
 }  // extern "C"

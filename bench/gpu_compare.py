@@ -1,246 +1,227 @@
 #!/usr/bin/env python3
-"""Times Switchyard's layer and torch's on the same inputs, in one run, and checks that they agree.
+"""Times Switchyard's layer beside torch's, on the same inputs and in one run.
+
+compare  forward and forward+backward of both at the shapes of known models
+skew     ours under skewed routing and with experts that have no rows
+small    ours at few tokens, as inference has them, beside what memory allows
 
 Torch runs TorchTitan's algorithm (argsort, gather, three torch._grouped_mm, weighted scatter-add),
 as it is and under torch.compile. The routing is given, data are random, weights and their gradients
-bf16 on both sides. Times are medians by events, each after a pause and warm-up rounds.
+bf16 on both sides. Results are compared before anything is timed. Times are medians by events:
+cool, after 0.15 s without work and two rounds, and hot, after 0.3 s of the same work; each beside a
+dense product by cuBLAS taken the same way.
 """
 import argparse
-import ctypes
 import datetime
 import json
-import statistics
 import sys
 import time
 
 import torch
-import torch.nn.functional as F
 
-SHAPES = {  # T, H, I, E, K
-    "qwen3-30b": (16384, 2048, 768, 128, 8),
-    "olmoe": (16384, 2048, 1024, 64, 8),
-    "mixtral": (8192, 4096, 14336, 8, 2),
-    "dsv3-slice": (4096, 7168, 2048, 32, 8),
-}
-TOLERANCE = 2e-2  # both sides round to bf16 at several places
+from gpu_layers import (Batch, Switchyard, TorchExperts, TorchLayer, Weights, check_forward,
+                        check_step, load_library, route)
+from gpu_report import (COMPILED, HEATS, OURS, SHAPES, compare_tables, forward_floor, pair,
+                        skew_table, small_table)
+from gpu_timing import DenseGemm, bandwidth_gb_s, measure
 
-
-class Torch(torch.nn.Module):
-    """TorchTitan's experts over given picks."""
-
-    def __init__(self, gate, up, down, num_experts, top_k):
-        super().__init__()
-        self.gate = torch.nn.Parameter(gate)
-        self.up = torch.nn.Parameter(up)
-        self.down = torch.nn.Parameter(down)
-        self.num_experts = num_experts
-        self.top_k = top_k
-
-    def forward(self, x, weights, ids):
-        order = torch.argsort(ids.view(-1), stable=True)
-        tokens = order // self.top_k
-        counts = torch.histc(ids.view(-1).float(), bins=self.num_experts, min=0,
-                             max=self.num_experts)
-        offsets = torch.cumsum(counts, 0).to(torch.int32)
-        rows = x[tokens]
-        hidden = F.silu(torch._grouped_mm(rows, self.gate.transpose(-2, -1), offs=offsets))
-        hidden = hidden * torch._grouped_mm(rows, self.up.transpose(-2, -1), offs=offsets)
-        out = torch._grouped_mm(hidden, self.down.transpose(-2, -1), offs=offsets)
-        out = (out.float() * weights.view(-1)[order][:, None]).to(x.dtype)
-        index = tokens[:, None].expand(-1, x.shape[1])
-        return torch.zeros_like(x).scatter_add_(0, index, out)
+SLOW_S = 45  # for one shape; longer is worth a warning
+SMALL_SHAPE = "qwen3-30b"
 
 
-class Switchyard:
-    """The same through the library's functions of C."""
-
-    def __init__(self, library, shape, gate_up, down, alignment):
-        t, h, i, e, k = shape
-        self.library = library
-        sizes = (ctypes.c_int64 * 7)(t, h, i, e, k, alignment, 1)
-        # 1 is CUDA's name for the default stream, which torch calls 0.
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream or 1)
-        self.layer = library.switchyard_make(sizes, stream)
-        if not self.layer:
-            sys.exit("switchyard_make failed")
-        self.gate_up, self.down = gate_up, down
-        self.y = torch.empty(t, h, device="cuda", dtype=torch.bfloat16)
-        self.d_x = torch.empty_like(self.y)
-        self.d_weights = torch.empty(t, k, device="cuda")
-        self.d_gate_up = torch.empty_like(gate_up)
-        self.d_down = torch.empty_like(down)
-
-    def call(self, function, tensors, *rest):
-        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
-        if function(ctypes.c_void_p(self.layer), pointers, *rest) != 0:
-            sys.exit("a call of switchyard failed")
-
-    def forward(self, x, weights, ids, training):
-        self.call(self.library.switchyard_forward,
-                  [x, ids, weights, self.gate_up, self.down, self.y], int(training))
-        return self.y
-
-    def backward(self, x, weights, d_y):
-        self.call(self.library.switchyard_backward,
-                  [x, weights, self.gate_up, self.down, d_y, self.d_x, self.d_weights,
-                   self.d_gate_up, self.d_down])
-
-    def host_syncs(self):
-        return self.library.switchyard_host_syncs(ctypes.c_void_p(self.layer))
-
-    def free(self):
-        self.library.switchyard_free(ctypes.c_void_p(self.layer))
+def say(text):
+    print(text, file=sys.stderr, flush=True)
 
 
-def median_ms(run, rounds):
-    torch.cuda.synchronize()
-    time.sleep(0.15)
-    for _ in range(3):
-        run()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
-    events[0].record()
-    for i in range(rounds):
-        run()
-        events[i + 1].record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:]))
+def measure_layer(layer, gemm, rounds):
+    return {"ceiling": gemm.tflops(rounds), "forward": measure(layer.forward, rounds),
+            "step": measure(layer.step, rounds)}
 
 
-def distance(ours, theirs):
-    ours, theirs = ours.double(), theirs.double()
-    return ((ours - theirs).norm() / theirs.norm()).item()
+def measure_ours(ours, gemm, rounds):
+    """The memory of training is seen before other work has taken some of its own."""
+    before = ours.numbers()
+    ours.training_forward()
+    saved = ours.numbers()
+    ours.backward()
+    after = ours.numbers()
+    tokens = ours.y.shape[0]
+    return ({"host_syncs": after.host_syncs - before.host_syncs,
+             "saved_activations": saved.saved_activations / tokens,
+             "saved_integers": saved.saved_integers / tokens},
+            {"peak_bytes": after.bytes_held, **measure_layer(ours, gemm, rounds)})
 
 
-def ceilings(shape, rounds):
-    t, h, i, _, k = shape
-    a = torch.randn(t * k, h, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(2 * i, h, device="cuda", dtype=torch.bfloat16)
-    out = torch.empty(t * k, 2 * i, device="cuda", dtype=torch.bfloat16)
-    gemm = median_ms(lambda: torch.mm(a, b.t(), out=out), rounds)
-    big = torch.empty(1 << 29, device="cuda", dtype=torch.bfloat16).normal_()
-    to = torch.empty_like(big)
-    copy = median_ms(lambda: to.copy_(big), rounds)
-    return 2 * t * k * h * 2 * i / gemm * 1e-9, 2 * big.numel() * 2 / copy * 1e-6
+def compare(name, library, options):
+    shape = SHAPES[name]
+    torch.manual_seed(options.seed)
+    weights = Weights(shape)
+    batch = Batch(shape, route(shape))
+    module = TorchExperts(weights, shape[3], shape[4])
+    gemm = DenseGemm(shape)
+    layers = {}
+    with Switchyard(library, weights, batch, options) as ours:
+        result = {"shape": name, "sizes": shape, "layers": layers,
+                  "errors": check_step(name, batch, module, ours)}
+        for label in ["torch"] + [COMPILED] * options.compile:
+            say(f"  {label}")
+            theirs = TorchLayer(module, batch, compiled=label == COMPILED)
+            layers[label] = {"peak_bytes": theirs.peak_bytes(),
+                             **measure_layer(theirs, gemm, options.rounds)}
+            theirs.clear()
+        say(f"  {OURS}")
+        numbers, layers[OURS] = measure_ours(ours, gemm, options.rounds)
+    return result | numbers
 
 
-def compare(name, shape, library, arguments):
+def skew(name, library, options):
+    shape = SHAPES[name]
     t, h, i, e, k = shape
-    torch.manual_seed(arguments.seed)
-    x = torch.randn(t, h, device="cuda", dtype=torch.bfloat16)
-    d_y = torch.randn(t, h, device="cuda", dtype=torch.bfloat16)
-    scores, ids = torch.topk(torch.softmax(torch.randn(t, e, device="cuda"), -1), k)
-    weights = (scores / scores.sum(-1, keepdim=True)).contiguous()
-    ids32 = ids.to(torch.int32).contiguous()
-    gate_up = torch.randn(e, 2 * i, h, device="cuda", dtype=torch.bfloat16) * h**-0.5
-    down = torch.randn(e, h, i, device="cuda", dtype=torch.bfloat16) * i**-0.5
-
-    ours = Switchyard(library, shape, gate_up, down, arguments.alignment)
-    module = Torch(gate_up[:, :i].contiguous(), gate_up[:, i:].contiguous(), down.clone(), e, k)
-    compiled = torch.compile(module) if not arguments.no_compile else None
-    x_leaf = x.clone().requires_grad_()
-    weights_leaf = weights.clone().requires_grad_()
-    leaves = [x_leaf, weights_leaf, *module.parameters()]
-
-    def torch_step(layer):
-        for leaf in leaves:
-            leaf.grad = None
-        layer(x_leaf, weights_leaf, ids).backward(d_y)
-
-    def torch_forward(layer):
-        with torch.no_grad():
-            layer(x_leaf, weights_leaf, ids)
-
-    def our_step():
-        ours.forward(x, weights, ids32, True)
-        ours.backward(x, weights, d_y)
-
-    y = module(x_leaf, weights_leaf, ids)
-    y.backward(d_y)
-    our_step()
-    torch.cuda.synchronize()
-    errors = {
-        "y": distance(ours.y, y.detach()),
-        "d_x": distance(ours.d_x, x_leaf.grad),
-        "d_weights": distance(ours.d_weights, weights_leaf.grad),
-        "d_gate": distance(ours.d_gate_up[:, :i], module.gate.grad),
-        "d_up": distance(ours.d_gate_up[:, i:], module.up.grad),
-        "d_down": distance(ours.d_down, module.down.grad),
+    torch.manual_seed(options.seed)
+    weights = Weights(shape)
+    half = torch.randperm(e, device="cuda")[:e // 2].sort().values
+    on_half = route(shape, experts=half)
+    alone = (t, h, i, e // 2, k)
+    renumbered = torch.searchsorted(half, on_half)
+    cases = {  # the same number of rows in each
+        "balanced": (shape, weights, route(shape)),
+        "zipf 1.0": (shape, weights, route(shape, exponent=1.0)),
+        f"{e - e // 2} of {e} empty": (shape, weights, on_half),
+        f"the other {e // 2} alone": (alone, weights.of(half), renumbered),
     }
-    del y
-    wrong = {tensor: error for tensor, error in errors.items() if not error <= TOLERANCE}
-    if wrong:
-        sys.exit(f"{name}: the results differ: {wrong}")
+    gemm = DenseGemm(shape)
+    routings = {}
+    for case, (sizes, matrices, ids) in cases.items():
+        say(f"  {case}")
+        batch = Batch(sizes, ids)
+        with Switchyard(library, matrices, batch, options) as ours:
+            errors = check_step(f"{name}, {case}", batch, TorchExperts(matrices, sizes[3], k), ours)
+            routings[case] = {"errors": errors, "ceiling": gemm.tflops(options.rounds),
+                              "step": measure(ours.step, options.rounds),
+                              "fullest": (batch.rows.max() / batch.rows.float().mean()).item(),
+                              "empty": (batch.rows == 0).sum().item()}
+    empty, without = list(cases)[2:]
+    routings[empty]["beside"] = without
+    return {"shape": name, "sizes": shape, "routings": routings}
 
-    syncs = ours.host_syncs()
-    our_step()
-    syncs = ours.host_syncs() - syncs
-    result = {"shape": name, "errors": errors, "host_syncs": syncs, "ms": {}}
-    result["gemm_ceiling_tflops"], result["copy_ceiling_gb_s"] = ceilings(shape, arguments.rounds)
-    runs = {"torch": module, "torch.compile": compiled}
-    for label, layer in runs.items():
-        if layer is None:
-            continue
-        result["ms"][label] = [
-            median_ms(lambda: torch_forward(layer), arguments.rounds),
-            median_ms(lambda: torch_step(layer), arguments.rounds),
-        ]
-    result["ms"]["switchyard"] = [
-        median_ms(lambda: ours.forward(x, weights, ids32, False), arguments.rounds),
-        median_ms(our_step, arguments.rounds),
-    ]
-    result["tflops"] = {label: [6 * t * k * h * i / ms[0] * 1e-9, 18 * t * k * h * i / ms[1] * 1e-9]
-                        for label, ms in result["ms"].items()}
-    ours.free()
+
+def small(library, options):
+    torch.manual_seed(options.seed)
+    _, h, i, e, k = SHAPES[SMALL_SHAPE]
+    bandwidth = bandwidth_gb_s(options.rounds)
+    torch.cuda.empty_cache()
+    # 1.2 GB, which every forward reads nearly all of: a cache of 50 MB helps nobody.
+    weights = Weights(SHAPES[SMALL_SHAPE])
+    module = TorchExperts(weights, e, k)
+    ceiling = DenseGemm(SHAPES[SMALL_SHAPE]).tflops(options.rounds)
+    batches = []
+    for t in options.small_tokens:
+        say(f"  {t} tokens")
+        shape = (t, h, i, e, k)
+        batch = Batch(shape, route(shape))
+        busy = (batch.rows > 0).sum().item()
+        floors = {heat: forward_floor(shape, busy, bandwidth["best"][heat] * 1e9,
+                                      ceiling[heat] * 1e12) for heat in HEATS}
+        result = {"sizes": shape, "busy_experts": busy,
+                  "floor": {heat: floors[heat][0] for heat in HEATS}, "bound": floors["hot"][1]}
+        result |= measure_small(batch, weights, module, library, options)
+        batches.append(result)
+    return {"bandwidth": bandwidth["best"], "bandwidths": bandwidth, "ceiling": ceiling,
+            "batches": batches}
+
+
+def measure_small(batch, weights, module, library, options):
+    name = f"{batch.shape[0]} tokens"
+    result = {}
+    with Switchyard(library, weights, batch, options, training=False) as ours:
+        result["errors"] = check_forward(name, batch, module, ours)
+        eagerly = ours.y.clone()
+        ours.capture_forward()
+        ours.y.fill_(torch.nan)
+        ours.replay()
+        if not torch.equal(ours.y, eagerly):
+            sys.exit(f"{name}: a graph's results differ from those without one")
+        result["eager"] = measure(ours.forward, options.rounds)
+        result["graph"] = measure(ours.replay, options.rounds)
+    if options.compile:
+        theirs = TorchLayer(module, batch, compiled=True)
+        result[COMPILED] = measure(theirs.forward, options.rounds)
     return result
 
 
-def print_table(results):
-    labels = list(results[0]["ms"])
-    print("| T, H, I, E, K | dense GEMM ceiling | "
-          + " | ".join(f"{label}: fwd / fwd+bwd" for label in labels) + " | faster than "
-          + ", ".join(labels[:-1]) + " |")
-    print("|---" * (len(labels) + 3) + "|")
-    for r in results:
-        cells = [f"{r['ms'][label][0]:.2f} / {r['ms'][label][1]:.2f} ms "
-                 f"({r['tflops'][label][1]:.0f} TF)" for label in labels]
-        ratios = ", ".join(f"{r['ms'][label][1] / r['ms']['switchyard'][1]:.2f}x"
-                           for label in labels[:-1])
-        sizes = ",".join(str(n) for n in SHAPES[r["shape"]])
-        print(f"| {r['shape']} {sizes} | {r['gemm_ceiling_tflops']:.0f} TF | "
-              + " | ".join(cells) + f" | {ratios} |")
+def each_shape(run, names, library, options):
+    results = []
+    for name in names:
+        say(f"{run.__name__}: {name}")
+        begin = time.monotonic()
+        results.append(run(name, library, options))
+        torch.cuda.empty_cache()
+        seconds = time.monotonic() - begin
+        say(f"  {seconds:.0f} s" + (": slow" if seconds > SLOW_S else ""))
+    return results
 
 
-def main():
+def run_part(part, library, options):
+    """What a part measured, and its table."""
+    if part == "compare":
+        results = each_shape(compare, options.shapes, library, options)
+        return results, compare_tables(results)
+    if part == "skew":
+        results = each_shape(skew, options.skew_shapes, library, options)
+        return results, skew_table(results)
+    say(f"small: {SMALL_SHAPE}")
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+        results = small(library, options)
+    return results, small_table(results)
+
+
+def names_among(known):
+    def parse(text):
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown} is none of {list(known)}")
+        return names
+    return parse
+
+
+def parse_options():
+    parts = ["compare", "skew", "small"]
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/gpu/bench/libswitchyard_gpu_compare.so")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--only", type=names_among(parts), default=parts, help="parts, as a,b")
+    parser.add_argument("--shapes", type=names_among(SHAPES), default=list(SHAPES),
+                        help="of compare")
+    parser.add_argument("--skew-shapes", type=names_among(SHAPES), default=["qwen3-30b", "olmoe"])
+    parser.add_argument("--small-tokens", default=[64, 256, 1024],
+                        type=lambda text: [int(t) for t in text.split(",")])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--alignment", type=int, default=1, help="of each expert's rows")
+    parser.add_argument("--kernels", choices=["best", "portable"], default="best", help="of ours")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-compile", dest="compile", action="store_false",
+                        help="leave torch.compile out")
     parser.add_argument("--json", help="also write the results to this file")
-    arguments = parser.parse_args()
-    if arguments.rounds < 10:
-        parser.error(f"--rounds ({arguments.rounds}) must be at least 10")
-    unknown = [name for name in arguments.shapes.split(",") if name not in SHAPES]
-    if unknown:
-        parser.error(f"--shapes: {unknown} is none of {list(SHAPES)}")
-    library = ctypes.CDLL(arguments.library)
-    library.switchyard_make.restype = ctypes.c_void_p
-    library.switchyard_host_syncs.restype = ctypes.c_int64
+    options = parser.parse_args()
+    if options.rounds < 10:
+        parser.error(f"--rounds ({options.rounds}) must be at least 10")
+    return options
 
-    results = []
-    for name in arguments.shapes.split(","):
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        results.append(compare(name, SHAPES[name], library, arguments))
-        torch.cuda.empty_cache()
-    print(f"{datetime.date.today()}, {torch.cuda.get_device_name()}, torch {torch.__version__}; "
-          f"median of {arguments.rounds}, bf16, routing given")
-    print_table(results)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(results, file, indent=1)
+
+def main():
+    options = parse_options()
+    library = load_library(options.library)
+    everything = {"date": str(datetime.date.today()), "gpu": torch.cuda.get_device_name(),
+                  "torch": torch.__version__, "options": vars(options)}
+    print(f"{everything['date']}, {everything['gpu']}, torch {torch.__version__}; bf16, routing "
+          f"given, {options.kernels} kernels; cool / hot, medians of {options.rounds}")
+    for part in options.only:
+        everything[part], text = run_part(part, library, options)
+        print(f"\n{text}", flush=True)
+        if options.json:  # now, so that a later part cannot take it along
+            with open(options.json, "w") as file:
+                json.dump(everything, file, indent=1)
 
 
 if __name__ == "__main__":

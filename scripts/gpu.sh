@@ -3,7 +3,8 @@
 #   gpu.sh [build] [test] [sanitize] [bench] [compare]    without arguments: all but sanitize
 #   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
 #                        to build/headers, which a machine without these packages builds with
-# compare needs a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
+# compare runs bench/gpu_compare.py whole, and needs a python3 with torch; sanitize runs the kernel
+# tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -82,9 +83,11 @@ mkdir -p "$results"
 [ $# -gt 0 ] || set -- build test bench compare
 for step in "$@"; do "run_$step"; done
 say "In short"
-for step in verify memcheck racecheck compare; do
+for step in verify memcheck racecheck; do
   [ -f "$results/$step.txt" ] && tail -n 6 "$results/$step.txt"
 done
+[ ! -f "$results/compare.txt" ] ||
+  grep -E '^\| [^|]*\| (layer|switchyard) ' "$results/compare.txt" || true
 for shape in "${shapes[@]}"; do
   [ -f "$results/bench-$shape.txt" ] || continue
   printf '%-12s ' "$shape"

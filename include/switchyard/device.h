@@ -71,6 +71,8 @@ class SWITCHYARD_API Device {
   Tensor to_host(const ConstTensorView& from) const;
   // Of equal shape and dtype, anywhere. Waits if memory of the host is involved.
   void copy(const ConstTensorView& from, const TensorView& to) const;
+  // In the device's memory; rows may lie apart.
+  void set_zero(const TensorView& view) const;
 
   // The stream that the calls that follow use; on a CPU there is none.
   Stream stream() const;

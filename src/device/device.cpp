@@ -43,6 +43,12 @@ void Device::copy(const ConstTensorView& from, const TensorView& to) const {
   backend_->copy(from, to);
 }
 
+void Device::set_zero(const TensorView& view) const {
+  require(view.memory() == memory(), "{} memory cannot be set to zero by a device of {} memory",
+          name_of(view.memory()), name_of(memory()));
+  backend_->set_zero(view);
+}
+
 Stream Device::stream() const { return backend_->stream(); }
 void Device::set_stream(Stream stream) const { backend_->set_stream(stream); }
 void Device::synchronize() const { backend_->synchronize(); }

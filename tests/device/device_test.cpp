@@ -80,6 +80,15 @@ TEST(DeviceMemory, CopiesRowsThatLieApart) {
   EXPECT_EQ(device.copy_of(Tensor({0, 4}, Dtype::i32)).shape(), (Shape{0, 4}));
 }
 
+TEST(DeviceMemory, SetsItsOwnToZero) {
+  const Device device;
+  Tensor tensor = testing::Random(2).tensor({3}, Dtype::f32);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { device.set_zero(elsewhere(tensor)); }),
+            "gpu memory cannot be set to zero by a device of host memory");
+  device.set_zero(tensor);
+  EXPECT_TRUE(same_bits(tensor, Tensor::zeros({3}, Dtype::f32)));
+}
+
 TEST(DeviceMemory, CopiesWhatFitsAndIsInReach) {
   const Device device;
   Tensor from({2}, Dtype::f32);

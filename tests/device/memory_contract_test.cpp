@@ -119,11 +119,17 @@ TEST_P(MemoryContract, SetZeroClearsTheViewAlone) {
   for (const Dtype dtype : kDtypes) {
     Tensor expected = pattern({7, 13}, dtype, 7);
     Tensor whole = put(expected);
-    device.backend().set_zero(whole.view().slice(2, 5));
+    device.set_zero(whole.view().slice(2, 5));
     std::memset(expected.view().row(2), 0, static_cast<std::size_t>(3 * 13 * size_of(dtype)));
     EXPECT_TRUE(same_bits(get(whole), expected));
+    device.set_zero(cut(whole, 3, 4));
+    for (std::int64_t r = 0; r < 7; ++r) {
+      std::memset(expected.view().row(r) + 3 * size_of(dtype), 0,
+                  static_cast<std::size_t>(4 * size_of(dtype)));
+    }
+    EXPECT_TRUE(same_bits(get(whole), expected));
   }
-  device.backend().set_zero(device.empty({0, 3}, Dtype::f32).view());
+  device.set_zero(device.empty({0, 3}, Dtype::f32).view());
 }
 
 // Sizes around those of one parcel, at addresses that are aligned to no more than an element.

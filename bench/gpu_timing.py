@@ -1,0 +1,82 @@
+"""Times of work on a GPU, cool and hot, and what the GPU itself can do, timed the same way."""
+import math
+import statistics
+import time
+
+import torch
+
+from gpu_report import HEATS
+
+PAUSE_S = 0.15  # before a cool time
+LOAD_MS = 300  # of the same work before a hot one
+
+
+def timed(run, rounds):
+    """Events around `rounds` runs, all of which have come by."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return events
+
+
+def median_ms(events):
+    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:]))
+
+
+def cool_ms(run, rounds):
+    torch.cuda.synchronize()
+    time.sleep(PAUSE_S)
+    for _ in range(2):
+        run()
+    return median_ms(timed(run, rounds))
+
+
+def hot_ms(run, rounds, estimate_ms):
+    """The host is never waited for between the load and the rounds."""
+    runs = math.ceil(1.1 * LOAD_MS / estimate_ms)
+    while True:
+        begin = torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(runs):
+            run()
+        events = timed(run, rounds)
+        load_ms = begin.elapsed_time(events[0])
+        if load_ms >= LOAD_MS:
+            return median_ms(events)
+        runs = math.ceil(1.2 * runs * LOAD_MS / load_ms)
+
+
+def measure(run, rounds):
+    cool = cool_ms(run, rounds)
+    return {"cool": cool, "hot": hot_ms(run, rounds, cool)}
+
+
+class DenseGemm:
+    """cuBLAS on as many rows as the experts of a shape have: [T·K, H] × [2I, H]ᵀ."""
+
+    def __init__(self, shape):
+        t, h, i, _, k = shape
+        self.a = torch.randn(t * k, h, device="cuda", dtype=torch.bfloat16)
+        self.b = torch.randn(2 * i, h, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty(t * k, 2 * i, device="cuda", dtype=torch.bfloat16)
+        self.flops = 2 * t * k * h * 2 * i
+
+    def tflops(self, rounds):
+        times = measure(lambda: torch.mm(self.a, self.b.t(), out=self.out), rounds)
+        return {heat: self.flops / times[heat] * 1e-9 for heat in HEATS}
+
+
+def bandwidth_gb_s(rounds):
+    """Of a sum over 4 GiB and of a copy of half of them, and the better of both."""
+    buffer = torch.empty(1 << 30, device="cuda").normal_()
+    half = buffer.numel() // 2
+    num_bytes = 4 * buffer.numel()  # read by the sum; read and written by the copy
+    read = measure(lambda: torch.sum(buffer), rounds)
+    copy = measure(lambda: buffer[half:].copy_(buffer[:half]), rounds)
+    result = {name: {heat: num_bytes / times[heat] * 1e-6 for heat in HEATS}
+              for name, times in (("read", read), ("copy", copy))}
+    result["best"] = {heat: max(result["read"][heat], result["copy"][heat]) for heat in HEATS}
+    return result
