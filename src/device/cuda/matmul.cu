@@ -180,8 +180,8 @@ bool sum_over_rows_on_hopper(const Matmul& product, Context& context) {
   return hopper::grouped_gemm(
       WeightGradientGemm{.dtype = Dtype::bf16,
                          .groups = one_group(product, context),
-                         .a = rows_of(product.a),
-                         .b = rows_of(product.b),
+                         .a = {rows_of(product.a)},
+                         .b = {rows_of(product.b)},
                          .c = matrices_of(product.c, c),
                          .c_dtype = product.c.dtype(),
                          .accumulate = product.mode == GradientMode::accumulate},
