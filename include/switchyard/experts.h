@@ -132,7 +132,7 @@ struct ExpertsBackwardOutput {
   TensorView d_rows;  // [R, H]
   // [R] f32; with `tokens` [T, K], where assignments without a row are left as they are.
   std::optional<TensorView> d_row_weights = {};
-  std::span<const ExpertGradients> gradients;    // [e]
+  std::span<const ExpertGradients> gradients;  // [e]
   GradientMode mode = GradientMode::overwrite;
 };
 
