@@ -149,8 +149,8 @@ void matrix_gradients(const ExpertStep& step, const ExpertStepGradients& out,
   WeightGradientGemm gemm{
       .dtype = step.options.dtype,
       .groups = step.groups,
-      .a = args.left,
-      .b = args.right,
+      .a = {args.left},
+      .b = {args.right},
       .c = {refs, static_cast<int>(args.matrices.size()), args.rows, args.columns},
       .c_dtype = views[0].dtype(),
       .accumulate = out.mode == GradientMode::accumulate};

@@ -119,4 +119,9 @@ void shared_backward(const SharedBackward& args, Context& context) {
   context.mark("activation");
 }
 
+bool reads_tokens(const ExpertsOptions& /*options*/, std::span<const ExpertWeights> /*weights*/,
+                  const Context& /*context*/) {
+  return false;
+}
+
 }  // namespace switchyard::cuda

@@ -180,8 +180,8 @@ bool sum_over_rows_on_hopper(const Matmul& product, Context& context) {
   return hopper::grouped_gemm(
       WeightGradientGemm{.dtype = Dtype::bf16,
                          .groups = one_group(product, context),
-                         .a = rows_of(product.a),
-                         .b = rows_of(product.b),
+                         .a = {rows_of(product.a)},
+                         .b = {rows_of(product.b)},
                          .c = matrices_of(product.c, c),
                          .c_dtype = product.c.dtype(),
                          .accumulate = product.mode == GradientMode::accumulate},
@@ -191,7 +191,7 @@ bool sum_over_rows_on_hopper(const Matmul& product, Context& context) {
 // By the grouped product that has these layouts, if there is one.
 bool multiply_on_hopper(const Matmul& product, Context& context) {
   constexpr std::int64_t kWorthwhile = std::int64_t{1} << 30;
-  if (product.a.dtype() != Dtype::bf16 || context.compute_capability() < 90) return false;
+  if (product.a.dtype() != Dtype::bf16 || !context.uses_hopper_kernels()) return false;
   if (product.c.shape().num_elements() * depth_of(product) < kWorthwhile) return false;
   const bool b_is_plain = product.b_layout == MatrixLayout::plain;
   if (product.a_layout == MatrixLayout::transposed) {

@@ -17,7 +17,7 @@ constexpr bool kHasKernels = true;
 inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {
   constexpr std::int64_t kSmallest = 64;
   const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
-  return kHasKernels && context.compute_capability() == 90 && dtype == Dtype::bf16 &&
+  return kHasKernels && context.uses_hopper_kernels() && dtype == Dtype::bf16 &&
          can_tile(matrices.rows) && can_tile(matrices.columns);
 }
 

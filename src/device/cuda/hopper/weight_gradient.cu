@@ -47,8 +47,8 @@ bool grouped_gemm(const WeightGradientGemm& args, Context& context) {
   if (args.groups.count == 0) return true;
   AlignedCopies copies(context);
   WeightGradientGemm aligned = args;
-  aligned.a = copies.of(args.a, args.groups.row_capacity, args.c.parts * args.c.rows);
-  aligned.b = copies.of(args.b, args.groups.row_capacity, args.c.columns);
+  aligned.a = {copies.of(args.a, args.groups.row_capacity, args.c.parts * args.c.rows)};
+  aligned.b = {copies.of(args.b, args.groups.row_capacity, args.c.columns)};
   KernelArgs to = kernel_args(aligned);
   if (args.c_dtype == Dtype::bf16 && !args.accumulate && can_map(args.c)) {
     to.c = matrix_maps(args.c, args.groups.count, 64, context);
