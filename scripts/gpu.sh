@@ -55,7 +55,7 @@ run_sanitize() {
   sanitize memcheck 'Cuda*:-*Large*:*Syncs*'
   sanitize racecheck "Cuda/Capacity*:Cuda/Count*:Cuda/Plan*:Cuda/Losses*:Cuda/Memory*:Cuda/Rows*:\
 Cuda/RouteContract*:Cuda/RouteSums*:Cuda/RouteBackward*Bits*:Cuda/RouteBackward*Run*:\
-Cuda/ExpertsContract.Small*:Cuda/ExpertsContract.Some*:Cuda/SharedContract.Gradients*:\
+Cuda/ExpertsContract.Small*:Cuda/ExpertsContract.Some*:Cuda/ExpertsTokens*Few*:Cuda/SharedContract.Gradients*:\
 CudaGroupedGemm.*ManyGroups*:CudaGroupedGemm.*Apart*:CudaGroupedGemm.*Biases*:\
 CudaGraph/*ForwardAndBackward*/f32"
 }
