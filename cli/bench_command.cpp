@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "add_choice.h"
 #include "bench_checkpoint.h"
 #include "bench_dispatch.h"
 #include "bench_layer.h"
@@ -39,21 +40,6 @@ std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count
 
 constexpr std::int64_t kMostExperts = 1 << 20;
 
-template <typename T>
-CLI::Option* add_choice(CLI::App* command, const std::string& flag, T& value,
-                        const std::string& help, const std::map<std::string, T>& choices) {
-  std::string names;
-  for (const auto& [name, choice] : choices) names += (names.empty() ? "" : "|") + name;
-  const auto pick = [&value, choices, flag, names](const std::string& text) {
-    const auto found = choices.find(text);
-    if (found == choices.end()) {
-      throw CLI::ValidationError(flag, fmt::format("\"{}\" is not one of {}", text, names));
-    }
-    value = found->second;
-  };
-  return command->add_option_function<std::string>(flag, pick, help)->type_name(names);
-}
-
 void require_few_experts(std::int64_t num_experts) {
   if (num_experts <= kMostExperts) return;
   throw CLI::ValidationError("--shape",
@@ -73,8 +59,6 @@ void add_launch(CLI::App* command, LaunchOptions& launch) {
       ->check(CLI::IsMember({"threads", "mpi"}));
 }
 
-const std::map<std::string, DeviceKind> kDevices{{"cpu", DeviceKind::cpu},
-                                                 {"cuda", DeviceKind::cuda}};
 const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};
 const std::map<std::string, RoutingKind> kRoutings{{"balanced", RoutingKind::balanced},
                                                    {"uniform", RoutingKind::uniform},
@@ -147,8 +131,7 @@ void add_layer(CLI::App& bench) {
   add_launch(command, o->launch);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
       ->check(CLI::Range(1, 1024));
-  add_choice(command, "--device", o->device, "Where to compute; cuda: one rank on a GPU [cpu]",
-             kDevices);
+  add_device_options(command, o->device, "Where to compute; cuda: one rank on a GPU [cpu]");
   add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
   add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
              std::map<std::string, BenchSizing>{{"exact", BenchSizing::exact},
@@ -172,7 +155,8 @@ void add_layer(CLI::App& bench) {
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
     const bool one_rank = o->launch.ranks <= 1 && o->launch.comm == "threads";
-    if (o->device == DeviceKind::cuda && (!one_rank || o->threads > 0)) {
+    require_sound(o->device);
+    if (o->device.kind == DeviceKind::cuda && (!one_rank || o->threads > 0)) {
       throw CLI::ValidationError("--device", "with cuda there is one rank, and no --threads");
     }
     bench_layer(*o);

@@ -236,7 +236,7 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
 }  // namespace
 
 void bench_layer(const BenchLayerOptions& options) {
-  if (options.device == DeviceKind::cuda) return bench_layer_gpu(options);
+  if (options.device.kind == DeviceKind::cuda) return bench_layer_gpu(options);
   launch(options.launch, [&](Communicator& comm) {
     const int threads =
         options.threads > 0 ? options.threads : std::max(1, num_cores() / comm.size());

@@ -22,7 +22,7 @@ struct BenchLayerOptions {
   std::int64_t top_k = 2;
   LaunchOptions launch;
   int threads = 0;  // of each rank; 0: the cores divided by the ranks
-  DeviceKind device = DeviceKind::cpu;
+  DeviceChoice device;
   Dtype dtype = Dtype::f32;
   BenchSizing sizing = BenchSizing::exact;
   RoutingKind routing = RoutingKind::router;

@@ -33,9 +33,9 @@ class GpuLayerBench {
   GpuLayerBench(Communicator& comm, const BenchLayerOptions& o)
       : comm_(comm),
         o_(o),
-        device_(Device::cuda()),
+        device_(o.device.make()),
         stream_(device_.stream().handle),
-        timing_device_(Device::cuda({.stream = {stream_}, .time_stages = true})),
+        timing_device_(timing_device()),
         placement_(ExpertPlacement::contiguous(o.num_experts, 1)),
         layer_(comm, placement_, layer_options(o, o.num_tokens * o.top_k), device_),
         timed_layer_(comm, placement_, layer_.options(), timing_device_),
@@ -80,6 +80,13 @@ class GpuLayerBench {
   }
 
  private:
+  // On the same stream.
+  Device timing_device() const {
+    CudaOptions options = o_.device.cuda();
+    options.stream = {stream_};
+    options.time_stages = true;
+    return Device::cuda(options);
+  }
   LayerInput input() const {
     LayerInput in{.x = x_};
     if (ids_) in.expert_ids = *ids_;
@@ -121,6 +128,10 @@ class GpuLayerBench {
   Tensor x_, d_y_, y_, d_x_;
   std::optional<Tensor> ids_;
 };
+
+bool has_portable_kernels(const BenchLayerOptions& o) {
+  return o.device.cuda().kernels == CudaKernels::portable;
+}
 
 double flop(const BenchLayerOptions& o, double products) {
   return 2.0 * products * static_cast<double>(o.num_tokens * o.top_k) *
@@ -168,6 +179,7 @@ void print_json(const BenchLayerOptions& o, const GpuResult& r) {
       {"dtype", name_of(o.dtype)},
       {"device", "cuda"},
       {"gpu", devices().back().detail},
+      {"kernels", has_portable_kernels(o) ? "portable" : "best"},
       {"sizing", o.sizing == BenchSizing::bounded ? "bounded" : "exact"},
       {"ms_forward", both(r.forward, 1e3)},
       {"ms_forward_backward", both(r.step, 1e3)},
@@ -202,10 +214,10 @@ void print_stages(const BenchLayerOptions& o, const GpuResult& r, std::string_vi
 }
 
 void print_table(const BenchLayerOptions& o, const GpuResult& r) {
-  fmt::print("{}: {} tokens, H {}, I {}, {} experts, {} picks, {}, {} sizing, on {}\n\n",
+  fmt::print("{}: {} tokens, H {}, I {}, {} experts, {} picks, {}, {} sizing, on {}{}\n\n",
              o.shape_name, o.num_tokens, o.hidden, o.intermediate, o.num_experts, o.top_k,
              name_of(o.dtype), o.sizing == BenchSizing::bounded ? "bounded" : "exact",
-             devices().back().detail);
+             devices().back().detail, has_portable_kernels(o) ? ", by portable kernels" : "");
   fmt::print("{:<18} {:>10} {:>10}  {:>8} {:>8}   {}\n", "", "ms cool", "ms hot", "TF cool",
              "TF hot", "of the GEMM ceiling");
   const auto line = [&](std::string_view name, const CoolAndHot& s, double products) {

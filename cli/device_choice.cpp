@@ -1,6 +1,26 @@
 #include "device_choice.h"
 
+#include "add_choice.h"
+
 namespace switchyard::cli {
+
+void add_device_options(CLI::App* command, DeviceChoice& choice, const std::string& device_help) {
+  add_choice(
+      command, "--device", choice.kind, device_help,
+      std::map<std::string, DeviceKind>{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}});
+  add_choice(command, "--kernels", choice.kernels,
+             "With --device cuda: those of the GPU's own kind where there are any, or those that "
+             "every GPU runs, to check them by [best]",
+             std::map<std::string, CudaKernels>{{"best", CudaKernels::best},
+                                                {"portable", CudaKernels::portable}});
+}
+
+void require_sound(const DeviceChoice& choice) {
+  if (choice.kernels && choice.kind != DeviceKind::cuda) {
+    throw CLI::ValidationError("--kernels", "only a GPU has a choice: add --device cuda");
+  }
+}
+
 namespace {
 
 ConstTensorView moved(const Device& device, const ConstTensorView& view) {

@@ -201,14 +201,13 @@ bool GoldenRun::ok() const {
 }
 
 GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
-                          DeviceKind device) {
+                          const DeviceChoice& device) {
   std::vector<Difference> mine;
   std::string error;
   auto cause = Cause::none;
   const auto group = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
   try {
-    mine =
-        run_rank(*group, golden, division, device == DeviceKind::cuda ? Device::cuda() : Device());
+    mine = run_rank(*group, golden, division, device.make());
   } catch (const std::exception& caught) {
     error = caught.what();
     cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank

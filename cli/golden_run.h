@@ -20,6 +20,6 @@ struct GoldenRun {
 
 // Collective; the result is the same on every rank. An error of the layer leaves `comm` usable.
 GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
-                          DeviceKind device);
+                          const DeviceChoice& device);
 
 }  // namespace switchyard::cli

@@ -56,7 +56,8 @@ std::vector<int> sizes_of(const GoldenCase& golden, const std::vector<int>& rank
 
 // Collective: runs what is for as many ranks as there are.
 void run_cases(Communicator& comm, const std::vector<GoldenCase>& cases,
-               const std::vector<int>& ranks, DeviceKind device, std::vector<CaseReport>& reports) {
+               const std::vector<int>& ranks, const DeviceChoice& device,
+               std::vector<CaseReport>& reports) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const auto sizes = sizes_of(cases[i], ranks);
     const bool wanted = std::find(sizes.begin(), sizes.end(), comm.size()) != sizes.end();
@@ -88,7 +89,7 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
 
 std::vector<CaseReport> verify_on(Communicator& comm, const std::vector<GoldenCase>& cases) {
   auto reports = empty_reports(cases);
-  run_cases(comm, cases, {comm.size()}, DeviceKind::cpu, reports);
+  run_cases(comm, cases, {comm.size()}, {}, reports);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (!reports[i].runs.empty()) continue;
     reports[i].skipped =

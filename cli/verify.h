@@ -12,8 +12,8 @@ namespace switchyard::cli {
 struct VerifyOptions {
   std::vector<std::filesystem::path> paths;  // files, or folders of *.safetensors
   std::string comm = "threads";
-  DeviceKind device = DeviceKind::cpu;  // all ranks share one
-  std::vector<int> ranks = {1, 2, 4};   // over threads, for cases that do not say
+  DeviceChoice device;                 // all ranks share one
+  std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
   bool json = false;
 };
 

@@ -21,20 +21,15 @@ void add_verify_command(CLI::App& app) {
           ->type_name("N,N,...");
   command->add_option("--comm", o->comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
-  command
-      ->add_option_function<std::string>(
-          "--device",
-          [o](const std::string& name) {
-            o->device = name == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-          },
-          "Where to compute; with cuda all ranks share one GPU [cpu]")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+  add_device_options(command, o->device,
+                     "Where to compute; with cuda all ranks share one GPU [cpu]");
   command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
   command->callback([o, ranks] {
     if (o->comm != "threads" && ranks->count() > 0) {
       throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
     }
-    if (o->comm != "threads" && o->device == DeviceKind::cuda) {
+    require_sound(o->device);
+    if (o->comm != "threads" && o->device.kind == DeviceKind::cuda) {
       throw CLI::ValidationError("--device", "on a GPU ranks are threads: leave --comm away");
     }
     if (!verify(*o)) throw CLI::RuntimeError(1);

@@ -56,6 +56,8 @@ class SWITCHYARD_API Device {
   static Device cpu(const CpuOptions& options);
   // Throws Unsupported, with the reason, where there is no such GPU or the build has no CUDA.
   static Device cuda(const CudaOptions& options = {});
+  // What a device does is its backend. Its type is the library's own, for its parts and its tests.
+  explicit Device(std::shared_ptr<const DeviceBackend> backend) : backend_(std::move(backend)) {}
 
   // Where its tensors lie.
   Memory memory() const;
@@ -91,8 +93,6 @@ class SWITCHYARD_API Device {
   const DeviceBackend& backend() const { return *backend_; }
 
  private:
-  explicit Device(std::shared_ptr<const DeviceBackend> backend) : backend_(std::move(backend)) {}
-
   std::shared_ptr<const DeviceBackend> backend_;
 };
 

@@ -5,68 +5,10 @@
 
 #include "core/require.h"
 #include "device/device_backend.h"
+#include "moe/check_expert_rows.h"
 #include "moe/check_tensors.h"
 
 namespace switchyard {
-namespace {
-
-// What all rows and groups of a call must fit.
-struct Expected {
-  const ExpertsOptions& options;
-  Memory memory;
-  std::int64_t rows = 0;
-
-  void require_rows(const ConstTensorView& view, std::int64_t width, std::string_view name) const {
-    require(view.dtype() == options.dtype && view.shape().rank() == 2 && view.shape()[1] == width &&
-                view.rows() >= rows,
-            "{} is {} {}, but must be {} [{},{}] or more rows", name, name_of(view.dtype()),
-            view.shape().to_string(), name_of(options.dtype), rows, width);
-    require_memory(view, memory, name);
-  }
-
-  void require_row_weights(const std::optional<ConstTensorView>& view,
-                           std::string_view name) const {
-    if (!view) return;
-    require(view->dtype() == Dtype::f32 && view->shape().rank() == 1 && view->rows() >= rows &&
-                view->is_contiguous(),
-            "{} is {} {}, but must be contiguous f32 [{}] or more", name, name_of(view->dtype()),
-            view->shape().to_string(), rows);
-    require_memory(*view, memory, name);
-  }
-};
-
-void require_groups(const RowGroups& groups, std::int64_t experts, Memory memory,
-                    std::int64_t required_alignment) {
-  require(groups.row_offsets.dtype() == Dtype::i32 && groups.group_rows.dtype() == Dtype::i32 &&
-              groups.row_offsets.shape() == Shape{experts + 1} &&
-              groups.group_rows.shape() == Shape{experts},
-          "row_offsets is {} {} and group_rows {} {}, but for {} experts they must be i32 [{}] and "
-          "i32 [{}]",
-          name_of(groups.row_offsets.dtype()), groups.row_offsets.shape().to_string(),
-          name_of(groups.group_rows.dtype()), groups.group_rows.shape().to_string(), experts,
-          experts + 1, experts);
-  require_memory(groups.row_offsets, memory, "row_offsets");
-  require_memory(groups.group_rows, memory, "group_rows");
-  require(groups.alignment > 0 && groups.alignment % required_alignment == 0,
-          "groups are aligned to {} rows, but this device's experts need a multiple of {}",
-          groups.alignment, required_alignment);
-}
-
-// The rows that groups in the host's memory reach to.
-std::int64_t rows_of(const RowGroups& groups) {
-  const auto offsets = groups.row_offsets.span<std::int32_t>();
-  const auto rows = groups.group_rows.span<std::int32_t>();
-  for (std::size_t e = 0; e < rows.size(); ++e) {
-    require(0 <= offsets[e] && 0 <= rows[e] &&
-                std::int64_t{rows[e]} <= std::int64_t{offsets[e + 1]} - offsets[e],
-            "the group of local expert {} has {} rows, but begins at {} and the next at {}", e,
-            rows[e], offsets[e], offsets[e + 1]);
-  }
-  return offsets.back();
-}
-
-}  // namespace
-
 std::string_view name_of(Activation activation) {
   constexpr std::array<std::string_view, 6> kNames{"swiglu",    "clamped_swiglu", "gelu",
                                                    "gelu_tanh", "relu",           "silu"};
@@ -159,6 +101,10 @@ Experts::Seconds Experts::seconds_spent() const {
           static_cast<double>(times_->other_ns) * 1e-9};
 }
 
+bool Experts::reads_tokens(std::span<const ExpertWeights> weights) const {
+  return device_.backend().reads_tokens(options_, weights);
+}
+
 std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const RowGroups& groups,
                                    const ConstTensorView& rows) const {
   require_groups(groups, static_cast<std::int64_t>(weights.size()), device_.memory(),
@@ -170,11 +116,13 @@ std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const
 
 void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                       const ExpertsInput& in, const ExpertsOutput& out) const {
-  const Expected expected{options_, device_.memory(), checked_rows(weights, groups, in.rows)};
-  expected.require_rows(in.rows, options_.hidden, "rows");
+  const ExpertRows expected{options_, device_.memory(),
+                            checked_rows(weights, groups, row_extent(in)), in.tokens};
+  expected.require_source(in.rows, in.tokens && reads_tokens(weights));
   expected.require_rows(out.out, options_.hidden, "out");
   expected.require_row_weights(in.row_weights, "row_weights");
   if (out.hidden) expected.require_rows(*out.hidden, options_.hidden_width(), "hidden");
+  if (in.tokens) require_apart(in.tokens->x, out.out, "tokens.x and out");
   device_.backend().experts_forward({.options = options_,
                                      .weights = weights,
                                      .row_offsets = groups.row_offsets,
@@ -186,16 +134,18 @@ void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& g
 
 void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                        const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const {
-  const Expected expected{options_, device_.memory(), checked_rows(weights, groups, in.rows)};
+  const ExpertRows expected{options_, device_.memory(),
+                            checked_rows(weights, groups, row_extent(in)), in.tokens};
   check(weights, out.gradients);
-  expected.require_rows(in.rows, options_.hidden, "rows");
+  expected.require_source(in.rows, in.tokens && reads_tokens(weights));
   expected.require_rows(in.hidden, options_.hidden_width(), "hidden");
-  expected.require_rows(in.d_out, options_.hidden, "d_out");
+  expected.require_d_out(in.d_out);
   expected.require_rows(out.d_rows, options_.hidden, "d_rows");
   expected.require_row_weights(in.row_weights, "row_weights");
   if (out.d_row_weights) expected.require_row_weights(*out.d_row_weights, "d_row_weights");
   require_apart(in.d_out, out.d_rows, "d_out and d_rows");
   require_apart(in.rows, out.d_rows, "rows and d_rows");
+  if (in.tokens) require_apart(in.tokens->x, out.d_rows, "tokens.x and d_rows");
   require(in.row_weights || !out.d_row_weights,
           "d_row_weights was given without row_weights: there is nothing to differentiate by");
   device_.backend().experts_backward({.options = options_,

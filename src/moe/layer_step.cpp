@@ -2,11 +2,6 @@
 #include "moe/moe_layer_data.h"
 
 namespace switchyard {
-namespace {
-
-using OptionalView = std::optional<ConstTensorView>;
-
-}  // namespace
 
 TensorView MoeLayer::Data::take_rows(const Plan& plan, std::int64_t width) const {
   return device.backend().take({plan.row_capacity(), width}, options.dtype);
@@ -37,35 +32,41 @@ MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const La
   return step;
 }
 
+ExpertsInput MoeLayer::Data::bring_rows(const MoeWeights& weights, const Step& step,
+                                        const TensorView& rows, StageClock& clock) {
+  DispatchInput sent{.x = step.x};
+  if (weights_travel()) sent.weights = step.weights();
+  if (reads_tokens(weights)) return {.row_weights = sent.weights, .tokens = tokens_of(step)};
+  ExpertsInput in{.rows = rows};
+  DispatchOutput received{.rows = rows};
+  if (weights_travel()) {
+    received.row_weights = take_row_weights(step.plan);
+    in.row_weights = *received.row_weights;
+  }
+  dispatcher.dispatch(step.plan, sent, received);
+  clock.end("dispatch");
+  return in;
+}
+
 void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, const TensorView& y,
                                      Purpose purpose, StageClock& clock) {
   const bool training = purpose == Purpose::training;
   const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
-  const OptionalView routing_weights = step.weights();
   const TensorView rows = take_rows(step.plan, options.hidden);
-  std::optional<TensorView> row_weights;
-  if (weights_travel()) row_weights = take_row_weights(step.plan);
-  dispatcher.dispatch(step.plan,
-                      {.x = step.x, .weights = weights_travel() ? routing_weights : std::nullopt},
-                      {.rows = rows, .row_weights = row_weights});
-  clock.end("dispatch");
-
+  const ExpertsInput in = bring_rows(weights, step, rows, clock);
   const auto spent = experts.seconds_spent();
-  OptionalView read_weights;
-  if (row_weights) read_weights = ConstTensorView(*row_weights);
   if (keep_rows) step.rows = rows;
   if (training && options.keep != Keep::nothing) {
     step.hidden = take_rows(step.plan, experts.options().hidden_width());
   }
   const TensorView results = keep_rows ? take_rows(step.plan, options.hidden) : rows;
-  experts.forward(weights.experts, RowGroups::of(step.plan),
-                  {.rows = rows, .row_weights = read_weights},
+  experts.forward(weights.experts, RowGroups::of(step.plan), in,
                   {.out = results, .hidden = step.hidden});
   clock.end_experts(spent, experts.seconds_spent());
 
-  dispatcher.combine(
-      step.plan, {.rows = results, .weights = weights_travel() ? std::nullopt : routing_weights},
-      y);
+  CombineInput returned{.rows = results};
+  if (!weights_travel()) returned.weights = step.weights();
+  dispatcher.combine(step.plan, returned, y);
   clock.end("combine");
 }
 
@@ -88,7 +89,12 @@ void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const Layer
   const auto bytes_before = dispatcher.bytes_on_wire();
   StageClock clock(device.backend(), stats.backward, backward_timer_);
   or_abort(groups, kBackward, [&] {
-    backward_experts(weights, step, in, out, clock);
+    LayerBackwardOutput routed = out;
+    if (!out.d_weights) {
+      routed.d_weights = device.backend().take(step.routing.weights.shape(), Dtype::f32);
+    }
+    backward_experts(weights, step, in, routed, clock);
+    backward_router(weights, step, in, routed, clock);
     if (shared) {
       const bool is_padded = step.valid.has_value();
       const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *step.valid) : in.d_y;
@@ -100,14 +106,24 @@ void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const Layer
   note_waits();
 }
 
-void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
-                                      const LayerBackwardInput& in, const LayerBackwardOutput& out,
-                                      StageClock& clock) {
-  // The gradient travels unweighted and its weights beside it: then the experts find the weights'
+ExpertsBackwardInput MoeLayer::Data::bring_gradients(const MoeWeights& weights, Step& step,
+                                                     const ConstTensorView& d_y,
+                                                     StageClock& clock) {
+  const auto hidden_rows = step.hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
+  if (!step.hidden) step.hidden = take_rows(step.plan, experts.options().hidden_width());
+  // The gradient comes unweighted and its weights beside it: then the experts find the weights'
   // gradients without their outputs.
+  ExpertsBackwardInput in{.row_weights = step.weights(),
+                          .hidden = *step.hidden,
+                          .hidden_rows = hidden_rows,
+                          .d_out = d_y};
+  if (reads_tokens(weights)) {
+    in.tokens = tokens_of(step);
+    return in;
+  }
   const TensorView d_out = take_rows(step.plan, options.hidden);
   const TensorView row_weights = take_row_weights(step.plan);
-  dispatcher.dispatch(step.plan, {.x = in.d_y, .weights = step.weights()},
+  dispatcher.dispatch(step.plan, {.x = d_y, .weights = step.weights()},
                       {.rows = d_out, .row_weights = row_weights});
   clock.end("combine_backward");
   if (!step.rows) {
@@ -115,42 +131,51 @@ void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
     dispatcher.dispatch(step.plan, {.x = step.x}, {.rows = *step.rows});
     clock.end("dispatch_again");
   }
+  in.rows = *step.rows;
+  in.row_weights = row_weights;
+  in.d_out = d_out;
+  return in;
+}
 
+void MoeLayer::Data::backward_experts(const MoeWeights& weights, Step& step,
+                                      const LayerBackwardInput& in, const LayerBackwardOutput& out,
+                                      StageClock& clock) {
+  const ExpertsBackwardInput brought = bring_gradients(weights, step, in.d_y, clock);
   const auto spent = experts.seconds_spent();
-  const auto hidden_rows = step.hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
-  if (!step.hidden) step.hidden = take_rows(step.plan, experts.options().hidden_width());
   const TensorView d_rows = take_rows(step.plan, options.hidden);
-  const TensorView d_row_weights = take_row_weights(step.plan);
-  experts.backward(weights.experts, RowGroups::of(step.plan),
-                   {.rows = *step.rows,
-                    .row_weights = row_weights,
-                    .hidden = *step.hidden,
-                    .hidden_rows = hidden_rows,
-                    .d_out = d_out},
-                   {.d_rows = d_rows,
-                    .d_row_weights = d_row_weights,
-                    .gradients = out.gradients.experts,
-                    .mode = out.mode});
+  ExpertsBackwardOutput made{
+      .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};
+  DispatchBackwardInput sent{.d_rows = d_rows};
+  DispatchBackwardOutput received{.d_x = out.d_x};
+  if (brought.tokens) {
+    device.backend().set_zero(*out.d_weights);  // experts leave what has no row alone
+    made.d_row_weights = out.d_weights;
+  } else {
+    made.d_row_weights = take_row_weights(step.plan);
+    sent.d_row_weights = *made.d_row_weights;
+    received.d_weights = out.d_weights;
+  }
+  experts.backward(weights.experts, RowGroups::of(step.plan), brought, made);
   clock.end_experts(spent, experts.seconds_spent());
-
-  const TensorView d_weights =
-      out.d_weights ? *out.d_weights
-                    : device.backend().take(step.routing.weights.shape(), Dtype::f32);
-  dispatcher.dispatch_backward(step.plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
-                               {.d_x = out.d_x, .d_weights = d_weights});
+  dispatcher.dispatch_backward(step.plan, sent, received);
   if (step.output_scales) {
     device.backend().scale_by_expert({.expert_ids = step.routing.expert_ids,
                                       .scales = *step.output_scales,
-                                      .from = d_weights,
-                                      .to = d_weights});
+                                      .from = *out.d_weights,
+                                      .to = *out.d_weights});
   }
   clock.end("dispatch_backward");
+}
+
+void MoeLayer::Data::backward_router(const MoeWeights& weights, const Step& step,
+                                     const LayerBackwardInput& in, const LayerBackwardOutput& out,
+                                     StageClock& clock) {
   RouterSlopes slopes;
   if (step.loss_terms) slopes = step.loss_terms->slopes(in.d_losses);
   router.backward(weights.router,
                   {.x = step.x,
                    .expert_ids = step.routing.expert_ids,
-                   .d_weights = d_weights,
+                   .d_weights = *out.d_weights,
                    .valid = step.mask(),
                    .slopes = &slopes},
                   {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});

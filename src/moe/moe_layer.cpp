@@ -49,9 +49,10 @@ std::int64_t SavedForBackward::bytes() const {
   const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
          plan.slots().bytes() + plan.target_ranks().bytes() + plan.data().sources.bytes() +
-         plan.source_offsets().bytes() + plan.row_offsets().bytes() + plan.group_rows().bytes() +
-         bytes_of(data_->rows) + bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) +
-         bytes_of(data_->valid) + bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
+         plan.data().row_sources.bytes() + plan.source_offsets().bytes() +
+         plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
+         bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) + bytes_of(data_->valid) +
+         bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
          (data_->sums ? bytes_of(*data_->sums) : 0) +
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }

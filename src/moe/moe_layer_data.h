@@ -141,6 +141,13 @@ struct MoeLayer::Data {
     return options.losses.balance != BalanceLoss::none || options.losses.z;
   }
   bool weights_travel() const { return options.weight_stage != WeightStage::output; }
+  // Whether experts read tokens where they lie, so that no row is dispatched.
+  bool reads_tokens(const MoeWeights& weights) const {
+    return comm.size() == 1 && experts.reads_tokens(weights.experts);
+  }
+  static TokenRows tokens_of(const Step& step) {
+    return {.x = step.x, .row_sources = step.plan.row_sources(), .top_k = step.plan.top_k()};
+  }
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
   TensorView take_row_weights(const Plan& plan) const;
   TensorView take_shared_hidden(std::int64_t num_tokens) const;
@@ -170,12 +177,19 @@ struct MoeLayer::Data {
   void weigh_losses(Step& step, const LayerInput& in);
   void scale_outputs(Step& step);
   ConstTensorView all_picks(const Step& step) const;
+  // What the experts read: rows, which are filled here, or tokens; and the same for backward.
+  ExpertsInput bring_rows(const MoeWeights& weights, const Step& step, const TensorView& rows,
+                          StageClock& clock);
+  ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Step& step,
+                                       const ConstTensorView& d_y, StageClock& clock);
   void forward_experts(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                        StageClock& clock);
   void forward_shared(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
                       StageClock& clock);
   void backward_experts(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                         const LayerBackwardOutput& out, StageClock& clock);
+  void backward_router(const MoeWeights& weights, const Step& step, const LayerBackwardInput& in,
+                       const LayerBackwardOutput& out, StageClock& clock);
   void backward_shared(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
                        const LayerBackwardOutput& out, StageClock& clock);
   void note_waits();

@@ -1,6 +1,7 @@
 // What a plan says of itself.
 #include "switchyard/plan.h"
 
+#include "core/require.h"
 #include "moe/plan_data.h"
 
 namespace switchyard {
@@ -13,6 +14,10 @@ const PlanSummary& Plan::Data::summary() const {
   return known;
 }
 
+std::int64_t Plan::Data::row_capacity() const {
+  return options.sizing.is_bounded() ? options.sizing.capacity() : summary().num_rows;
+}
+
 std::int64_t Plan::num_tokens() const { return data_->num_tokens; }
 std::int64_t Plan::top_k() const { return data_->top_k; }
 std::int64_t Plan::alignment() const { return data_->options.alignment; }
@@ -22,10 +27,7 @@ int Plan::rank() const { return data_->rank; }
 
 std::int64_t Plan::num_rows() const { return data_->summary().num_rows; }
 
-std::int64_t Plan::row_capacity() const {
-  const Sizing& sizing = data_->options.sizing;
-  return sizing.is_bounded() ? sizing.capacity() : num_rows();
-}
+std::int64_t Plan::row_capacity() const { return data_->row_capacity(); }
 
 ConstTensorView Plan::row_offsets() const { return data_->groups.row_offsets; }
 ConstTensorView Plan::group_rows() const { return data_->groups.group_rows; }
@@ -35,6 +37,14 @@ ConstTensorView Plan::sources() const {
   return data_->sources.slice(0, data_->summary().num_sources);
 }
 ConstTensorView Plan::source_offsets() const { return data_->groups.source_offsets; }
+ConstTensorView Plan::row_sources() const {
+  const int num_ranks = data_->placement->num_ranks();
+  require<Unsupported>(num_ranks == 1,
+                       "a plan over {} ranks has no row_sources: rows are of other ranks' tokens, "
+                       "too; Dispatcher::dispatch makes them",
+                       num_ranks);
+  return data_->row_sources;
+}
 
 std::span<const std::int32_t> Plan::counts(int rank) const {
   const auto num_experts = static_cast<std::size_t>(data_->placement->num_experts());

@@ -26,11 +26,13 @@ struct Plan::Data {
   TensorView slots = {};         // [T, K] i32
   TensorView target_ranks = {};  // [T, K] i32
   TensorView sources = {};       // [T·K] i32, the first Σ own counts used
+  TensorView row_sources = {};   // [row_capacity] i32, at one rank alone
 
   std::shared_ptr<const PackedRoute> route = {};  // only where the packed mover needs it
 
   // What the host knows of it; fetched first where it may have changed.
   const PlanSummary& summary() const;
+  std::int64_t row_capacity() const;
   bool is_known = true;
   mutable PlanSummary known = {};
 };

@@ -42,6 +42,24 @@ LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement
           .layout = layout};
 }
 
+// Groups are laid out, and slots hold positions.
+void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners, Plan::Data& data) {
+  AssignSlots args{.expert_ids = expert_ids,
+                   .owners = owners,
+                   .expert_offsets = data.groups.expert_offsets,
+                   .rows_before = data.groups.rows_before,
+                   .kept_rows = data.groups.kept_rows,
+                   .source_offsets = data.groups.source_offsets,
+                   .slots = flat(data.slots),
+                   .target_ranks = flat(data.target_ranks),
+                   .sources = data.sources};
+  if (data.placement->num_ranks() == 1) {
+    data.row_sources = data.device.backend().take({data.row_capacity()}, Dtype::i32);
+    args.row_sources = data.row_sources;
+  }
+  data.device.backend().assign_slots(args);
+}
+
 void require_words(const PlanProblems& problems, Memory memory) {
   const auto check = [&](const ConstTensorView& words, std::int64_t size, std::string_view name) {
     require(words.dtype() == Dtype::i64 && words.shape() == Shape{size} && words.is_contiguous(),
@@ -108,15 +126,7 @@ std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids
   } else {
     plan_together(header, *data);
   }
-  device_.backend().assign_slots({.expert_ids = expert_ids,
-                                  .owners = tables_->on_device.owners,
-                                  .expert_offsets = data->groups.expert_offsets,
-                                  .rows_before = data->groups.rows_before,
-                                  .kept_rows = data->groups.kept_rows,
-                                  .source_offsets = data->groups.source_offsets,
-                                  .slots = flat(data->slots),
-                                  .target_ranks = flat(data->target_ranks),
-                                  .sources = data->sources});
+  assign_slots(expert_ids, tables_->on_device.owners, *data);
   return data;
 }
 

@@ -44,11 +44,12 @@ TEST(BenchLayer, PrintsOneObject) {
                2, 1);
 }
 
-// x, the inner values, ids and weights, slots, targets and sources, and a few offsets.
+// x, the inner values, ids and weights, slots, targets, sources and those of rows, and a few
+// offsets.
 TEST(BenchLayer, CountsWhatIsKept) {
   const auto line = lines_of(run(kTiny + "--ranks 1")).at(0);
   const double tables = (9 + 9 + 8) * 4.0 + (2 * 8 + 1 + 2) * 8.0;  // of the plan, and sums
-  const double expected = 4.0 * (40 + 2 * 3 * 24 + 5 * 3) + tables / 96;
+  const double expected = 4.0 * (40 + 2 * 3 * 24 + 6 * 3) + tables / 96;
   EXPECT_NEAR(line.at("activation_bytes_per_token").get<double>(), expected, 0.1);
   const auto again = lines_of(run(kTiny + "--ranks 1 --keep nothing")).at(0);
   EXPECT_NEAR(again.at("activation_bytes_per_token").get<double>(), expected - 4 * 2 * 3 * 24, 0.1);
@@ -83,7 +84,9 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--keep all", "--keep: \"all\" is not one of activations|nothing|rows");
   expect_error("--weight-stage late", "--weight-stage: \"late\" is not one of");
   expect_error("--sizing loose", "--sizing: \"loose\" is not one of bounded|exact");
-  expect_error("--device tpu", "--device");
+  expect_error("--device tpu", "--device: \"tpu\" is not one of cpu|cuda");
+  expect_error("--device cuda --kernels own", "--kernels: \"own\" is not one of best|portable");
+  expect_error("--kernels portable", "--kernels: only a GPU has a choice: add --device cuda");
   expect_error("--threads 0", "--threads");
 }
 

@@ -150,6 +150,9 @@ TEST_F(Verify, WrongPathsAreNamed) {
   expect_error(golden("local") + " --ranks 0", 2, "--ranks");
   expect_error(golden("local") + " --ranks 1,x", 2, "--ranks");
   expect_error(golden("local") + " --comm mpi --ranks 2", 2, "mpirun -n decides");
+  expect_error(golden("local") + " --device tpu", 2, "--device: \"tpu\" is not one of cpu|cuda");
+  expect_error(golden("local") + " --kernels best", 2,
+               "--kernels: only a GPU has a choice: add --device cuda");
 }
 
 TEST_F(Verify, AFileThatIsNoCaseIsAnError) {

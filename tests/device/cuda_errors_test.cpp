@@ -30,7 +30,7 @@ class CudaErrors : public ::testing::Test {
 };
 
 TEST_F(CudaErrors, LayersOnAGpuAreNeitherDividedNorMoved) {
-  const Device device = Device::cuda();
+  const Device device = Device::cuda(cuda_options());
   MoeBlock block = block_of(4);
   block.parameters = block.parameters.copy_on(device);
   run_ranks(2, [&](Communicator& world) {
@@ -47,7 +47,7 @@ TEST_F(CudaErrors, LayersOnAGpuAreNeitherDividedNorMoved) {
 }
 
 TEST_F(CudaErrors, CombineSequenceNeedsAPlanOfTheHost) {
-  const Device device = Device::cuda();
+  const Device device = Device::cuda(cuda_options());
   const auto comm = connect();
   Dispatcher dispatcher(*comm, ExpertPlacement::contiguous(1, 1), {.plan = {.hidden = 4}}, device);
   const Tensor ids = device.copy_of(Tensor::zeros({6, 1}, Dtype::i32));
@@ -60,7 +60,7 @@ TEST_F(CudaErrors, CombineSequenceNeedsAPlanOfTheHost) {
 }
 
 TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
-  const Device device = Device::cuda();
+  const Device device = Device::cuda(cuda_options());
   const Tensor a({2, 2}, Dtype::f32);
   Tensor c = device.empty({2, 2}, Dtype::f32);
   EXPECT_EQ(error_of<InvalidArgument>([&] { matmul(device, Matmul{.a = a, .b = a, .c = c}); }),
@@ -70,8 +70,8 @@ TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
 }
 
 TEST_F(CudaErrors, ParametersAreNotCopiedBetweenDevicesOfAGpu) {
-  const Device first = Device::cuda();
-  const Device second = Device::cuda();
+  const Device first = Device::cuda(cuda_options());
+  const Device second = Device::cuda(cuda_options());
   const auto parameters = block_of(4).parameters.copy_on(first);
   const auto message = error_of<Unsupported>([&] { (void)parameters.copy_on(second); });
   EXPECT_TRUE(has(message, "copy them to the CPU first")) << message;
@@ -79,7 +79,9 @@ TEST_F(CudaErrors, ParametersAreNotCopiedBetweenDevicesOfAGpu) {
 }
 
 TEST_F(CudaErrors, WhatRunsAfterAForwardIsNoStageOfIt) {
-  const Device device = Device::cuda({.time_stages = true});
+  CudaOptions timed = cuda_options();
+  timed.time_stages = true;
+  const Device device = Device::cuda(timed);
   const auto comm = connect();
   const auto placement = ExpertPlacement::contiguous(4, 1);
   const auto options = options_with(4);

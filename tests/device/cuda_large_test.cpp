@@ -18,7 +18,7 @@ TEST(CudaLargeTest, RowsBeyondInt32) {
   constexpr std::int64_t kTokens = 280000;
   constexpr std::int64_t kHidden = 4096;
   constexpr std::int64_t kLast = 64;
-  const Device device = Device::cuda();
+  const Device device = Device::cuda(cuda_options());
   const auto comm = connect();
   const auto placement = ExpertPlacement::contiguous(2, 1);
   const MoeLayerOptions options{.hidden = kHidden,
@@ -57,7 +57,7 @@ TEST(CudaLargeTest, RowsBeyondInt32) {
 
 TEST(CudaLargeTest, RowsOfMoreThanAPitchBecomeZero) {
   if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-  const Device device = Device::cuda();
+  const Device device = Device::cuda(cuda_options());
   try {
     Tensor all = device.empty({2, (std::int64_t{1} << 15) + 1, 1 << 14}, Dtype::f32);
     const TensorView last(all.view().row(2) - 64, Dtype::f32, {16}, 1, all.view().owner(),

@@ -20,13 +20,16 @@ namespace {
 
 constexpr int kExperts = 7;
 
-struct Sizes {
+struct Form {
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
+  Biases biases = Biases::all;
+  WeightStage stage = WeightStage::output;
 };
 
-// Some that Hopper's own products take, and some that only the portable ones do.
-class CudaLayerTest : public ::testing::TestWithParam<Sizes> {
+// Some that Hopper's own products take, and some that only the portable ones do. Without biases
+// the former read rows from tokens, at one rank.
+class CudaLayerTest : public ::testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
     if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
@@ -36,6 +39,7 @@ class CudaLayerTest : public ::testing::TestWithParam<Sizes> {
             .intermediate = GetParam().intermediate,
             .router = RouterOptions::mixtral(kExperts, 3),
             .dtype = dtype,
+            .weight_stage = GetParam().stage,
             .shared_intermediate = 72};
   }
 };
@@ -61,8 +65,8 @@ void widen_into(const ConstTensorView& from, const TensorView& to) {
 
 // The same numbers as f32.
 MoeParameters widened(const MoeParameters& parameters, const MoeLayerOptions& options,
-                      const ExpertPlacement& placement) {
-  MoeParameters wide(options, placement, 0, Biases::all);
+                      const ExpertPlacement& placement, Biases biases) {
+  MoeParameters wide(options, placement, 0, biases);
   const auto from = parameters.weights();
   const auto to = wide.views();
   widen_into(from.router.gate, to.router.gate);
@@ -80,26 +84,27 @@ MoeParameters widened(const MoeParameters& parameters, const MoeLayerOptions& op
   return wide;
 }
 
-LayerResults step_on(Communicator& comm, const LayerProblem& problem, const MoeLayerOptions& o,
-                     const Device& device) {
+LayerResults step_on_gpu(Communicator& comm, const LayerProblem& problem, const MoeLayerOptions& o,
+                         Biases biases) {
+  const Device device = Device::cuda(cuda_options());
   const auto placement = ExpertPlacement::contiguous(kExperts, comm.size());
   MoeLayer layer(comm, placement, o, device);
-  const auto weights = MoeParameters::random(o, placement, comm.rank(), 5, Biases::all, device);
+  const auto weights = MoeParameters::random(o, placement, comm.rank(), 5, biases, device);
   return run_step(layer, weights.weights(),
-                  input_of(problem, awkward_piece(comm, problem.num_tokens)), Biases::all, device);
+                  input_of(problem, awkward_piece(comm, problem.num_tokens)), biases, device);
 }
 
 // In f32, on the CPU, with the numbers that the GPU has.
-LayerResults reference(const LayerProblem& problem) {
+LayerResults reference(const LayerProblem& problem, Biases biases) {
   const auto alone = connect();
   const auto placement = ExpertPlacement::contiguous(kExperts, 1);
   auto wide = problem.options;
   wide.dtype = Dtype::f32;
   MoeLayer layer(*alone, placement, wide);
-  const auto weights = widened(MoeParameters::random(problem.options, placement, 0, 5, Biases::all),
-                               wide, placement);
+  const auto weights = widened(MoeParameters::random(problem.options, placement, 0, 5, biases),
+                               wide, placement, biases);
   return run_step(layer, weights.weights(),
-                  {widened(problem.x), widened(problem.d_y), copy_of(problem.ids)}, Biases::all);
+                  {widened(problem.x), widened(problem.d_y), copy_of(problem.ids)}, biases);
 }
 
 void expect_near(const LayerResults& actual, const LayerResults& expected, double tolerance) {
@@ -139,12 +144,12 @@ TEST_P(CudaLayerTest, EqualsTheCpu) {
     for (auto& ids : routings(problem)) {
       problem.ids = std::move(ids);
       const auto alone = connect();
-      const auto expected = reference(problem);
+      const auto expected = reference(problem, GetParam().biases);
       for (const std::int64_t alignment : {1, 128}) {
         SCOPED_TRACE(std::string(name_of(dtype)) + ", alignment " + std::to_string(alignment));
         auto o = problem.options;
         o.alignment = alignment;
-        expect_near(step_on(*alone, problem, o, Device::cuda()), expected,
+        expect_near(step_on_gpu(*alone, problem, o, GetParam().biases), expected,
                     dtype == Dtype::f32 ? 1e-5 : 8e-3);
       }
     }
@@ -155,8 +160,8 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksSizingAndAlignmentEqualsOne) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     const LayerProblem problem(options(dtype));
     const auto alone = connect();
-    const auto one = step_on(*alone, problem, problem.options, Device::cuda());
-    EXPECT_TRUE(same_part(step_on(*alone, problem, problem.options, Device::cuda()),
+    const auto one = step_on_gpu(*alone, problem, problem.options, GetParam().biases);
+    EXPECT_TRUE(same_part(step_on_gpu(*alone, problem, problem.options, GetParam().biases),
                           {0, problem.num_tokens}, one))
         << "run to run";
     auto bounded = problem.options;
@@ -167,7 +172,7 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksSizingAndAlignmentEqualsOne) {
       run_ranks(ranks, [&](Communicator& comm) {
         const auto piece = awkward_piece(comm, problem.num_tokens);
         for (const auto& o : {problem.options, bounded}) {
-          const auto part = step_on(comm, problem, o, Device::cuda());
+          const auto part = step_on_gpu(comm, problem, o, GetParam().biases);
           EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
         }
       });
@@ -179,7 +184,7 @@ TEST_P(CudaLayerTest, TensorsOfTheHostAreRefused) {
   const auto alone = connect();
   const auto placement = ExpertPlacement::contiguous(kExperts, 1);
   const auto o = options(Dtype::f32);
-  const Device gpu = Device::cuda();
+  const Device gpu = Device::cuda(cuda_options());
   MoeLayer layer(*alone, placement, o, gpu);
   const auto weights = MoeParameters::random(o, placement, 0, 5, Biases::none, gpu);
   const auto host_weights = MoeParameters::random(o, placement, 0, 5);
@@ -197,10 +202,14 @@ TEST_P(CudaLayerTest, TensorsOfTheHostAreRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(CudaLayer, CudaLayerTest,
-                         ::testing::Values(Sizes{48, 40}, Sizes{264, 136}, Sizes{256, 512}),
+                         ::testing::Values(Form{48, 40}, Form{264, 136}, Form{256, 512},
+                                           Form{264, 136, Biases::none},
+                                           Form{256, 512, Biases::none, WeightStage::activation}),
                          [](const auto& param) {
-                           return std::to_string(param.param.hidden) + "x" +
-                                  std::to_string(param.param.intermediate);
+                           const Form& form = param.param;
+                           return std::to_string(form.hidden) + "x" +
+                                  std::to_string(form.intermediate) +
+                                  (form.biases == Biases::none ? "_without_biases" : "");
                          });
 
 }  // namespace

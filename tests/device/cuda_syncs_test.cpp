@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "support/devices.h"
@@ -85,14 +86,15 @@ class Interposer {
   std::string last_wait_;
 };
 
-class CudaSyncsTest : public ::testing::TestWithParam<bool> {};
+// Experts without biases may read their rows from tokens; others have them dispatched.
+class CudaSyncsTest : public ::testing::TestWithParam<std::tuple<bool, Biases>> {};
 
 TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
   if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const Interposer interposer;
   if (!interposer.reason().empty()) GTEST_SKIP() << interposer.reason();
-  const bool bounded = GetParam();
-  const Device device = Device::cuda();
+  const auto [bounded, biases] = GetParam();
+  const Device device = Device::cuda(cuda_options());
   const auto comm = connect();
   const auto placement = ExpertPlacement::contiguous(8, 1);
   const MoeLayerOptions options{.hidden = 64,
@@ -105,8 +107,8 @@ TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
                                 .gradient_scale = GradientScale::global,
                                 .sizing = bounded ? Sizing::bounded(400) : Sizing::exact()};
   MoeLayer layer(*comm, placement, options, device);
-  const auto weights = MoeParameters::random(options, placement, 0, 1, Biases::all, device);
-  MoeParameters gradients(options, placement, 0, Biases::all, device);
+  const auto weights = MoeParameters::random(options, placement, 0, 1, biases, device);
+  MoeParameters gradients(options, placement, 0, biases, device);
   const Tensor x = device.copy_of(Random(1).tensor({200, 64}, Dtype::bf16));
   const Tensor valid =
       device.copy_of(Tensor::from<std::int32_t>({200}, std::vector<std::int32_t>(200, 1)));
@@ -142,9 +144,15 @@ TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
   EXPECT_GT(device.host_syncs(), counted);
 }
 
-INSTANTIATE_TEST_SUITE_P(CudaSyncs, CudaSyncsTest, ::testing::Bool(), [](const auto& param) {
-  return std::string(param.param ? "bounded" : "exact");
-});
+INSTANTIATE_TEST_SUITE_P(CudaSyncs, CudaSyncsTest,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values(Biases::none, Biases::all)),
+                         [](const auto& param) {
+                           const bool bounded = std::get<0>(param.param);
+                           const bool has_biases = std::get<1>(param.param) == Biases::all;
+                           return std::string(bounded ? "bounded" : "exact") +
+                                  (has_biases ? "_with_biases" : "");
+                         });
 
 }  // namespace
 }  // namespace switchyard::testing

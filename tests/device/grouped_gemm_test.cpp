@@ -28,7 +28,7 @@ class CudaGroupedGemm : public ::testing::Test {
   void SetUp() override {
     static const std::string reason = testing::reason_for_no_gpu();
     if (!reason.empty()) GTEST_SKIP() << reason;
-    device = Device::cuda();
+    device = Device::cuda(testing::cuda_options());
   }
 
   Device device;

@@ -1,13 +1,8 @@
 // The whole layer on every device: each output and gradient against differences of the reference.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
-
-#include "support/compare.h"
 #include "support/devices.h"
 #include "support/layer_cases.h"
-#include "switchyard/moe_layer.h"
 
 namespace switchyard {
 namespace {
@@ -16,205 +11,16 @@ using testing::CaseInput;
 using testing::LayerCase;
 using testing::LayerOutcome;
 
-MoeLayerOptions base_options() {
-  return {.hidden = 10, .intermediate = 5, .router = RouterOptions::mixtral(6, 3)};
-}
-
-// Every tensor that is given, through `copy`.
-template <typename View, typename From, typename Copy>
-BasicMoeTensors<View> mapped(const BasicMoeTensors<From>& from, Copy copy) {
-  const auto one = [&](const From& view) -> View {
-    return view.data() == nullptr ? View() : View(copy(view));
-  };
-  const auto expert = [&](const BasicExpertTensors<From>& e) -> BasicExpertTensors<View> {
-    return {one(e.gate),      one(e.up),      one(e.down),
-            one(e.gate_bias), one(e.up_bias), one(e.down_bias)};
-  };
-  BasicMoeTensors<View> to{
-      .router = {one(from.router.gate), one(from.router.gate_bias), one(from.router.score_bias)},
-      .shared = expert(from.shared)};
-  for (const auto& e : from.experts) to.experts.push_back(expert(e));
-  return to;
-}
-
 class LayerContract : public testing::OnDevices {
  protected:
-  LayerOutcome run(const LayerCase& c, const CaseInput& host) const {
-    const auto world = connect();
-    const auto& o = c.options;
-    MoeLayer layer(*world, ExpertPlacement::contiguous(o.router.num_experts, 1), o, device);
-    const auto on_device = [&](const auto& view) { return put(view); };
-    const auto weights = mapped<ConstTensorView>(host.weights, on_device);
-    const auto gradients = mapped<TensorView>(testing::gradients_for(host.weights), on_device);
-    const auto ruined = [&](const Shape& shape, Dtype dtype) {
-      Tensor tensor(shape, dtype);
-      testing::poison(tensor);
-      return put(tensor);
-    };
-    const Tensor x = put(host.x);
-    const Tensor d_y = put(host.d_y);
-    LayerInput in{.x = x};
-    if (host.ids) in.expert_ids = put(*host.ids).view();
-    if (host.valid) in.valid = put(*host.valid).view();
-    if (o.losses.balance == BalanceLoss::sequence) {
-      in.sequence = SequenceShard(2, c.num_tokens / 2, 1, 0);
-    }
-    Tensor y = ruined(host.x.shape(), o.dtype);
-    Tensor d_x = ruined(host.x.shape(), o.dtype);
-    Tensor d_weights = ruined({c.num_tokens, o.router.top_k}, Dtype::f32);
-    SavedForBackward saved;
-    layer.forward(weights, in, y, &saved);
-    layer.check();
-    LayerOutcome results{.y = get(y),
-                         .d_x = {},
-                         .d_weights = {},
-                         .expert_ids = {},
-                         .slots = {},
-                         .gradients = {},
-                         .losses = {}};
-    results.expert_ids = get(saved.routing().expert_ids);
-    results.slots = get(saved.plan().slots());
-    results.losses = saved.losses();
-    layer.backward(weights, saved, {.d_y = d_y, .d_losses = c.d_losses},
-                   {.d_x = d_x, .gradients = gradients, .d_weights = d_weights});
-    results.d_x = get(d_x);
-    results.d_weights = get(d_weights);
-    results.gradients = mapped<TensorView>(gradients, [&](const auto& view) { return get(view); });
-    return results;
+  LayerOutcome run(const LayerCase& c, const CaseInput& in) const {
+    return testing::run_case(c, in, device);
   }
 };
 SWITCHYARD_ON_DEVICES(LayerContract);
 
-using Change = std::function<void(LayerCase&)>;
-LayerCase with(std::string name, const Change& change) {
-  LayerCase c{.name = std::move(name), .options = base_options()};
-  change(c);
-  return c;
-}
-
-std::vector<LayerCase> router_cases() {
-  return {
-      with("mixtral", [](LayerCase&) {}),
-      with("olmoe", [](LayerCase& c) { c.options.router = RouterOptions::olmoe(6, 3); }),
-      with("kempner_forge_sigmoid",
-           [](LayerCase& c) { c.options.router = RouterOptions::kempner_forge_sigmoid(6, 2); }),
-      with("torchtitan", [](LayerCase& c) { c.options.router = RouterOptions::torchtitan(6, 3); }),
-      with("deepseek_v3",
-           [](LayerCase& c) {
-             c.options.router = RouterOptions::deepseek_v3(16, 3);
-             c.options.shared_intermediate = 6;
-           }),
-      with("balanced", [](LayerCase& c) { c.options.router.choice = Choice::balanced; }),
-  };
-}
-
-std::vector<LayerCase> expert_cases() {
-  std::vector<LayerCase> cases;
-  for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                Activation::gelu_tanh, Activation::relu, Activation::silu}) {
-    for (const auto biases : {Biases::none, Biases::all}) {
-      cases.push_back(with(std::string(name_of(activation)), [&](LayerCase& c) {
-        c.options.activation = c.options.shared_activation = activation;
-        c.options.shared_intermediate = 7;
-        c.options.clamp_limit = 0.5F;
-        c.biases = biases;
-      }));
-    }
-  }
-  for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
-    for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
-      cases.push_back(with("stage " + std::string(name_of(stage)), [&](LayerCase& c) {
-        c.options.weight_stage = stage;
-        c.options.keep = keep;
-        c.options.shared_intermediate = 3;
-        c.biases = Biases::all;
-      }));
-    }
-  }
-  return cases;
-}
-
-// Consecutive experts, beginning with that of the token.
-Change picking(std::int32_t (*first)(std::int64_t token)) {
-  return [first](LayerCase& c) {
-    c.ids = [first](std::int64_t tokens, std::int64_t top_k) {
-      std::vector<std::int32_t> ids;
-      for (std::int64_t i = 0; i < tokens * top_k; ++i) {
-        const auto start = first(i / top_k);
-        ids.push_back(start < 0 ? -1 : static_cast<std::int32_t>((start + i % top_k) % 6));
-      }
-      return ids;
-    };
-  };
-}
-
-std::vector<LayerCase> plan_cases() {
-  std::vector<LayerCase> cases{
-      with("all to the same", picking([](std::int64_t) { return 2; })),
-      with("skewed", picking([](std::int64_t t) { return t % 7 == 0 ? 3 : 0; })),
-      with("some to nobody", picking([](std::int64_t t) { return t % 2 == 0 ? -1 : 1; })),
-      with("all to nobody", picking([](std::int64_t) { return -1; })),
-      with("one token", [](LayerCase& c) { c.num_tokens = 1; }),
-      with("no token", [](LayerCase& c) { c.num_tokens = 0; }),
-      with("many tokens", [](LayerCase& c) { c.num_tokens = 70; }),
-      with("padding", [](LayerCase& c) { c.has_padding = true; }),
-      with("padding of a shared expert",
-           [](LayerCase& c) {
-             c.has_padding = true;
-             c.options.shared_intermediate = 4;
-             c.biases = Biases::all;
-           }),
-  };
-  const auto plain = cases.size();
-  for (std::size_t i = 0; i < plain; ++i) {
-    for (const std::int64_t alignment : {1, 16, 128}) {
-      LayerCase bounded = cases[i];
-      bounded.name += ", bounded, aligned to " + std::to_string(alignment);
-      bounded.options.alignment = alignment;
-      bounded.options.sizing = Sizing::bounded(1024);
-      cases.push_back(bounded);
-    }
-    cases[i].options.alignment = i % 2 == 0 ? 16 : 1;
-  }
-  return cases;
-}
-
-std::vector<LayerCase> training_cases() {
-  std::vector<LayerCase> cases;
-  for (const auto rule : {CapacityRule::first_come, CapacityRule::highest_weight}) {
-    cases.push_back(with("capacity", [&](LayerCase& c) {
-      c.options.capacity = {.factor = 0.5, .rule = rule};
-      c.num_tokens = 20;
-      c.has_padding = rule == CapacityRule::highest_weight;
-    }));
-  }
-  for (const auto rule : {GradientScale::global, GradientScale::rank}) {
-    cases.push_back(with("gradient scale", [&](LayerCase& c) {
-      c.options.gradient_scale = rule;
-      c.options.weight_stage =
-          rule == GradientScale::rank ? WeightStage::activation : WeightStage::output;
-    }));
-  }
-  for (const auto balance : {BalanceLoss::none, BalanceLoss::batch, BalanceLoss::sequence}) {
-    for (const auto scores : {LossScores::as_routed, LossScores::shares}) {
-      cases.push_back(with("losses", [&](LayerCase& c) {
-        c.options.router = RouterOptions::torchtitan(6, 3);
-        c.options.losses = {.balance = balance, .scores = scores, .z = true};
-        c.options.gradient_scale = GradientScale::global;
-        c.d_losses = {.balance = balance == BalanceLoss::none ? 0.0F : 0.7F, .z = 0.3F};
-      }));
-    }
-  }
-  cases.push_back(with("losses of softmax", [&](LayerCase& c) {
-    c.options.losses = {.balance = BalanceLoss::batch, .z = true, .scope = LossScope::rank};
-    c.options.sizing = Sizing::bounded(64);
-    c.d_losses = {.balance = 0.9F};
-  }));
-  return cases;
-}
-
 TEST_P(LayerContract, RoutersEqualTheReference) {
-  for (const LayerCase& c : router_cases()) {
+  for (const LayerCase& c : testing::router_cases()) {
     SCOPED_TRACE(c.name);
     const CaseInput in(c);
     expect_reference(c, in, run(c, in), 1e-5);
@@ -222,7 +28,7 @@ TEST_P(LayerContract, RoutersEqualTheReference) {
 }
 
 TEST_P(LayerContract, ExpertsEqualTheReference) {
-  for (const LayerCase& c : expert_cases()) {
+  for (const LayerCase& c : testing::expert_cases()) {
     SCOPED_TRACE(c.name);
     const CaseInput in(c);
     expect_reference(c, in, run(c, in), 1e-5);
@@ -230,7 +36,7 @@ TEST_P(LayerContract, ExpertsEqualTheReference) {
 }
 
 TEST_P(LayerContract, PlansEqualTheReference) {
-  for (const LayerCase& c : plan_cases()) {
+  for (const LayerCase& c : testing::plan_cases()) {
     SCOPED_TRACE(c.name);
     const CaseInput in(c);
     expect_reference(c, in, run(c, in), 1e-5);
@@ -238,28 +44,22 @@ TEST_P(LayerContract, PlansEqualTheReference) {
 }
 
 TEST_P(LayerContract, TrainingEqualsTheReference) {
-  for (const LayerCase& c : training_cases()) {
+  for (const LayerCase& c : testing::training_cases()) {
     SCOPED_TRACE(c.name);
     const CaseInput in(c);
     expect_reference(c, in, run(c, in), 1e-5);
   }
 }
 
-// Picks are given: the reference's own would be those of logits that were never rounded.
 TEST_P(LayerContract, Bf16IsNearTheReference) {
-  for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
-    LayerCase c =
-        with("bf16", picking([](std::int64_t t) { return static_cast<std::int32_t>(t % 6); }));
-    c.options.dtype = Dtype::bf16;
-    c.options.weight_stage = stage;
-    c.options.alignment = 16;
+  for (const LayerCase& c : testing::bf16_cases()) {
     const CaseInput in(c);
     expect_reference(c, in, run(c, in), 8e-3);
   }
 }
 
 TEST_P(LayerContract, BitsAreTheSameInEveryRun) {
-  for (const auto& cases : {expert_cases(), training_cases()}) {
+  for (const auto& cases : {testing::expert_cases(), testing::training_cases()}) {
     for (const LayerCase& c : cases) {
       SCOPED_TRACE(c.name);
       const CaseInput in(c);

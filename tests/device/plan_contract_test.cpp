@@ -2,6 +2,9 @@
 // the other.
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <optional>
+
 #include "support/device_tables.h"
 #include "support/plain_layout.h"
 #include "support/random.h"
@@ -83,6 +86,35 @@ class PlanContract : public testing::DeviceTables {
     EXPECT_EQ(actual.group_rows, expected.group_rows);
     EXPECT_EQ(actual.source_offsets, expected.source_offsets);
     EXPECT_EQ(actual.layout, expected.layout);
+  }
+
+  struct Assigned {
+    Ints slots, targets, sources;
+  };
+  Assigned assign(const Tensor& ids, const Ints& owners, const Counted& counted, const Laid& laid,
+                  const std::optional<TensorView>& row_sources = {}) const {
+    const auto count = std::ssize(counted.positions);
+    const Tensor device_ids = put(ids);
+    const Tensor device_owners = put_all(owners);
+    const Tensor expert_offsets = put_all(laid.expert_offsets);
+    const Tensor rows_before = put_all(laid.rows_before);
+    const Tensor kept_rows = put_all(laid.kept_rows);
+    const Tensor source_offsets = put_all(laid.source_offsets);
+    Tensor slots = put_all(counted.positions);
+    Tensor targets = poisoned(count, Dtype::i32);
+    Tensor sources = poisoned(count, Dtype::i32);
+    device.backend().assign_slots({.expert_ids = device_ids,
+                                   .owners = device_owners,
+                                   .expert_offsets = expert_offsets,
+                                   .rows_before = rows_before,
+                                   .kept_rows = kept_rows,
+                                   .source_offsets = source_offsets,
+                                   .slots = slots,
+                                   .target_ranks = targets,
+                                   .sources = sources,
+                                   .row_sources = row_sources});
+    return {values<std::int32_t>(get(slots)), values<std::int32_t>(get(targets)),
+            values<std::int32_t>(get(sources))};
   }
 
   // Few, many and no rows side by side.
@@ -171,24 +203,7 @@ TEST_P(PlanContract, SlotsAndSourcesFollowTheLayout) {
     if (bounded) in.sizing = Sizing::bounded(1600, Overflow::drop);
     const Laid laid = lay_out(in);
 
-    const Tensor device_ids = put(ids);
-    const Tensor device_owners = put_all(owners);
-    const Tensor expert_offsets = put_all(laid.expert_offsets);
-    const Tensor rows_before = put_all(laid.rows_before);
-    const Tensor kept_rows = put_all(laid.kept_rows);
-    const Tensor source_offsets = put_all(laid.source_offsets);
-    Tensor slots = put_all(counted.positions);
-    Tensor targets = poisoned(1500 * kTopK, Dtype::i32);
-    Tensor sources = poisoned(1500 * kTopK, Dtype::i32);
-    device.backend().assign_slots({.expert_ids = device_ids,
-                                   .owners = device_owners,
-                                   .expert_offsets = expert_offsets,
-                                   .rows_before = rows_before,
-                                   .kept_rows = kept_rows,
-                                   .source_offsets = source_offsets,
-                                   .slots = slots,
-                                   .target_ranks = targets,
-                                   .sources = sources});
+    const auto [slots, targets, sources] = assign(ids, owners, counted, laid);
     Ints expected_slots;
     Ints expected_targets;
     Ints expected_sources(index(laid.source_offsets.back()));
@@ -202,13 +217,41 @@ TEST_P(PlanContract, SlotsAndSourcesFollowTheLayout) {
       if (position < 0) continue;
       expected_sources[index(laid.source_offsets[e] + position)] = static_cast<std::int32_t>(i);
     }
-    EXPECT_TRUE(values<std::int32_t>(get(slots)) == expected_slots);
-    EXPECT_TRUE(values<std::int32_t>(get(targets)) == expected_targets);
-    Ints used = values<std::int32_t>(get(sources));
+    EXPECT_TRUE(slots == expected_slots);
+    EXPECT_TRUE(targets == expected_targets);
+    Ints used = sources;
     used.resize(expected_sources.size());
     EXPECT_TRUE(used == expected_sources);
     EXPECT_EQ(bounded,
               std::ranges::count(expected_slots, -1) > std::ranges::count(expected_targets, -1));
+  }
+}
+
+// A rank that is alone. What is no assignment's row stays as it was.
+TEST_P(PlanContract, RowSourcesNameTheAssignmentOfEverySlot) {
+  constexpr int kExperts = 40;
+  Tensor ids = Random(10).expert_ids(
+      {.num_tokens = 700, .top_k = 4, .num_experts = kExperts, .skew = 0.4, .none = 0.1});
+  ids.span<std::int32_t>()[5] = kExperts;
+  const Ints owners = deal(kExperts, 1);
+  const Counted counted = count({.ids = ids, .owners = owners});
+  for (const std::int64_t alignment : {1, 8}) {
+    for (const Sizing& sizing : {Sizing::exact(), Sizing::bounded(4000), Sizing::bounded(1600),
+                                 Sizing::bounded(1600, Overflow::drop), Sizing::bounded(0)}) {
+      const Laid laid = lay_out({counted.counts, owners, 1, 0, alignment, sizing});
+      const auto capacity = sizing.is_bounded() ? sizing.capacity() : laid.row_offsets.back();
+      Tensor row_sources = poisoned(capacity, Dtype::i32);
+      Ints expected = values<std::int32_t>(get(row_sources));
+      const Assigned assigned = assign(ids, owners, counted, laid, row_sources.view());
+      for (std::size_t i = 0; i < assigned.slots.size(); ++i) {
+        const auto slot = assigned.slots[i];
+        if (slot >= 0) expected[index(slot)] = static_cast<std::int32_t>(i);
+      }
+      EXPECT_TRUE(values<std::int32_t>(get(row_sources)) == expected)
+          << "alignment " << alignment << ", capacity " << capacity;
+      EXPECT_EQ(std::ranges::count_if(assigned.slots, [](auto slot) { return slot >= 0; }),
+                std::accumulate(laid.group_rows.begin(), laid.group_rows.end(), 0));
+    }
   }
 }
 

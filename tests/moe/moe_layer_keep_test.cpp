@@ -95,8 +95,9 @@ TEST(MoeLayerKeep, StepsTakeNoMoreMemory) {
 // On one rank: x, what the experts computed inside, and integers.
 TEST(MoeLayerKeep, BytesAreWhatIsDocumented) {
   constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6;
-  const std::int64_t routing = 2 * kT * kK * 4;                           // ids and weights
-  const std::int64_t plan = 3 * kT * kK * 4 + 2 * (kE + 1) * 4 + kE * 4;  // slots, targets, sources
+  const std::int64_t routing = 2 * kT * kK * 4;  // ids and weights
+  // Slots, targets, sources and those of rows; offsets and groups.
+  const std::int64_t plan = 4 * kT * kK * 4 + 2 * (kE + 1) * 4 + kE * 4;
   const std::int64_t sums = (2 * kE + 1 + 2) * 8;  // picks, scores and tokens, and squares
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {

@@ -6,6 +6,7 @@
 #include "support/compare.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
+#include "support/random.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
@@ -54,6 +55,42 @@ TEST(Plan, SourcesInvertTheSlots) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     EXPECT_EQ(slots[static_cast<std::size_t>(sources[i])], static_cast<std::int32_t>(i));
   }
+}
+
+// Every row of a group is the slot of its assignment, whatever does not fit or is no pick.
+TEST(Plan, RowSourcesInvertTheSlotsOfOneRank) {
+  const auto world = connect();
+  const Tensor ids = testing::Random(3).expert_ids(
+      {.num_tokens = 50, .top_k = 3, .num_experts = 8, .skew = 0.5, .none = 0.2});
+  for (const std::int64_t alignment : {1, 4}) {
+    for (const Sizing& sizing : {Sizing::exact(), Sizing::bounded(200), Sizing::bounded(64),
+                                 Sizing::bounded(64, Overflow::drop), Sizing::bounded(0)}) {
+      Planner planner(*world, ExpertPlacement::contiguous(8, 1), options_with(sizing, alignment));
+      const Plan plan = planner.plan(ids);
+      EXPECT_EQ(plan.row_sources().shape(), Shape{plan.row_capacity()});
+      const auto sources = plan.row_sources().span<std::int32_t>();
+      const auto slots = plan.slots().span<std::int32_t>();
+      const auto offsets = plan.row_offsets().span<std::int32_t>();
+      const auto rows = plan.group_rows().span<std::int32_t>();
+      for (std::size_t e = 0; e < rows.size(); ++e) {
+        for (std::int32_t r = offsets[e]; r < offsets[e] + rows[e]; ++r) {
+          EXPECT_EQ(slots[static_cast<std::size_t>(sources[static_cast<std::size_t>(r)])], r);
+        }
+      }
+    }
+  }
+  Planner planner(*world, ExpertPlacement::contiguous(8, 1), options_with());
+  EXPECT_EQ(planner.plan(Tensor({0, 3}, Dtype::i32)).row_sources().shape(), Shape{0});
+}
+
+TEST(Plan, HasNoRowSourcesAtSeveralRanks) {
+  run_ranks(2, [](Communicator& comm) {
+    Planner planner(comm, ExpertPlacement::contiguous(4, 2), options_with());
+    const Plan plan = planner.plan(ids_of({1, 2}, {0, 3}));
+    EXPECT_EQ(error_of<Unsupported>([&] { (void)plan.row_sources(); }),
+              "a plan over 2 ranks has no row_sources: rows are of other ranks' tokens, too; "
+              "Dispatcher::dispatch makes them");
+  });
 }
 
 TEST(Plan, CountsDistinctTokens) {

@@ -107,6 +107,7 @@ struct ExpertsWay {
   bool row_weights = true;
   GradientMode mode = GradientMode::overwrite;
   std::vector<ExpertGradients> gradients = {};  // to begin with; none: NaN, as the weights
+  const TokensProblem* tokens = nullptr;        // that rows are read from; none: rows
 };
 
 inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device,
@@ -119,6 +120,27 @@ inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device
         way.storage));
   }
   return gradients;
+}
+
+// All but `hidden`.
+inline ExpertsBackwardInput input_on(const Device& device, const ExpertsProblem& problem,
+                                     const ExpertsWay& way) {
+  const TokensProblem* const tokens = way.tokens;
+  ExpertsBackwardInput in{
+      .hidden = {},
+      .hidden_rows = way.hidden_rows,
+      .d_out = copy_on(device, tokens ? tokens->d_y : problem.d_out, way.storage)};
+  if (way.row_weights) {
+    in.row_weights = copy_on(device, tokens ? tokens->weights : problem.row_weights);
+  }
+  if (!tokens) {
+    in.rows = copy_on(device, problem.rows, way.storage);
+    return in;
+  }
+  in.tokens = TokenRows{.x = copy_on(device, tokens->x, way.storage),
+                        .row_sources = copy_on(device, tokens->row_sources),
+                        .top_k = tokens->top_k};
+  return in;
 }
 
 // Forward and backward by the functions of the device itself.
@@ -135,24 +157,20 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
                                       : expert_on(device, host, way.storage));
   }
   const auto gradients = gradients_to_begin_with(device, problem, way);
-  const TensorView rows = copy_on(device, problem.rows, way.storage);
-  std::optional<ConstTensorView> row_weights;
-  if (way.row_weights) row_weights = copy_on(device, problem.row_weights);
+  ExpertsBackwardInput d_in = input_on(device, problem, way);
   const TensorView offsets = copy_on(device, problem.row_offsets);
   const TensorView counts = copy_on(device, problem.group_rows);
-  const ExpertsInput in{.rows = rows, .row_weights = row_weights};
+  const ExpertsInput in{.rows = d_in.rows, .row_weights = d_in.row_weights, .tokens = d_in.tokens};
   const ExpertsOutput out{.out = take(options.hidden), .hidden = take(options.hidden_width())};
   device.backend().experts_forward({options, weights, offsets, counts, in, out});
   ExpertsResults results{device.to_host(out.out), device.to_host(*out.hidden), {}, {}, {}};
 
   const bool kept = way.hidden_rows == HiddenRows::kept;
-  const ExpertsBackwardInput d_in{.rows = rows,
-                                  .row_weights = row_weights,
-                                  .hidden = kept ? *out.hidden : take(options.hidden_width()),
-                                  .hidden_rows = way.hidden_rows,
-                                  .d_out = copy_on(device, problem.d_out, way.storage)};
+  d_in.hidden = kept ? *out.hidden : take(options.hidden_width());
   ExpertsBackwardOutput d{.d_rows = take(options.hidden), .gradients = gradients, .mode = way.mode};
-  if (row_weights) d.d_row_weights = poisoned_on(device, {capacity}, Dtype::f32);
+  if (d_in.row_weights) {
+    d.d_row_weights = poisoned_on(device, d_in.row_weights->shape(), Dtype::f32);
+  }
   device.backend().experts_backward({options, weights, offsets, counts, d_in, d});
   results.d_rows = device.to_host(d.d_rows);
   if (d.d_row_weights) results.d_row_weights = device.to_host(*d.d_row_weights);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,10 +13,20 @@
 
 namespace switchyard::testing {
 
+// How tests make a GPU's devices: with SWITCHYARD_TEST_CUDA_KERNELS=portable in the environment
+// without the kernels of its own kind, so that a suite can be run both ways.
+inline CudaOptions cuda_options() {
+  const char* const given = std::getenv("SWITCHYARD_TEST_CUDA_KERNELS");
+  const std::string_view kernels = given == nullptr ? "best" : given;
+  if (kernels == "best") return {.kernels = CudaKernels::best};
+  if (kernels == "portable") return {.kernels = CudaKernels::portable};
+  throw InvalidArgument("SWITCHYARD_TEST_CUDA_KERNELS is neither best nor portable");
+}
+
 // Why there is no GPU to test on; empty if there is one.
 inline std::string reason_for_no_gpu() {
   try {
-    Device::cuda();
+    Device::cuda(cuda_options());
     return {};
   } catch (const Unsupported& error) {
     return error.what();
@@ -28,7 +39,7 @@ class OnDevices : public ::testing::TestWithParam<const char*> {
     if (std::string_view(GetParam()) == "cpu") return;
     static const std::string reason = reason_for_no_gpu();
     if (!reason.empty()) GTEST_SKIP() << reason;
-    device = Device::cuda();
+    device = Device::cuda(cuda_options());
   }
 
   Tensor put(const ConstTensorView& host) const { return device.copy_of(host); }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "support/compare.h"
 #include "support/finite_difference.h"
@@ -55,6 +57,37 @@ ExpertsProblem::ExpertsProblem(const ExpertsOptions& the_options, Biases biases,
     copy_rows(group_of(*this, e, d_out.view()), random.tensor(shape, options.dtype));
     copy_rows(group_of(*this, e, row_weights.view()),
               random.tensor({rows_of_groups[e]}, Dtype::f32));
+  }
+}
+
+TokensProblem::TokensProblem(ExpertsProblem& p, std::int64_t num_tokens, std::int64_t k)
+    : top_k(k),
+      x(poisoned({num_tokens, p.options.hidden}, p.options.dtype)),
+      d_y(poisoned(x.shape(), p.options.dtype)),
+      weights(poisoned({num_tokens, k}, Dtype::f32)),
+      row_sources(poisoned({p.num_rows()}, Dtype::i32)) {
+  Random random(7);
+  std::vector<std::int32_t> free(at(num_tokens * k));
+  std::iota(free.begin(), free.end(), 0);
+  const Tensor all_x = random.tensor(x.shape(), p.options.dtype);
+  const Tensor all_d_y = random.tensor(x.shape(), p.options.dtype);
+  const auto copy_row = [](const Tensor& from, std::int64_t i, Tensor& to, std::int64_t j) {
+    copy_rows(to.view().slice(j, j + 1), from.view().slice(i, i + 1));
+  };
+  for (std::size_t e = 0; e < p.weights.size(); ++e) {
+    const auto first = p.row_offsets.span<std::int32_t>()[e];
+    for (auto row = first; row < first + p.group_rows.span<std::int32_t>()[e]; ++row) {
+      std::swap(free[at(random.below(std::ssize(free)))], free.back());
+      const auto assignment = free.back();
+      free.pop_back();
+      const auto token = assignment / k;
+      row_sources.span<std::int32_t>()[at(row)] = assignment;
+      weights.span<float>()[at(assignment)] = p.row_weights.span<float>()[at(row)];
+      copy_row(all_x, token, x, token);
+      copy_row(all_d_y, token, d_y, token);
+      copy_row(x, token, p.rows, row);
+      copy_row(d_y, token, p.d_out, row);
+    }
   }
 }
 

@@ -26,6 +26,17 @@ struct ExpertsProblem {
   Tensor rows, row_weights, d_out;
 };
 
+// Tokens that the rows of a problem are then copies of, in no order.
+struct TokensProblem {
+  // At least as many assignments as there are rows.
+  TokensProblem(ExpertsProblem& problem, std::int64_t num_tokens, std::int64_t top_k);
+
+  std::int64_t top_k;
+  Tensor x, d_y;       // [T, H]; NaN where a token has no row
+  Tensor weights;      // [T, K]; likewise
+  Tensor row_sources;  // [R] i32; of pads no assignment at all
+};
+
 struct ExpertsResults {
   Tensor out, hidden, d_rows, d_row_weights;  // pads are NaN
   std::vector<ExpertGradients> gradients;

@@ -57,8 +57,8 @@ class Problem {
       const Tensor b = device_.copy_of(rows_with(b_of, other_columns(setup_)));
       const cuda::WeightGradientGemm args{.dtype = setup_.dtype,
                                           .groups = device_groups(),
-                                          .a = device_rows(a),
-                                          .b = device_rows(b),
+                                          .a = {device_rows(a)},
+                                          .b = {device_rows(b)},
                                           .c = matrices(),
                                           .c_dtype = matrix_dtype(setup_),
                                           .accumulate = setup_.accumulate};

@@ -115,6 +115,23 @@ class Oracle {
   std::vector<double> scale_;
 };
 
+// Every tensor that is given, through `copy`.
+template <typename View, typename From, typename Copy>
+BasicMoeTensors<View> mapped(const BasicMoeTensors<From>& from, Copy copy) {
+  const auto one = [&](const From& view) -> View {
+    return view.data() == nullptr ? View() : View(copy(view));
+  };
+  const auto expert = [&](const BasicExpertTensors<From>& e) -> BasicExpertTensors<View> {
+    return {one(e.gate),      one(e.up),      one(e.down),
+            one(e.gate_bias), one(e.up_bias), one(e.down_bias)};
+  };
+  BasicMoeTensors<View> to{
+      .router = {one(from.router.gate), one(from.router.gate_bias), one(from.router.score_bias)},
+      .shared = expert(from.shared)};
+  for (const auto& e : from.experts) to.experts.push_back(expert(e));
+  return to;
+}
+
 }  // namespace
 
 CaseInput::CaseInput(const LayerCase& c) {
@@ -134,6 +151,46 @@ CaseInput::CaseInput(const LayerCase& c) {
       if (!counts) poison(tokens.slice(t, t + 1));
     }
   }
+}
+
+LayerOutcome run_case(const LayerCase& c, const CaseInput& host, const Device& device) {
+  const auto world = connect();
+  const auto& o = c.options;
+  MoeLayer layer(*world, ExpertPlacement::contiguous(o.router.num_experts, 1), o, device);
+  const auto on_device = [&](const auto& view) { return device.copy_of(view); };
+  const auto weights = mapped<ConstTensorView>(host.weights, on_device);
+  const auto gradients = mapped<TensorView>(gradients_for(host.weights), on_device);
+  const auto ruined = [&](const Shape& shape, Dtype dtype) {
+    Tensor tensor(shape, dtype);
+    poison(tensor);
+    return device.copy_of(tensor);
+  };
+  const Tensor x = device.copy_of(host.x);
+  const Tensor d_y = device.copy_of(host.d_y);
+  LayerInput in{.x = x};
+  if (host.ids) in.expert_ids = device.copy_of(*host.ids).view();
+  if (host.valid) in.valid = device.copy_of(*host.valid).view();
+  if (o.losses.balance == BalanceLoss::sequence) {
+    in.sequence = SequenceShard(2, c.num_tokens / 2, 1, 0);
+  }
+  Tensor y = ruined(host.x.shape(), o.dtype);
+  Tensor d_x = ruined(host.x.shape(), o.dtype);
+  Tensor d_weights = ruined({c.num_tokens, o.router.top_k}, Dtype::f32);
+  SavedForBackward saved;
+  layer.forward(weights, in, y, &saved);
+  layer.check();
+  LayerOutcome results;
+  results.y = device.to_host(y);
+  results.expert_ids = device.to_host(saved.routing().expert_ids);
+  results.slots = device.to_host(saved.plan().slots());
+  results.losses = saved.losses();
+  layer.backward(weights, saved, {.d_y = d_y, .d_losses = c.d_losses},
+                 {.d_x = d_x, .gradients = gradients, .d_weights = d_weights});
+  results.d_x = device.to_host(d_x);
+  results.d_weights = device.to_host(d_weights);
+  results.gradients =
+      mapped<TensorView>(gradients, [&](const auto& view) { return device.to_host(view); });
+  return results;
 }
 
 void expect_same_bits(const LayerOutcome& a, const LayerOutcome& b) {

@@ -38,10 +38,20 @@ struct LayerOutcome {
   RouterLosses losses;
 };
 
+// Forward and backward on one rank, into NaNs.
+LayerOutcome run_case(const LayerCase& c, const CaseInput& in, const Device& device);
+
 void expect_same_bits(const LayerOutcome& a, const LayerOutcome& b);
 
 // All of it, by differences in double precision. What capacity dropped is taken from the plan.
 void expect_reference(const LayerCase& c, const CaseInput& in, const LayerOutcome& actual,
                       double tolerance);
+
+std::vector<LayerCase> router_cases();
+std::vector<LayerCase> expert_cases();
+std::vector<LayerCase> plan_cases();
+std::vector<LayerCase> training_cases();
+// Picks are given: the reference's own would be those of logits that were never rounded.
+std::vector<LayerCase> bf16_cases();
 
 }  // namespace switchyard::testing

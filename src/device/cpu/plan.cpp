@@ -99,11 +99,14 @@ void assign_slots(const AssignSlots& args) {
   const auto top_k = args.expert_ids.shape()[1];
   fetch_ahead(args.target_ranks);
   fetch_ahead(args.sources);
+  if (args.row_sources) fetch_ahead(*args.row_sources);
   const auto bases = slot_bases(args);
   const auto* ids = reinterpret_cast<const std::int32_t*>(args.expert_ids.data());
   std::int32_t* const slots = args.slots.span<std::int32_t>().data();
   std::int32_t* const targets = args.target_ranks.span<std::int32_t>().data();
   std::int32_t* const sources = args.sources.span<std::int32_t>().data();
+  std::int32_t* const row_sources =
+      args.row_sources ? args.row_sources->span<std::int32_t>().data() : nullptr;
   std::int32_t assignment = 0;
   for (std::int64_t t = 0; t < num_tokens; ++t, ids += args.expert_ids.row_stride()) {
     for (std::int64_t k = 0; k < top_k; ++k, ++assignment) {
@@ -114,7 +117,9 @@ void assign_slots(const AssignSlots& args) {
       }
       const SlotBase& base = bases[static_cast<std::size_t>(ids[k])];
       const std::int64_t slot = std::int64_t{base.first_slot} + position;
-      slots[assignment] = slot < base.end_slot ? static_cast<std::int32_t>(slot) : -1;
+      const bool has_room = slot < base.end_slot;
+      slots[assignment] = has_room ? static_cast<std::int32_t>(slot) : -1;
+      if (has_room && row_sources != nullptr) row_sources[slot] = assignment;
       targets[assignment] = base.owner;
       sources[base.first_source + position] = assignment;
     }

@@ -44,7 +44,7 @@ class CudaContext final : public Context {
           "asking for the compute capability");
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.ordinal),
           "asking for the compute capability");
-    compute_capability_ = 10 * major + minor;
+    uses_hopper_kernels_ = major == 9 && minor == 0 && options.kernels == CudaKernels::best;
   }
 
   ~CudaContext() override {  // at the end of a program the driver may be gone already
@@ -58,9 +58,7 @@ class CudaContext final : public Context {
   CUstream_st* stream() const override { return stream_; }
   void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
   int num_multiprocessors() const override { return num_multiprocessors_; }
-  bool uses_hopper_kernels() const override {
-    return compute_capability_ == 90 && options_.kernels == CudaKernels::best;
-  }
+  bool uses_hopper_kernels() const override { return uses_hopper_kernels_; }
 
   TensorView take(const Shape& shape, Dtype dtype) override {
     return memory_.take(shape, dtype, stream_);
@@ -150,7 +148,7 @@ class CudaContext final : public Context {
   Constants constants_;
   PinnedBuffer pinned_;
   int num_multiprocessors_ = 0;
-  int compute_capability_ = 0;
+  bool uses_hopper_kernels_ = false;
   std::shared_ptr<std::atomic<std::int64_t>> host_syncs_ =
       std::make_shared<std::atomic<std::int64_t>>(0);
   std::weak_ptr<EventTimer> timer_;
@@ -186,6 +184,10 @@ class CudaDevice final : public DeviceBackend {
   }
   void zero_padding(const TensorView& rows, const ConstTensorView& valid) const override {
     cuda::zero_padding(rows, valid, entered());
+  }
+  bool reads_tokens(const ExpertsOptions& options,
+                    std::span<const ExpertWeights> weights) const override {
+    return cuda::reads_tokens(options, weights, context_);
   }
   void experts_forward(const ExpertsForward& args) const override {
     cuda::experts_forward(args, entered());
