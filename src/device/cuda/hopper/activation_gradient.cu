@@ -29,7 +29,6 @@ struct SumDots {
 
 // A row's blocks in order.
 __global__ void sum_dots(const SumDots args) {
-  wait_for_kernels_before();
   const std::int64_t first = args.groups.row_offsets[blockIdx.y];
   const int rows = args.groups.group_rows[blockIdx.y];
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows;
