@@ -63,8 +63,7 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
   ActivationGradientGemm aligned = args;
   aligned.a = copies.of(args.a, rows, args.b.rows);
   aligned.b = copies.of(args.b);
-  AlignedResult hidden(copies.of(args.hidden, rows, 2 * args.b.columns), args.hidden, rows,
-                       2 * args.b.columns, context);
+  AlignedResult hidden(args.hidden, rows, 2 * args.b.columns, context);
   AlignedResult activated(args.activated, rows, args.b.columns, context);
   aligned.hidden = hidden.rows();
   aligned.activated = activated.rows();
