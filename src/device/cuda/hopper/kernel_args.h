@@ -77,7 +77,7 @@ class Divisor {
 // Tokens that rows of A are read from.
 struct Tokens {
   const void* data = nullptr;
-  std::uint32_t stride = 0;               // in units of 16 bytes
+  std::uint32_t stride = 0;               // in bytes
   int columns = 0;                        // of A
   const std::int32_t* sources = nullptr;  // [R]
   Divisor top_k;
