@@ -79,7 +79,7 @@ struct WeightGradientGemm {
   Dtype dtype = Dtype::f32;  // of a and b
   Groups groups;
   enum class Side { a, b };
-  SourceRows a;                // [R, parts · M]
+  SourceRows a;                // [R, parts · M]; from tokens one part
   SourceRows b;                // [R, N]
   Side narrow = Side::a;       // which may be read from tokens, and tiles are narrow along
   GroupMatrices c;             // out [M, N]

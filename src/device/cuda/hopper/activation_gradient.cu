@@ -29,7 +29,6 @@ struct SumDots {
 
 // A row's blocks in order.
 __global__ void sum_dots(const SumDots args) {
-  wait_for_kernels_before();
   const std::int64_t first = args.groups.row_offsets[blockIdx.y];
   const int rows = args.groups.group_rows[blockIdx.y];
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows;
@@ -64,8 +63,7 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
   ActivationGradientGemm aligned = args;
   aligned.a = copies.of(args.a, rows, args.b.rows);
   aligned.b = copies.of(args.b);
-  AlignedResult hidden(copies.of(args.hidden, rows, 2 * args.b.columns), args.hidden, rows,
-                       2 * args.b.columns, context);
+  AlignedResult hidden(args.hidden, rows, 2 * args.b.columns, context);
   AlignedResult activated(args.activated, rows, args.b.columns, context);
   aligned.hidden = hidden.rows();
   aligned.activated = activated.rows();

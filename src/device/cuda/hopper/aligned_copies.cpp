@@ -52,12 +52,9 @@ AlignedResult::AlignedResult(const Rows& result, std::int64_t count, std::int64_
     : context_(context), result_(result), rows_(result), count_(count), columns_(columns) {
   if (result.data == nullptr || can_map(result)) return;
   memory_ = context.take({count, columns}, Dtype::bf16);
+  copy_rows(view_of(result, count, columns), memory_, context);
   rows_ = {memory_.data(), memory_.row_stride()};
 }
-
-AlignedResult::AlignedResult(const Rows& contents, const Rows& result, std::int64_t count,
-                             std::int64_t columns, Context& context)
-    : context_(context), result_(result), rows_(contents), count_(count), columns_(columns) {}
 
 void AlignedResult::finish() {
   if (rows_.data == result_.data) return;

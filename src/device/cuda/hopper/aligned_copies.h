@@ -28,14 +28,12 @@ class AlignedCopies {
   std::vector<MatrixRef> refs_;
 };
 
-// A result whose own memory bulk stores cannot address is made elsewhere, and copied.
+// A result whose own memory bulk stores cannot address is made elsewhere, and copied there and
+// back: rows that no kernel writes keep what they hold.
 class AlignedResult {
  public:
   // bf16 [count, columns]; no data: no result.
   AlignedResult(const Rows& result, std::int64_t count, std::int64_t columns, Context& context);
-  // `contents`: what it holds to begin with, `result` itself or a copy.
-  AlignedResult(const Rows& contents, const Rows& result, std::int64_t count, std::int64_t columns,
-                Context& context);
 
   const Rows& rows() const { return rows_; }
   // After the last launch that writes it.

@@ -44,7 +44,7 @@ inline void set_a(KernelArgs& args, const SourceRows& rows, std::int64_t num_row
     return;
   }
   args.tokens = {.data = rows.data,
-                 .stride = static_cast<std::uint32_t>(rows.stride / 8),
+                 .stride = static_cast<std::uint32_t>(rows.stride * 2),
                  .columns = static_cast<int>(columns),
                  .sources = rows.sources,
                  .top_k = Divisor(static_cast<std::uint32_t>(rows.top_k))};

@@ -1,6 +1,6 @@
 // The grouped GEMM kernel of Hopper: one block a multiprocessor, clusters of two; in each block a
-// warp or thread copies, two warpgroups multiply 64 rows of the tile each, and where sums are more
-// than stored, three warps take them.
+// thread, a warp or four copy, two warpgroups multiply 64 rows of the tile each, and where sums are
+// more than stored, three warps take them.
 #pragma once
 
 #include "device/cuda/hopper/deferred_store.cuh"

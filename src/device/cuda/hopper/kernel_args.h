@@ -46,8 +46,8 @@ struct Variant {
   static constexpr int kReaders = kHasFinisher ? 32 : kWarpgroup;
   static constexpr int kFinishers = kWarpgroup - 32;
   // A consumer holds 128 sums, and of the tile before 64 pairs, or half of them.
-  static constexpr int kConsumerRegisters = kHasFinisher ? 192 : 232;
-  static constexpr int kOtherRegisters = kHasFinisher ? 120 : 40;
+  static constexpr int kConsumerRegisters = kHasFinisher ? 192 : kReadsTokens ? 224 : 232;
+  static constexpr int kOtherRegisters = kHasFinisher ? 120 : kReadsTokens ? 56 : 40;
   // A tile that activates has 128 columns of the gate, and the same of the up projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;
 };
@@ -77,7 +77,7 @@ class Divisor {
 // Tokens that rows of A are read from.
 struct Tokens {
   const void* data = nullptr;
-  std::uint32_t stride = 0;               // in units of 16 bytes
+  std::uint32_t stride = 0;               // in bytes
   int columns = 0;                        // of A
   const std::int32_t* sources = nullptr;  // [R]
   Divisor top_k;

@@ -2,6 +2,8 @@
 // pieces of 16 bytes by a warp or four.
 #pragma once
 
+#include <cstddef>
+
 #include "device/cuda/hopper/boxes.cuh"
 #include "device/cuda/hopper/pipeline.cuh"
 #include "device/cuda/hopper/tile_walk.cuh"
@@ -26,13 +28,13 @@ class TokenReader {
     if constexpr (!kAlongK) find_tokens();
     const int column = (kAlongK ? k * kBlock : tile.row_block * kTileRows) + piece_ * kElements;
     const bool inside = column < tokens_.columns;
-    const auto* from = static_cast<const uint4*>(tokens_.data) + (inside ? column / kElements : 0);
+    const auto* from = static_cast<const std::byte*>(tokens_.data) + (inside ? column * 2 : 0);
     const std::uint32_t box = to + piece_ / kLinePieces * kBoxBytes;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const bool wanted = inside && places_[i] != kNoRow;
       copy_piece(piece_of_box(box, line_ + i * kStep, piece_ % kLinePieces),
-                 from + (wanted ? places_[i] : 0), wanted);
+                 from + std::uint64_t{wanted ? places_[i] : 0} * tokens_.stride, wanted);
     }
     // The next block's are on their way while a stage is waited for.
     if constexpr (!kAlongK) find_sources(tile, (k + 1) * kBlock);
@@ -61,14 +63,14 @@ class TokenReader {
   __device__ __forceinline__ void find_tokens() {
 #pragma unroll
     for (std::uint32_t& place : places_) {
-      if (place != kNoRow) place = tokens_.top_k.divide(place) * tokens_.stride;
+      if (place != kNoRow) place = tokens_.top_k.divide(place);
     }
   }
 
   const Tokens& tokens_;
   const int line_;   // the first of this thread's
   const int piece_;  // in it
-  // Of each row: its source, and then where its token begins, in units of 16 bytes.
+  // Of each row: its source, and then its token.
   std::uint32_t places_[kOfThread];
 };
 
