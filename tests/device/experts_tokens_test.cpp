@@ -1,0 +1,165 @@
+// Experts on a GPU that read their rows from tokens: to the bit as from the rows of a dispatch.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "support/compare.h"
+#include "support/device_experts.h"
+#include "support/devices.h"
+#include "support/experts_problem.h"
+#include "support/random.h"
+#include "support/token_step.h"
+#include "switchyard/experts.h"
+
+namespace switchyard::testing {
+namespace {
+
+class CudaExpertsTokens : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    static const std::string reason = reason_for_no_gpu();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+    device = Device::cuda();
+    if (!Experts(options_of(64, 64, Dtype::bf16), device).reads_tokens({})) {
+      GTEST_SKIP() << "experts do not read tokens here: there are no kernels of Hopper";
+    }
+  }
+
+  Device device;
+};
+
+void expect_bits_of_rows(const TokenStep& step, TokenWay way) {
+  ASSERT_TRUE(step.experts().reads_tokens(step.weights()));
+  way.from_tokens = false;
+  const auto expected = step.run(way);
+  way.from_tokens = true;
+  const auto actual = step.run(way);
+  EXPECT_TRUE(same_bits(actual.out, expected.out)) << "out";
+  EXPECT_TRUE(same_bits(actual.hidden, expected.hidden)) << "hidden";
+  EXPECT_TRUE(same_bits(actual.d_rows, expected.d_rows)) << "d_rows";
+  EXPECT_TRUE(same_bits(actual.d_row_weights, expected.d_row_weights)) << "d_row_weights";
+  for (std::size_t e = 0; e < expected.gradients.size(); ++e) {
+    SCOPED_TRACE("expert " + std::to_string(e));
+    expect_same_bits(actual.gradients[e], expected.gradients[e]);
+  }
+}
+
+constexpr WeightStage kStagesOfTokens[]{WeightStage::output, WeightStage::activation};
+
+TEST_F(CudaExpertsTokens, BitsAreThoseOfRows) {
+  struct Size {
+    std::int64_t hidden, intermediate, top_k;
+  };
+  for (const auto [hidden, intermediate, top_k] :
+       {Size{64, 64, 1}, Size{136, 200, 2}, Size{320, 264, 6}}) {
+    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu}) {
+      for (const auto stage : kStagesOfTokens) {
+        TokenSetup setup{options_of(hidden, intermediate, Dtype::bf16, activation, stage)};
+        setup.options.clamp_limit = 0.4F;
+        setup.picks.top_k = top_k;
+        setup.alignment = top_k == 2 ? 16 : 1;
+        setup.capacity = 2400;
+        const TokenStep step(device, setup);
+        SCOPED_TRACE(::testing::Message()
+                     << "H " << hidden << ", " << name_of(activation) << ", " << name_of(stage));
+        for (const auto hidden_rows : {HiddenRows::kept, HiddenRows::to_be_computed}) {
+          for (const bool has_weights : {false, true}) {
+            expect_bits_of_rows(step, {.hidden_rows = hidden_rows, .has_weights = has_weights});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaExpertsTokens, HiddenThatIsMadeAgainHasTheSameBits) {
+  for (const auto stage : kStagesOfTokens) {
+    const TokenStep step(device,
+                         {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage)});
+    const auto kept = step.run({.from_tokens = true});
+    const auto again = step.run({.from_tokens = true, .hidden_rows = HiddenRows::to_be_computed});
+    EXPECT_TRUE(same_bits(again.out, kept.out));
+    EXPECT_TRUE(same_bits(again.d_rows, kept.d_rows));
+    EXPECT_TRUE(same_bits(again.d_row_weights, kept.d_row_weights));
+    for (std::size_t e = 0; e < kept.gradients.size(); ++e) {
+      expect_same_bits(again.gradients[e], kept.gradients[e]);
+    }
+  }
+}
+
+// Those of gate and up in one product, and where their dtypes differ in two.
+TEST_F(CudaExpertsTokens, GradientsOfEitherDtypeAddedToOrNot) {
+  const TokenStep step(device, {.options = options_of(136, 264, Dtype::bf16)});
+  for (const auto mode : {GradientMode::overwrite, GradientMode::accumulate}) {
+    for (const auto up_and_down : {Dtype::bf16, Dtype::f32}) {
+      for (const auto gate : {Dtype::bf16, Dtype::f32}) {
+        SCOPED_TRACE(::testing::Message() << name_of(up_and_down) << " and " << name_of(gate));
+        expect_bits_of_rows(step, {.mode = mode, .up_and_down = up_and_down, .gate = gate});
+      }
+    }
+  }
+}
+
+TEST_F(CudaExpertsTokens, TensorsMayLieApart) {
+  for (const auto storage : {Storage::apart, Storage::askew}) {
+    for (const auto stage : kStagesOfTokens) {
+      const TokenStep step(device,
+                           {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage),
+                            .alignment = 16,
+                            .storage = storage});
+      SCOPED_TRACE(storage == Storage::apart ? "apart" : "askew");
+      expect_bits_of_rows(step, {});
+      expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+    }
+  }
+}
+
+// The weights of assignments without a row get no gradient, and nothing is read for them.
+TEST_F(CudaExpertsTokens, DroppedAssignmentsAndEmptyExperts) {
+  const TokenSetup setup{
+      .options = options_of(128, 72, Dtype::bf16),
+      .picks = {.num_tokens = 400, .top_k = 2, .num_experts = 40, .skew = 1.0, .none = 0.3},
+      .alignment = 16,
+      .capacity = 320};
+  const TokenStep step(device, setup);
+  ASSERT_GT(step.num_dropped(), 0);
+  expect_bits_of_rows(step, {});
+  expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+}
+
+TEST_F(CudaExpertsTokens, WithoutTokensGradientsAreZerosOrAsTheyWere) {
+  TokenSetup setup{.options = options_of(64, 72, Dtype::bf16)};
+  setup.picks.num_tokens = 0;
+  for (const std::int64_t capacity : {0, 16}) {
+    setup.capacity = capacity;
+    const TokenStep step(device, setup);
+    for (const auto mode : {GradientMode::overwrite, GradientMode::accumulate}) {
+      expect_bits_of_rows(step, {.mode = mode});
+    }
+    const auto results = step.run({.from_tokens = true});
+    for (const auto& expert : results.gradients) {
+      EXPECT_TRUE(same_bits(expert.gate, Tensor::zeros({72, 64}, Dtype::bf16)));
+      EXPECT_TRUE(same_bits(expert.down, Tensor::zeros({64, 72}, Dtype::bf16)));
+    }
+  }
+}
+
+TEST_F(CudaExpertsTokens, OthersDoNotReadTokens) {
+  const auto reads = [&](const ExpertsOptions& options, Biases biases) {
+    Random random(2);
+    const ExpertWeights expert =
+        expert_on(device, random_expert(random, options, biases), Storage::together);
+    return Experts(options, device).reads_tokens({&expert, 1});
+  };
+  const auto bf16 = Dtype::bf16;
+  EXPECT_TRUE(reads(options_of(64, 64, bf16), Biases::none));
+  EXPECT_FALSE(reads(options_of(64, 64, bf16), Biases::all));
+  EXPECT_FALSE(reads(options_of(64, 64, Dtype::f32), Biases::none));
+  EXPECT_FALSE(reads(options_of(48, 40, bf16), Biases::none));
+  EXPECT_FALSE(reads(options_of(64, 64, bf16, Activation::silu), Biases::none));
+  EXPECT_FALSE(
+      reads(options_of(64, 64, bf16, Activation::swiglu, WeightStage::input), Biases::none));
+}
+
+}  // namespace
+}  // namespace switchyard::testing

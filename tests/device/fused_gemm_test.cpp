@@ -1,0 +1,187 @@
+// Projections and their activation in one kernel, to the bit as in steps.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "device/cuda/backend.h"
+#include "device/cuda/grouped_gemm.h"
+#include "device/cuda/hopper/kernel_args.h"
+#include "support/compare.h"
+#include "support/fused_problem.h"
+#include "support/fused_runs.h"
+
+namespace switchyard::testing {
+namespace {
+
+constexpr RowWeights kWeights[]{RowWeights::none, RowWeights::of_rows, RowWeights::of_assignments};
+
+// In every way, of matrices that are evenly spaced and of others.
+void expect_steps(const Device& device, const FusedSetup& setup) {
+  const FusedProblem problem(setup);
+  const FusedRuns packed(device, problem);
+  const FusedRuns scattered(device, problem, {.scattered = true});
+  for (const auto weights : kWeights) {
+    const auto expected = packed.activate_in_steps({.weights = weights});
+    for (const bool from_tokens : {false, true}) {
+      for (const FusedRuns* runs : {&packed, &scattered}) {
+        const FusedWay way{.from_tokens = from_tokens, .weights = weights};
+        SCOPED_TRACE(::testing::Message()
+                     << setup << ", " << way << (runs == &packed ? "" : ", scattered matrices"));
+        expect_same_bits(runs->activate(way), expected);
+      }
+      const FusedWay way{.from_tokens = from_tokens, .weights = weights, .keeps_hidden = false};
+      SCOPED_TRACE(::testing::Message() << setup << ", " << way);
+      EXPECT_TRUE(same_bits(packed.activate(way).activated, expected.activated));
+    }
+  }
+}
+
+TEST_F(CudaFusedGemm, EqualsTheSteps) {
+  for (const FusedSetup& setup : setups_of_all_sizes()) expect_steps(device, setup);
+}
+
+TEST_F(CudaFusedGemm, ClampedEqualsTheSteps) {
+  for (FusedSetup setup : {setups_of_all_sizes()[3], setups_of_all_sizes()[5]}) {
+    setup.activation = Activation::clamped_swiglu;
+    expect_steps(device, setup);
+  }
+}
+
+TEST_F(CudaFusedGemm, GroupsOfAllKindsEqualTheSteps) {
+  for (const FusedSetup& setup : setups_of_all_groups()) {
+    const FusedProblem problem(setup);
+    const FusedRuns runs(device, problem);
+    const auto expected = runs.activate_in_steps({.weights = RowWeights::of_assignments});
+    for (const bool from_tokens : {false, true}) {
+      const FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+      SCOPED_TRACE(::testing::Message() << setup << ", " << way);
+      expect_same_bits(runs.activate(way), expected);
+    }
+  }
+}
+
+TEST_F(CudaFusedGemm, BitsDoNotDependOnOtherGroups) {
+  const FusedProblem problem({.intermediate = 136,
+                              .hidden = 200,
+                              .group_rows = {70, 0, 300, 1, 128, 193},
+                              .alignment = 16,
+                              .top_k = 3});
+  const FusedRuns runs(device, problem);
+  for (const bool from_tokens : {false, true}) {
+    FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+    const auto together = runs.activate(way);
+    for (way.group = 0; way.group < problem.num_groups(); ++way.group) {
+      SCOPED_TRACE(::testing::Message() << way << ", group " << way.group);
+      const auto alone = runs.activate(way);
+      const auto of_group = [&](const Tensor& rows) { return problem.group(way.group, rows); };
+      EXPECT_TRUE(same_bits(of_group(alone.hidden), of_group(together.hidden)));
+      EXPECT_TRUE(same_bits(of_group(alone.activated), of_group(together.activated)));
+    }
+  }
+}
+
+// Apart but mapped with 8, and otherwise no bulk copy reaches them.
+TEST_F(CudaFusedGemm, BitsDoNotDependOnAlignment) {
+  for (const auto& [intermediate, hidden] : {std::pair{72, 136}, std::pair{256, 128}}) {
+    const FusedProblem problem({.intermediate = intermediate,
+                                .hidden = hidden,
+                                .group_rows = {130, 0, 9, 300},
+                                .alignment = 16});
+    const FusedRuns aligned(device, problem);
+    for (const std::int64_t spare : {1, 4, 8}) {
+      const FusedRuns apart(device, problem, {.scattered = spare == 4, .spare = spare});
+      for (const bool from_tokens : {false, true}) {
+        for (const bool keeps_hidden : {false, true}) {
+          const FusedWay way{.from_tokens = from_tokens,
+                             .weights = RowWeights::of_assignments,
+                             .keeps_hidden = keeps_hidden};
+          SCOPED_TRACE(::testing::Message() << problem.setup << ", " << way << ", spare " << spare);
+          expect_same_bits(apart.activate(way), aligned.activate(way));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaFusedGemm, RunsAreEqualToTheBit) {
+  const FusedProblem problem(
+      {.intermediate = 136, .hidden = 128, .group_rows = random_groups(200, 70), .top_k = 8});
+  const FusedRuns runs(device, problem);
+  const GradientWay gradient_way{.parts = 2, .from_tokens = true};
+  for (const bool from_tokens : {false, true}) {
+    const FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+    const auto first = runs.activate(way);
+    const auto first_backward = runs.activate_backward(way);
+    for (int i = 1; i < 10; ++i) {
+      SCOPED_TRACE(::testing::Message() << way << ", run " << i);
+      expect_same_bits(runs.activate(way), first);
+      expect_same_bits(runs.activate_backward(way), first_backward);
+    }
+  }
+  const auto first = runs.weight_gradients(gradient_way);
+  for (int i = 1; i < 10; ++i) {
+    const auto again = runs.weight_gradients(gradient_way);
+    for (std::size_t m = 0; m < first.size(); ++m) EXPECT_TRUE(same_bits(again[m], first[m]));
+  }
+}
+
+// By options and sizes alone.
+TEST_F(CudaFusedGemm, WhatFitsIsTaken) {
+  struct Case {
+    ExpertsOptions options;
+    bool fits;
+  };
+  const ExpertsOptions usual{.hidden = 64, .intermediate = 72, .dtype = Dtype::bf16};
+  std::vector<Case> cases(6, {usual, false});
+  cases[0].fits = true;
+  cases[1].options.hidden = 68;
+  cases[2].options.intermediate = 56;
+  cases[3].options.dtype = Dtype::f32;
+  cases[4].options.activation = Activation::silu;
+  cases[5] = {usual, true};
+  cases[5].options.activation = Activation::clamped_swiglu;
+  auto& context = cuda::context_of(device);
+  for (const auto& [options, fits] : cases) {
+    SCOPED_TRACE(::testing::Message() << "H " << options.hidden << ", I " << options.intermediate
+                                      << ", " << name_of(options.activation));
+    const cuda::ActivatedGemm forward{.options = options,
+                                      .groups = {},
+                                      .a = {},
+                                      .b = {{}, 2, options.intermediate, options.hidden},
+                                      .hidden = {},
+                                      .activated = {}};
+    const cuda::ActivationGradientGemm backward{.options = options,
+                                                .groups = {},
+                                                .a = {},
+                                                .b = {{}, 1, options.hidden, options.intermediate},
+                                                .hidden = {},
+                                                .activated = {}};
+    EXPECT_EQ(cuda::hopper::grouped_gemm(forward, context), fits);
+    EXPECT_EQ(cuda::hopper::grouped_gemm(backward, context), fits);
+    EXPECT_EQ(cuda::hopper::reads_tokens(options, context), fits);
+  }
+  ExpertsOptions weighs_input = usual;
+  weighs_input.weight_stage = WeightStage::input;
+  EXPECT_FALSE(cuda::hopper::reads_tokens(weighs_input, context));
+}
+
+// Tokens are found by it; no GPU is needed to see it right.
+TEST(HopperDivisor, DividesAllNumbersBelowTwoToThe31) {
+  constexpr std::uint32_t kEnd = 1U << 31;
+  for (const std::uint32_t by : {1U, 2U, 3U, 5U, 6U, 7U, 8U, 10U, 60U, 64U, 127U, 641U, 65537U}) {
+    const cuda::hopper::Divisor divisor(by);
+    const auto expect_at = [&](std::uint32_t number) {
+      ASSERT_EQ(divisor.divide(number), number / by) << number << " by " << by;
+    };
+    for (std::uint32_t i = 0; i < 1000; ++i) {
+      expect_at(i);
+      expect_at(kEnd - 1 - i);
+      const std::uint32_t multiple = (kEnd - 1) / by / 1000 * i * by;
+      expect_at(multiple);
+      if (multiple > 0) expect_at(multiple - 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::testing

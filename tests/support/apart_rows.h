@@ -1,0 +1,74 @@
+// Rows and matrices in the memory of a GPU, amid NaN that nobody may write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/cuda/grouped_gemm.h"
+#include "switchyard/device.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::testing {
+
+Tensor poisoned(const Shape& shape, Dtype dtype);
+
+// How a test lays out what it gives to a GPU.
+struct Layout {
+  bool scattered = false;  // matrices: not evenly spaced
+  std::int64_t spare = 0;  // elements between rows, and before the first of them
+};
+
+// [rows, columns]
+class ApartRows {
+ public:
+  ApartRows(const Device& device, const ConstTensorView& contents, const Layout& layout);
+
+  cuda::Rows rows() const;
+  std::byte* row(std::int64_t index) const;
+  template <typename T>
+  T* data() const {
+    return reinterpret_cast<T*>(row(0));
+  }
+  // What they hold now; fails the test if anything was written between them.
+  Tensor fetch() const;
+
+ private:
+  Device device_;
+  Shape shape_;
+  Dtype dtype_;
+  std::int64_t spare_;
+  Tensor memory_;
+};
+
+// [groups, parts, rows, columns]: one or two matrices a group.
+struct StackShape {
+  int groups = 0;
+  int parts = 1;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+
+  Shape stacked() const { return {groups * parts * rows, columns}; }
+};
+// The matrices of a stack: [part · groups + group].
+std::vector<ConstTensorView> matrices_of(const ConstTensorView& stack, const StackShape& shape);
+
+class ApartMatrices {
+ public:
+  ApartMatrices(const Device& device, const ConstTensorView& stack, const StackShape& shape,
+                const Layout& layout);
+
+  // As GroupMatrices has them: of this group only, or with −1 of all.
+  std::vector<cuda::MatrixRef> refs(int only) const;
+  // [part · groups + group]
+  std::vector<ConstTensorView> fetch() const;
+
+ private:
+  std::int64_t first_row(int group, int part) const;
+
+  StackShape shape_;
+  bool scattered_;
+  ApartRows rows_;
+};
+
+}  // namespace switchyard::testing

@@ -1,0 +1,69 @@
+// A routing at one rank, its tokens and the rows that a dispatch makes of them, through experts on
+// a GPU either way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "support/device_experts.h"
+#include "support/experts_problem.h"
+#include "support/random.h"
+#include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
+#include "switchyard/experts.h"
+
+namespace switchyard::testing {
+
+struct TokenSetup {
+  ExpertsOptions options;
+  Random::Picks picks = {.num_tokens = 300, .top_k = 3, .num_experts = 7, .none = 0.1};
+  std::int64_t alignment = 1;
+  std::int64_t capacity = 1600;         // rows; assignments beyond it are dropped
+  Storage storage = Storage::together;  // of weights, and of all that tokens are used with
+};
+
+struct TokenWay {
+  bool from_tokens = false;
+  HiddenRows hidden_rows = HiddenRows::kept;
+  bool has_weights = true;
+  GradientMode mode = GradientMode::overwrite;
+  Dtype up_and_down = Dtype::bf16;  // gradients
+  Dtype gate = Dtype::bf16;
+};
+
+class TokenStep {
+ public:
+  TokenStep(const Device& device, const TokenSetup& setup);
+
+  const Experts& experts() const { return experts_; }
+  const std::vector<ExpertWeights>& weights() const { return weights_; }
+  // Of all tokens.
+  std::int64_t num_dropped() const;
+
+  // Forward and backward; d_row_weights [T, K] either way.
+  ExpertsResults run(const TokenWay& way) const;
+
+ private:
+  std::int64_t num_tokens() const { return setup_.picks.num_tokens; }
+  std::int64_t num_rows() const { return plan_.row_capacity(); }
+  TensorView row_sources() const;
+  std::vector<ExpertGradients> gradients_before(const TokenWay& way) const;
+  Tensor of_assignments(const Tensor& d_row_weights) const;
+
+  Device device_;
+  TokenSetup setup_;
+  Random random_{1};
+  std::unique_ptr<Communicator> comm_;
+  Dispatcher dispatcher_;
+  Experts experts_;
+  Tensor expert_ids_;  // on the host, as slots
+  Plan plan_;
+  Tensor slots_;
+  std::vector<ExpertWeights> weights_;
+  TokenRows tokens_;
+  TensorView d_y_, rows_, row_weights_;
+  Tensor token_weights_, d_out_;
+};
+
+}  // namespace switchyard::testing
