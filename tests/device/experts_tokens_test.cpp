@@ -19,7 +19,7 @@ class CudaExpertsTokens : public ::testing::Test {
   void SetUp() override {
     static const std::string reason = reason_for_no_gpu();
     if (!reason.empty()) GTEST_SKIP() << reason;
-    device = Device::cuda();
+    device = Device::cuda(cuda_options());
     if (!Experts(options_of(64, 64, Dtype::bf16), device).reads_tokens({})) {
       GTEST_SKIP() << "experts do not read tokens here: there are no kernels of Hopper";
     }

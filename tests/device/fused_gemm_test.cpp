@@ -1,6 +1,7 @@
 // Projections and their activation in one kernel, to the bit as in steps.
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "device/cuda/backend.h"
@@ -15,35 +16,70 @@ namespace {
 
 constexpr RowWeights kWeights[]{RowWeights::none, RowWeights::of_rows, RowWeights::of_assignments};
 
+using Pass = FusedResults (FusedRuns::*)(FusedWay) const;
+struct Direction {
+  Pass fused;
+  Pass in_steps;
+};
+constexpr Direction kForward{&FusedRuns::activate, &FusedRuns::activate_in_steps};
+constexpr Direction kBackward{&FusedRuns::activate_backward,
+                              &FusedRuns::activate_backward_in_steps};
+
+bool is_given(const Tensor& results) { return results.rows() > 0; }
+
+// The gradients of weights are sums in another order than the steps'.
+void expect_steps(const FusedProblem& problem, const FusedResults& actual,
+                  const FusedResults& steps) {
+  EXPECT_TRUE(same_bits(actual.activated, steps.activated)) << "activated";
+  if (is_given(actual.hidden)) {
+    EXPECT_TRUE(same_bits(actual.hidden, steps.hidden)) << "hidden";
+  }
+  if (is_given(actual.d_weights)) {
+    EXPECT_TRUE(near(problem.grouped(actual.d_weights), problem.grouped(steps.d_weights), 1e-5))
+        << "d_weights";
+  }
+}
+
 // In every way, of matrices that are evenly spaced and of others.
-void expect_steps(const Device& device, const FusedSetup& setup) {
+void expect_steps(const Device& device, const FusedSetup& setup, const Direction& direction) {
   const FusedProblem problem(setup);
   const FusedRuns packed(device, problem);
   const FusedRuns scattered(device, problem, {.scattered = true});
+  // Neither the weights nor where rows are read from is in the weights' gradients.
+  const Tensor d_weights = (packed.*direction.fused)({}).d_weights;
   for (const auto weights : kWeights) {
-    const auto expected = packed.activate_in_steps({.weights = weights});
+    const auto steps = (packed.*direction.in_steps)({.weights = weights});
     for (const bool from_tokens : {false, true}) {
+      FusedWay way{.from_tokens = from_tokens, .weights = weights};
       for (const FusedRuns* runs : {&packed, &scattered}) {
-        const FusedWay way{.from_tokens = from_tokens, .weights = weights};
         SCOPED_TRACE(::testing::Message()
                      << setup << ", " << way << (runs == &packed ? "" : ", scattered matrices"));
-        expect_same_bits(runs->activate(way), expected);
+        const auto actual = (runs->*direction.fused)(way);
+        expect_steps(problem, actual, steps);
+        EXPECT_TRUE(same_bits(actual.hidden, steps.hidden));
+        EXPECT_TRUE(same_bits(actual.d_weights, d_weights));
       }
-      const FusedWay way{.from_tokens = from_tokens, .weights = weights, .keeps_hidden = false};
+      way.keeps_hidden = false;
+      way.has_d_weights = false;
       SCOPED_TRACE(::testing::Message() << setup << ", " << way);
-      EXPECT_TRUE(same_bits(packed.activate(way).activated, expected.activated));
+      expect_steps(problem, (packed.*direction.fused)(way), steps);
     }
   }
 }
 
-TEST_F(CudaFusedGemm, EqualsTheSteps) {
-  for (const FusedSetup& setup : setups_of_all_sizes()) expect_steps(device, setup);
+TEST_F(CudaFusedGemm, ForwardEqualsTheSteps) {
+  for (const FusedSetup& setup : setups_of_all_sizes()) expect_steps(device, setup, kForward);
+}
+
+TEST_F(CudaFusedGemm, BackwardEqualsTheSteps) {
+  for (const FusedSetup& setup : setups_of_all_sizes()) expect_steps(device, setup, kBackward);
 }
 
 TEST_F(CudaFusedGemm, ClampedEqualsTheSteps) {
   for (FusedSetup setup : {setups_of_all_sizes()[3], setups_of_all_sizes()[5]}) {
     setup.activation = Activation::clamped_swiglu;
-    expect_steps(device, setup);
+    expect_steps(device, setup, kForward);
+    expect_steps(device, setup, kBackward);
   }
 }
 
@@ -51,36 +87,46 @@ TEST_F(CudaFusedGemm, GroupsOfAllKindsEqualTheSteps) {
   for (const FusedSetup& setup : setups_of_all_groups()) {
     const FusedProblem problem(setup);
     const FusedRuns runs(device, problem);
-    const auto expected = runs.activate_in_steps({.weights = RowWeights::of_assignments});
-    for (const bool from_tokens : {false, true}) {
-      const FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
-      SCOPED_TRACE(::testing::Message() << setup << ", " << way);
-      expect_same_bits(runs.activate(way), expected);
+    for (const Direction& direction : {kForward, kBackward}) {
+      FusedWay way{.weights = RowWeights::of_assignments};
+      const auto steps = (runs.*direction.in_steps)(way);
+      for (const bool from_tokens : {false, true}) {
+        way.from_tokens = from_tokens;
+        SCOPED_TRACE(::testing::Message() << setup << ", " << way);
+        expect_steps(problem, (runs.*direction.fused)(way), steps);
+      }
     }
   }
 }
 
 TEST_F(CudaFusedGemm, BitsDoNotDependOnOtherGroups) {
-  const FusedProblem problem({.intermediate = 136,
+  const FusedProblem problem({.intermediate = 264,
                               .hidden = 200,
                               .group_rows = {70, 0, 300, 1, 128, 193},
                               .alignment = 16,
                               .top_k = 3});
   const FusedRuns runs(device, problem);
-  for (const bool from_tokens : {false, true}) {
-    FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
-    const auto together = runs.activate(way);
-    for (way.group = 0; way.group < problem.num_groups(); ++way.group) {
-      SCOPED_TRACE(::testing::Message() << way << ", group " << way.group);
-      const auto alone = runs.activate(way);
-      const auto of_group = [&](const Tensor& rows) { return problem.group(way.group, rows); };
-      EXPECT_TRUE(same_bits(of_group(alone.hidden), of_group(together.hidden)));
-      EXPECT_TRUE(same_bits(of_group(alone.activated), of_group(together.activated)));
+  for (const Pass pass : {kForward.fused, kBackward.fused}) {
+    for (const bool from_tokens : {false, true}) {
+      FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+      const auto together = (runs.*pass)(way);
+      for (way.group = 0; way.group < problem.num_groups(); ++way.group) {
+        SCOPED_TRACE(::testing::Message() << way << ", group " << way.group);
+        const auto alone = (runs.*pass)(way);
+        const auto expect_same = [&](const Tensor& actual, const Tensor& expected) {
+          if (!is_given(expected)) return;
+          EXPECT_TRUE(
+              same_bits(problem.group(way.group, actual), problem.group(way.group, expected)));
+        };
+        expect_same(alone.hidden, together.hidden);
+        expect_same(alone.activated, together.activated);
+        expect_same(alone.d_weights, together.d_weights);
+      }
     }
   }
 }
 
-// Apart but mapped with 8, and otherwise no bulk copy reaches them.
+// Eight elements apart bulk copies still reach them; otherwise they do not.
 TEST_F(CudaFusedGemm, BitsDoNotDependOnAlignment) {
   for (const auto& [intermediate, hidden] : {std::pair{72, 136}, std::pair{256, 128}}) {
     const FusedProblem problem({.intermediate = intermediate,
@@ -90,13 +136,16 @@ TEST_F(CudaFusedGemm, BitsDoNotDependOnAlignment) {
     const FusedRuns aligned(device, problem);
     for (const std::int64_t spare : {1, 4, 8}) {
       const FusedRuns apart(device, problem, {.scattered = spare == 4, .spare = spare});
-      for (const bool from_tokens : {false, true}) {
-        for (const bool keeps_hidden : {false, true}) {
-          const FusedWay way{.from_tokens = from_tokens,
-                             .weights = RowWeights::of_assignments,
-                             .keeps_hidden = keeps_hidden};
-          SCOPED_TRACE(::testing::Message() << problem.setup << ", " << way << ", spare " << spare);
-          expect_same_bits(apart.activate(way), aligned.activate(way));
+      for (const Pass pass : {kForward.fused, kBackward.fused}) {
+        for (const bool from_tokens : {false, true}) {
+          for (const bool keeps_hidden : {false, true}) {
+            const FusedWay way{.from_tokens = from_tokens,
+                               .weights = RowWeights::of_assignments,
+                               .keeps_hidden = keeps_hidden};
+            SCOPED_TRACE(::testing::Message()
+                         << problem.setup << ", " << way << ", spare " << spare);
+            expect_same_bits((apart.*pass)(way), (aligned.*pass)(way));
+          }
         }
       }
     }
@@ -107,21 +156,15 @@ TEST_F(CudaFusedGemm, RunsAreEqualToTheBit) {
   const FusedProblem problem(
       {.intermediate = 136, .hidden = 128, .group_rows = random_groups(200, 70), .top_k = 8});
   const FusedRuns runs(device, problem);
-  const GradientWay gradient_way{.parts = 2, .from_tokens = true};
-  for (const bool from_tokens : {false, true}) {
-    const FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
-    const auto first = runs.activate(way);
-    const auto first_backward = runs.activate_backward(way);
-    for (int i = 1; i < 10; ++i) {
-      SCOPED_TRACE(::testing::Message() << way << ", run " << i);
-      expect_same_bits(runs.activate(way), first);
-      expect_same_bits(runs.activate_backward(way), first_backward);
+  for (const Pass pass : {kForward.fused, kBackward.fused}) {
+    for (const bool from_tokens : {false, true}) {
+      const FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+      const auto first = (runs.*pass)(way);
+      for (int i = 1; i < 10; ++i) {
+        SCOPED_TRACE(::testing::Message() << way << ", run " << i);
+        expect_same_bits((runs.*pass)(way), first);
+      }
     }
-  }
-  const auto first = runs.weight_gradients(gradient_way);
-  for (int i = 1; i < 10; ++i) {
-    const auto again = runs.weight_gradients(gradient_way);
-    for (std::size_t m = 0; m < first.size(); ++m) EXPECT_TRUE(same_bits(again[m], first[m]));
   }
 }
 

@@ -240,7 +240,7 @@ std::vector<ConstTensorView> FusedRuns::weight_gradients(const GradientWay& way)
 void CudaFusedGemm::SetUp() {
   static const std::string reason = reason_for_no_gpu();
   if (!reason.empty()) GTEST_SKIP() << reason;
-  device = Device::cuda();
+  device = Device::cuda(cuda_options());
   const ExpertsOptions options{.hidden = 64, .intermediate = 64, .dtype = Dtype::bf16};
   if (!cuda::hopper::reads_tokens(options, cuda::context_of(device))) {
     GTEST_SKIP() << "the kernels of Hopper are not for this GPU, or are not in this build";
