@@ -38,7 +38,7 @@ class TokenStep {
 
   const Experts& experts() const { return experts_; }
   const std::vector<ExpertWeights>& weights() const { return weights_; }
-  // Of all tokens.
+  // Assignments that found no room.
   std::int64_t num_dropped() const;
 
   // Forward and backward; d_row_weights [T, K] either way.
