@@ -57,6 +57,7 @@ run_sanitize() {
 Cuda/RouteContract*:Cuda/RouteSums*:Cuda/RouteBackward*Bits*:Cuda/RouteBackward*Run*:\
 Cuda/ExpertsContract.Small*:Cuda/ExpertsContract.Some*:Cuda/ExpertsTokens*Few*:Cuda/SharedContract.Gradients*:\
 CudaGroupedGemm.*ManyGroups*:CudaGroupedGemm.*Apart*:CudaGroupedGemm.*Biases*:\
+CudaFusedGemm.*OtherGroups*:\
 CudaGraph/*ForwardAndBackward*/f32"
 }
 

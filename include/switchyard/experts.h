@@ -136,8 +136,9 @@ struct ExpertsBackwardOutput {
   GradientMode mode = GradientMode::overwrite;
 };
 
-// Not collective. Every choice of how a group is computed depends on its rows and the sizes of the
-// matrices alone, so the bits of a group's results do not depend on what else is on this rank.
+// Not collective. Every choice of how a group is computed depends on its rows, the sizes of the
+// matrices and which biases there are alone, so the bits of a group's results do not depend on what
+// else is on this rank; for that, biases are given for all experts of a layer or for none.
 class SWITCHYARD_API Experts {
  public:
   explicit Experts(const ExpertsOptions& options, Device device = {});

@@ -1,5 +1,7 @@
 #include "device/cuda/expert_step.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -15,6 +17,12 @@ bool weighs_input(const ExpertStep& step) {
 
 TensorView take_rows(const ExpertStep& step, std::int64_t width, Context& context) {
   return context.take({step.groups.row_capacity, width}, step.options.dtype);
+}
+
+// The other products know no tokens: whoever gave them some did not ask reads_tokens.
+const Rows& without_tokens(const SourceRows& rows) {
+  check(rows.sources == nullptr ? cudaSuccess : cudaErrorNotSupported, "rows read from tokens");
+  return rows;
 }
 
 // What the first projections read: x, or w·x in memory that `weighted` keeps.
@@ -61,7 +69,7 @@ void activate_rows(const ExpertStep& step, const RowNumbers<const float>& weight
   }
   grouped_gemm(ForwardGemm{.dtype = options.dtype,
                            .groups = step.groups,
-                           .a = x,
+                           .a = without_tokens(x),
                            .b = b,
                            .c = hidden,
                            .bias = biases},
@@ -126,10 +134,12 @@ void hidden_backward(const ExpertStep& step, const ExpertStepGradients& out, con
                                                                     .d_weights = d_weights},
                                              context);
   if (is_done) return context.mark("experts");
-  grouped_gemm(
-      InputGradientGemm{
-          .dtype = options.dtype, .groups = step.groups, .a = out.d_out, .b = down, .c = activated},
-      context);
+  grouped_gemm(InputGradientGemm{.dtype = options.dtype,
+                                 .groups = step.groups,
+                                 .a = without_tokens(out.d_out),
+                                 .b = down,
+                                 .c = activated},
+               context);
   context.mark("experts");
   activate_backward({.options = options,
                      .groups = step.groups,

@@ -36,8 +36,8 @@ struct SourceRows : Rows {
 // A number for every row r: that of r, or of sources[r].
 template <typename Float>
 struct RowNumbers {
-  Float* data = nullptr;  // device; none: there are no numbers
-  const std::int32_t* sources = nullptr;
+  Float* data = nullptr;                  // device; none: there are no numbers
+  const std::int32_t* sources = nullptr;  // of the rows of groups each another one
 };
 
 // One or two matrices a group (`parts`: a gate and an up projection), each [rows, columns] as it
@@ -109,7 +109,7 @@ struct ActivationGradientGemm {
   Rows hidden;      // [R, 2I]
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
-  RowNumbers<float> d_weights = {};  // out
+  RowNumbers<float> d_weights = {};  // out; also without weights, which are then 1
 };
 
 void grouped_gemm(const ForwardGemm& args, Context& context);
