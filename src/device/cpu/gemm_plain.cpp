@@ -1,4 +1,5 @@
 // Matrix products without a library: right, and slow.
+#include <algorithm>
 #include <vector>
 
 #include "device/cpu/gemm_library.h"
@@ -11,16 +12,22 @@ void gemm_f32(const Gemm& args) {
   auto* c = reinterpret_cast<float*>(args.c.data);
   const bool a_plain = args.a.layout == Layout::plain;
   const bool b_plain = args.b.layout == Layout::plain;
+  std::vector<float> sums(static_cast<std::size_t>(args.n));
   for (std::int64_t i = 0; i < args.m; ++i) {
-    float* row = c + i * args.c.stride;
-    if (!args.accumulate) {
-      for (std::int64_t j = 0; j < args.n; ++j) row[j] = 0.0F;
-    }
+    std::fill(sums.begin(), sums.end(), 0.0F);
     for (std::int64_t l = 0; l < args.k; ++l) {
       const float factor = a_plain ? a[i * args.a.stride + l] : a[l * args.a.stride + i];
       const float* b_row = b_plain ? b + l * args.b.stride : b + l;
       const std::int64_t step = b_plain ? 1 : args.b.stride;
-      for (std::int64_t j = 0; j < args.n; ++j) row[j] += factor * b_row[j * step];
+      for (std::int64_t j = 0; j < args.n; ++j) {
+        sums[static_cast<std::size_t>(j)] += factor * b_row[j * step];
+      }
+    }
+    // What is there is added to once, as libraries do: twice the gradients are those of twice.
+    float* row = c + i * args.c.stride;
+    for (std::int64_t j = 0; j < args.n; ++j) {
+      const float sum = sums[static_cast<std::size_t>(j)];
+      row[j] = args.accumulate ? row[j] + sum : sum;
     }
   }
 }
