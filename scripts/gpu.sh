@@ -50,7 +50,7 @@ test_with() {
 }
 
 # Memory checks of everything but the largest tensors; checks for races, which take a hundred times
-# as long, of what has every kernel in it.
+# as long, of the smaller tests.
 run_sanitize() {
   sanitize memcheck 'Cuda*:-*Large*:*Syncs*'
   sanitize racecheck "Cuda/Capacity*:Cuda/Count*:Cuda/Plan*:Cuda/Losses*:Cuda/Memory*:Cuda/Rows*:\
@@ -63,7 +63,7 @@ CudaGraph/*ForwardAndBackward*/f32"
 
 sanitize() {
   local tool=$1 tests=$2
-  say "compute-sanitizer $tool, for a minute or three"
+  say "compute-sanitizer $tool, for some minutes"
   compute-sanitizer --tool "$tool" --error-exitcode 1 \
     "$binaries/tests/switchyard_device_tests" --gtest_brief=1 --gtest_filter="$tests" \
     >"$results/$tool.txt" 2>&1 || { tail -n 40 "$results/$tool.txt"; return 1; }

@@ -216,8 +216,7 @@ class SWITCHYARD_API MoeLayer {
 //
 // Bad ids and logits that are not finite are an InvalidArgument, the same on every rank. Any other
 // error of step() is this rank's own; the others learn of it, and the layers' groups of several
-// ranks are unusable.
-// After an error statistics are as before.
+// ranks are unusable. After an error statistics are as before.
 SWITCHYARD_API bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
 
 }  // namespace switchyard

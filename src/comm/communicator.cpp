@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "comm/reduce.h"
-#include "core/host_memory.h"
+#include "core/check_memory.h"
 #include "core/require.h"
 
 namespace switchyard {

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/check_memory.h"
 #include "core/require.h"
 #include "device/device_backend.h"
 
@@ -48,10 +49,7 @@ void explain(const Matmul& product, Memory memory, const std::string& where) {
   const auto require_matrix = [&](const ConstTensorView& view, std::string_view name) {
     require(is_matrix(view), "{}{} is {} {}, but must be a matrix of f32 or bf16", where, name,
             name_of(view.dtype()), view.shape().to_string());
-    require(view.memory() == memory,
-            "{}{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it "
-            "there",
-            where, name, view.shape().to_string(), name_of(view.memory()), name_of(memory));
+    require_memory(view, memory, where + std::string(name));
   };
   require_matrix(product.a, "a");
   require_matrix(product.b, "b");

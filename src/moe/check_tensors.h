@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "core/check_memory.h"
 #include "core/given.h"
 #include "core/require.h"
 #include "switchyard/tensor.h"
@@ -10,14 +11,6 @@
 namespace switchyard {
 
 inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
-
-// Kernels cannot look elsewhere, and nobody can see in a pointer where it leads.
-inline void require_memory(const ConstTensorView& view, Memory memory, std::string_view name) {
-  if (view.memory() == memory) return;
-  throw InvalidArgument(fmt::format(
-      "{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it there",
-      name, view.shape().to_string(), name_of(view.memory()), name_of(memory)));
-}
 
 // Whether a weight, or the gradient of one, is as it must be. These run every step for every
 // expert; the checks below, which make their messages' parts first, only where the answer is no.

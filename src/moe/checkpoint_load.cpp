@@ -7,7 +7,7 @@
 #include <functional>
 #include <span>
 
-#include "core/host_memory.h"
+#include "core/check_memory.h"
 #include "core/require.h"
 #include "moe/block_names.h"
 #include "moe/block_tensors.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/gather_strings.h"
-#include "core/host_memory.h"
+#include "core/check_memory.h"
 #include "core/in_quotes.h"
 #include "core/replacement.h"
 #include "core/require.h"

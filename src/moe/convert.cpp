@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/check_memory.h"
 #include "core/given.h"
-#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/block_tensors.h"
 

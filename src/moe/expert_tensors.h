@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/check_memory.h"
 #include "core/given.h"
-#include "core/host_memory.h"
 #include "switchyard/experts.h"
 #include "switchyard/moe_parameters.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "core/check_memory.h"
 #include "core/hash.h"
-#include "core/host_memory.h"
 #include "core/require.h"
 #include "moe/agreement.h"
 #include "moe/check_arguments.h"

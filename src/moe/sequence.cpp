@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/host_memory.h"
+#include "core/check_memory.h"
 #include "core/require.h"
 #include "moe/check_arguments.h"
 

@@ -103,7 +103,6 @@ TEST_F(CheckpointLoad, NothingIsLeftOutInSilence) {
   EXPECT_EQ(error(into), "there are 2 experts to load into, but rank 1 owns 3");
 }
 
-// All is checked before anything is written.
 TEST_F(CheckpointLoad, AGpusMemoryIsNotWritten) {
   const auto options = tiny_layer_options();
   save(options);
@@ -119,6 +118,7 @@ TEST_F(CheckpointLoad, AGpusMemoryIsNotWritten) {
             "norm [2]" + rest);
 }
 
+// All is checked before anything is written.
 TEST_F(CheckpointLoad, WhatDoesNotFitIsNamedAndNothingChanges) {
   auto options = tiny_layer_options();
   save(options);

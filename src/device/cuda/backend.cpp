@@ -52,7 +52,7 @@ class CudaContext final : public Context {
   }
 
   // What runs next on this thread concerns this GPU.
-  void enter() const { check(cudaSetDevice(options_.ordinal), "choosing the GPU"); }
+  void enter() const { entered(options_); }
 
   int ordinal() const { return options_.ordinal; }
   CUstream_st* stream() const override { return stream_; }

@@ -53,7 +53,7 @@ StepGraph::StepGraph(StepGraph&&) noexcept = default;
 StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
 
 void StepGraph::replay() const {
-  const auto& context = cuda::context_of(data_->device);
+  const auto& context = cuda::context_of(data_->device);  // for this thread, too
   cuda::check(cudaGraphLaunch(data_->graph, context.stream()), "replaying a step");
 }
 
