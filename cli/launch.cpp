@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <span>
 #include <vector>
 
@@ -70,7 +69,6 @@ void launch(const LaunchOptions& options, const std::function<void(Communicator&
                     options.ranks, world->size(), options.comm));
   }
   body(*world);
-  std::fflush(stdout);  // before the farewell: mpirun ends everybody once one has failed
 }
 
 }  // namespace switchyard::cli

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <set>
 
 #include "golden_case.h"
@@ -119,6 +120,10 @@ bool verify(const VerifyOptions& options) {
   launch({.comm = options.comm}, [&](Communicator& comm) {
     const auto reports = verify_on(comm, cases);
     if (comm.rank() == 0) print(reports, options);
+    // mpirun ends all ranks when one leaves with an error, or after a failed case without having
+    // finalised MPI: not before all is said.
+    std::fflush(stdout);
+    comm.barrier();
     passed = all_passed(reports);
   });
   return passed;
