@@ -1,5 +1,5 @@
 // Times the grouped products of an MoE layer on a GPU one by one, as the layer calls them, beside
-// one dense product of the same size: gpu_products [SHAPE …]
+// one dense product of the same size: gpu_products [--only PART_OF_NAME] [SHAPE …]
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -81,22 +81,30 @@ class Products {
             {"down gradient", 1, [this] { down_gradient(rows()); }},
             {"down gradient, tokens", 1, [this] { down_gradient(sources()); }}};
   }
+  // Products of products leave the range of numbers, and a GPU is faster with NaN.
+  void refill() {
+    fill(hidden_);
+    fill(activated_);
+  }
   double flops_of_part() const {
     return 2.0 * static_cast<double>(s_.tokens * s_.top_k * s_.hidden * s_.intermediate);
   }
 
  private:
   Tensor make(const Shape& shape) {
+    Tensor result = device_.empty(shape, Dtype::bf16);
+    fill(result);
+    return result;
+  }
+  void fill(Tensor& tensor) const {
     // Repeats of a few million numbers: as good as new ones for a GPU whose clock depends on them.
     static const Tensor kNumbers = cli::random_rows({std::int64_t{1} << 23}, Dtype::bf16, 1);
-    Tensor result = device_.empty(shape, Dtype::bf16);
-    const auto count = shape.num_elements();
+    const auto count = tensor.shape().num_elements();
     for (std::int64_t first = 0; first < count; first += kNumbers.rows()) {
       const auto piece = std::min(kNumbers.rows(), count - first);
-      const TensorView to(reinterpret_cast<Bfloat16*>(result.data()) + first, {piece}, Memory::gpu);
+      const TensorView to(reinterpret_cast<Bfloat16*>(tensor.data()) + first, {piece}, Memory::gpu);
       device_.copy(kNumbers.view().slice(0, piece), to);
     }
-    return result;
   }
   std::vector<MatrixRef> refs_to(const Tensor& packed, int parts, std::int64_t rows,
                                  std::int64_t columns) const {
@@ -215,7 +223,7 @@ class Products {
   std::vector<MatrixRef> inner_, outer_;
 };
 
-void time_shape(const LayerShape& shape, const Device& device) {
+void time_shape(const LayerShape& shape, const std::string& only, const Device& device) {
   void* const stream = device.stream().handle;
   std::string reason;
   const auto rows = shape.tokens * shape.top_k;
@@ -224,12 +232,16 @@ void time_shape(const LayerShape& shape, const Device& device) {
                rate.hot * 1e-12);
     std::fflush(stdout);
   };
-  print("dense, as up",
-        cli::gemm_ceiling(stream, {rows, 2 * shape.intermediate, shape.hidden}, reason));
-  print("dense, as down",
-        cli::gemm_ceiling(stream, {rows, shape.hidden, shape.intermediate}, reason));
+  if (only.empty()) {
+    print("dense, as up",
+          cli::gemm_ceiling(stream, {rows, 2 * shape.intermediate, shape.hidden}, reason));
+    print("dense, as down",
+          cli::gemm_ceiling(stream, {rows, shape.hidden, shape.intermediate}, reason));
+  }
   Products products(shape, device);
   for (const auto& product : products.all()) {
+    if (std::string(product.name).find(only) == std::string::npos) continue;
+    products.refill();
     const auto seconds = cli::time_on_gpu(stream, product.run);
     const double flops = product.parts * products.flops_of_part();
     print(product.name, {flops / seconds.cool, flops / seconds.hot});
@@ -240,13 +252,18 @@ void time_shape(const LayerShape& shape, const Device& device) {
 
 int main(int argc, char** argv) {
   try {
-    const std::vector<std::string> names(argv + 1, argv + argc);
+    std::vector<std::string> names(argv + 1, argv + argc);
+    std::string only;
+    if (names.size() >= 2 && names[0] == "--only") {
+      only = names[1];
+      names.erase(names.begin(), names.begin() + 2);
+    }
     const Device device = Device::cuda();
     fmt::print("{:<11} {:<36} {:>6} {:>6}\n", "", "TFLOP/s", "cool", "hot");
     for (const LayerShape& shape : kShapes) {
       const bool wanted =
           names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end();
-      if (wanted) time_shape(shape, device);
+      if (wanted) time_shape(shape, only, device);
     }
     return 0;
   } catch (const std::exception& error) {

@@ -7,7 +7,6 @@
 #include "device/cuda/activations.cuh"
 #include "device/cuda/hopper/hand_over.cuh"
 #include "device/cuda/hopper/target.cuh"
-#include "device/cuda/lines.cuh"
 
 namespace switchyard::cuda::hopper {
 
@@ -16,6 +15,23 @@ struct Half {
   Target target;
   int consumer;
   int index;
+};
+
+// Eight elements as they are loaded. Unpacked one by one when they are used: a load that is
+// unpacked is waited for.
+struct PackedLine {
+  static constexpr int kPairs = 4;
+  std::uint32_t pairs[kPairs];
+
+  __device__ __forceinline__ static PackedLine of(uint4 piece) {
+    return {piece.x, piece.y, piece.z, piece.w};
+  }
+  __device__ __forceinline__ uint4 piece() const {
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  __device__ __forceinline__ float get(int pair, int e) const {
+    return __uint_as_float(e == 0 ? pairs[pair] << 16 : pairs[pair] & 0xFFFF0000U);
+  }
 };
 
 template <typename Variant>
@@ -32,8 +48,9 @@ class Finisher {
     TileWalk<Variant> walk(args_, rank_);
     Tile tile;
     while (walk.next(tile)) {
+      if constexpr (!Variant::kActivates) fetch(tile);
       for (int half = 0; half < 2; ++half) {
-#pragma unroll
+#pragma unroll 1
         for (int consumer = 0; consumer < kConsumers; ++consumer) {
           if (!has_rows<Variant>(tile, consumer)) continue;
           const Target target = find_target<Variant>(args_, tile, consumer);
@@ -56,21 +73,39 @@ class Finisher {
     wait_for(shared_.filled(consumer), phases_ >> consumer & 1U);
   }
 
-  __device__ __forceinline__ float weight_of(std::int64_t row) const {
-    const Activations& act = args_.activations;
-    if (act.weights == nullptr) return 1.0F;
-    return act.weights[act.weight_sources != nullptr ? act.weight_sources[row] : row];
-  }
+  // The weights of 64 rows, two a lane of every warp.
+  class Weights {
+   public:
+    __device__ __forceinline__ Weights(const Activations& act, const Target& target) {
+      if (act.weights == nullptr) return;
+      const auto lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (lane + 32 * i >= target.rows) continue;
+        const std::int64_t row = target.row + lane + 32 * i;
+        values_[i] = act.weights[act.weight_sources != nullptr ? act.weight_sources[row] : row];
+      }
+    }
+    // By all lanes at once, each for its own row.
+    __device__ __forceinline__ float of(int line) const {
+      const float first = __shfl_sync(~0U, values_[0], line);
+      const float second = __shfl_sync(~0U, values_[1], line);
+      return line < 32 ? first : second;
+    }
+
+   private:
+    float values_[2] = {1.0F, 1.0F};
+  };
+
   __device__ __forceinline__ static Element* element(const Rows& rows, std::int64_t row,
                                                      int column) {
     return static_cast<Element*>(const_cast<void*>(rows.data)) + row * rows.stride + column;
   }
-  __device__ __forceinline__ static Line<Element> line_of(uint4 piece) {
-    return reinterpret_cast<const Line<Element>&>(piece);
+  __device__ __forceinline__ static void store(Element* to, const PackedLine& line) {
+    *reinterpret_cast<uint4*>(to) = line.piece();
   }
-  __device__ __forceinline__ static void store(const Rows& rows, std::int64_t row, int column,
-                                               const Line<Element>& line) {
-    *reinterpret_cast<uint4*>(element(rows, row, column)) = reinterpret_cast<const uint4&>(line);
+  __device__ __forceinline__ static PackedLine load_staged(std::uint32_t box, int line, int piece) {
+    return PackedLine::of(load_shared(piece_of_box(box, line, piece)));
   }
 
   // Keeps the sums, a box of the gate and one of the up projection, and stores what they activate.
@@ -84,6 +119,7 @@ class Finisher {
     const int first_column = half.target.column + half.index * kBoxColumns;
     const bool keeps = act.hidden.data != nullptr;
     const bool in_bulk = keeps && half.target.rows >= 64;
+    const Weights weights(act, half.target);
     wait_until_filled(half.consumer);
     if (in_bulk && thread_ == 0 && first_column < args_.columns) {
       store_box(&args_.c.whole, {first_column, half.target.row, 0, 0}, gates);
@@ -92,22 +128,27 @@ class Finisher {
     }
     const int piece = thread_ % kPieces;
     const int column = first_column + piece * 8;
-    const int lines = column < args_.columns ? min(half.target.rows, 64) : 0;
+    const int lines = min(half.target.rows, 64);
+    // All rows of a warp, as long as there is one: their weights are fetched together.
 #pragma unroll 2
-    for (int line = thread_ / kPieces; line < lines; line += kLines) {
+    for (int line = thread_ / kPieces; line / 4 * 4 < lines; line += kLines) {
+      const float weight = weights.of(line);
+      if (line >= lines || column >= args_.columns) continue;
       const std::int64_t row = half.target.row + line;
-      const float weight = weight_of(row);
-      const Line<Element> gate = line_of(load_shared(piece_of_box(gates, line, piece)));
-      const Line<Element> up = line_of(load_shared(piece_of_box(ups, line, piece)));
-      Line<Element> result;
+      const PackedLine gate = load_staged(gates, line, piece);
+      const PackedLine up = load_staged(ups, line, piece);
+      PackedLine result;
 #pragma unroll
-      for (int e = 0; e < Line<Element>::kElements; ++e) {
-        result.set(e, weight * Act::value(gate.get(e), up.get(e), act.limit));
+      for (int pair = 0; pair < PackedLine::kPairs; ++pair) {
+        const auto value = [&](int e) {
+          return weight * Act::value(gate.get(pair, e), up.get(pair, e), act.limit);
+        };
+        result.pairs[pair] = round_pair(value(0), value(1));
       }
-      store(act.activated, row, column, result);
+      store(element(act.activated, row, column), result);
       if (!keeps || in_bulk) continue;
-      store(act.hidden, row, column, gate);
-      store(act.hidden, row, args_.columns + column, up);
+      store(element(act.hidden, row, column), gate);
+      store(element(act.hidden, row, args_.columns + column), up);
     }
     if (in_bulk && thread_ == 0) wait_until_stores_have_read<0>();
     arrive(shared_.drained(half.consumer));
@@ -115,94 +156,140 @@ class Finisher {
 
   // What a thread has of a row in the backward: eight columns of 128.
   struct Inputs {
-    Line<Element> gate;
-    Line<Element> up;
-    float weight;
+    PackedLine gate;
+    PackedLine up;
   };
 
-  // The sums are the gradient of what was activated, before its weight. A warp has two rows at a
-  // time, and the next ones' inputs on their way.
+  // The sums are the gradient of what was activated, before its weight. A warp has two rows side by
+  // side and two steps of them at a time, whose long ways through the units overlap, with the next
+  // ones' inputs under way.
   template <typename Act>
   __device__ __forceinline__ void activate_backward(const Half& half) {
     constexpr int kPieces = 16;  // of a row's 128 columns
     constexpr int kStep = Variant::kFinishers / kPieces;
+    constexpr int kAtOnce = 2;
+    const Activations& act = args_.activations;
     const int piece = thread_ % kPieces;
-    const int first_column = half.target.column + half.index * 2 * kBoxColumns;
-    const int column = first_column + piece * 8;
-    const int lines = min(half.target.rows, 64);
-    const auto has = [&](int line) { return line < lines && column < args_.columns; };
-    fetch(half.target.row, lines, first_column);
-    Inputs next{};
+    const int column = half.target.column + half.index * 2 * kBoxColumns + piece * 8;
+    const int lines = column < args_.columns ? min(half.target.rows, 64) : 0;
+    const Weights weights(act, half.target);
     int line = thread_ / kPieces;
-    if (has(line)) next = load_inputs(half.target.row + line, column);
+    const std::int64_t first_row = half.target.row + line;
+    Element* gates = element(act.hidden, first_row, column);
+    Element* activated = element(act.activated, first_row, column);
+    const std::int64_t hidden_step = kStep * act.hidden.stride;
+    const std::int64_t activated_step = kStep * act.activated.stride;
+    const auto load = [&](Inputs(&inputs)[kAtOnce], const Element* from, int first_line) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first_line + i * kStep < lines) inputs[i] = load_inputs(from + i * hidden_step);
+      }
+    };
+    Inputs next[kAtOnce] = {};
+    load(next, gates, line);
     wait_until_filled(half.consumer);
     const std::uint32_t box = shared_.staging(half.consumer, piece / 8);
-    // Both rows of a warp, as long as there is one: their sums are made together.
-    for (; line / 2 * 2 < lines; line += kStep) {
-      const Inputs now = next;
-      if (has(line + kStep)) next = load_inputs(half.target.row + line + kStep, column);
-      float dot = 0.0F;
-      if (has(line)) {
-        const Line<Element> d = line_of(load_shared(piece_of_box(box, line, piece % 8)));
-        dot = line_backward<Act>(half.target.row + line, column, d, now);
+    // All rows of a warp, as long as there is one: they exchange weights and sums.
+    for (const int all = min(half.target.rows, 64); line / 2 * 2 < all; line += kAtOnce * kStep) {
+      Inputs now[kAtOnce];
+      PackedLine d[kAtOnce];
+      float weight[kAtOnce];
+      float dots[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        now[i] = next[i];
+        d[i] = load_staged(box, min(line + i * kStep, 63), piece % 8);
+        weight[i] = weights.of(line + i * kStep);
       }
-      store_dot(half, line, column, piece, dot);
+      load(next, gates + kAtOnce * hidden_step, line + kAtOnce * kStep);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool is_there = line + i * kStep < lines;
+        dots[i] = line_backward<Act>(d[i], now[i], weight[i], is_there, gates + i * hidden_step,
+                                     activated + i * activated_step);
+      }
+      store_dots<kAtOnce, kStep>(half, line, column, dots);
+      gates += kAtOnce * hidden_step;
+      activated += kAtOnce * activated_step;
     }
     arrive(shared_.drained(half.consumer));
   }
 
-  // Brings what is about to be read, four lines of the cache of every row, nearer.
-  __device__ __forceinline__ void fetch(std::int64_t first_row, int rows, int first_column) const {
-    for (int i = thread_; i < 4 * rows; i += Variant::kFinishers) {
-      const int column = first_column + i % 2 * kBoxColumns;
-      const int part = i / 2 % 2 * args_.columns;
+  // Brings what a tile will read, which is eight lines of the cache of every row, nearer.
+  __device__ __forceinline__ void fetch(const Tile& tile) const {
+    constexpr int kBoxes = kTileColumns / kBoxColumns;
+    if (tile.idle) return;
+    const int rows = min(tile.rows - tile.row_block * kTileRows, kTileRows);
+    const std::int64_t first_row = tile.first_row + tile.row_block * kTileRows;
+    for (int i = thread_; i < 2 * kBoxes * rows; i += Variant::kFinishers) {
+      const int column = tile.column_block * kTileColumns + i % kBoxes * kBoxColumns;
+      const int part = i / kBoxes % 2 * args_.columns;
       if (column >= args_.columns) continue;
-      fetch_to_cache(element(args_.activations.hidden, first_row + i / 4, part + column));
+      fetch_to_cache(
+          element(args_.activations.hidden, first_row + i / (2 * kBoxes), part + column));
     }
   }
 
-  __device__ __forceinline__ Inputs load_inputs(std::int64_t row, int column) const {
-    const auto load = [&](int at) {
-      const Element* const from = element(args_.activations.hidden, row, at);
-      return line_of(__ldcs(reinterpret_cast<const uint4*>(from)));
+  __device__ __forceinline__ Inputs load_inputs(const Element* gate) const {
+    const auto load = [](const Element* from) {
+      return PackedLine::of(__ldcs(reinterpret_cast<const uint4*>(from)));
     };
-    return {load(column), load(args_.columns + column), weight_of(row)};
+    return {load(gate), load(gate + args_.columns)};
   }
 
   // As activate_backward of expert_passes.h does it; returns this line's part of ⟨d, activation⟩.
   template <typename Act>
-  __device__ __forceinline__ float line_backward(std::int64_t row, int column,
-                                                 const Line<Element>& d, const Inputs& in) const {
-    const Activations& act = args_.activations;
-    Line<Element> gate;
-    Line<Element> up;
-    Line<Element> activated;
+  __device__ __forceinline__ float line_backward(const PackedLine& d, const Inputs& in,
+                                                 float weight, bool is_there, Element* hidden,
+                                                 Element* activated) const {
+    PackedLine d_gate;
+    PackedLine d_up;
+    PackedLine values;
     float dot = 0.0F;
 #pragma unroll
-    for (int e = 0; e < Line<Element>::kElements; ++e) {
-      const float d_value = d.get(e);
-      const Derivatives slopes = Act::derivatives(in.gate.get(e), in.up.get(e), act.limit);
-      dot += d_value * slopes.value;
-      activated.set(e, in.weight * slopes.value);
-      gate.set(e, in.weight * d_value * slopes.d_gate);
-      up.set(e, in.weight * d_value * slopes.d_up);
+    for (int pair = 0; pair < PackedLine::kPairs; ++pair) {
+      float results[3][2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float d_value = d.get(pair, e);
+        const Derivatives slopes = Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e),
+                                                    args_.activations.limit);
+        dot += d_value * slopes.value;
+        results[0][e] = weight * slopes.value;
+        results[1][e] = weight * d_value * slopes.d_gate;
+        results[2][e] = weight * d_value * slopes.d_up;
+      }
+      values.pairs[pair] = round_pair(results[0][0], results[0][1]);
+      d_gate.pairs[pair] = round_pair(results[1][0], results[1][1]);
+      d_up.pairs[pair] = round_pair(results[2][0], results[2][1]);
     }
-    store(act.activated, row, column, activated);
-    store(act.hidden, row, column, gate);
-    store(act.hidden, row, args_.columns + column, up);
-    return dot;
+    if (is_there) {
+      store(activated, values);
+      store(hidden, d_gate);
+      store(hidden + args_.columns, d_up);
+    }
+    return is_there ? dot : 0.0F;
   }
 
   // Of 128 columns, by the sixteen threads that have them.
-  __device__ __forceinline__ void store_dot(const Half& half, int line, int column, int piece,
-                                            float dot) const {
+  template <int kRows, int kStep>
+  __device__ __forceinline__ void store_dots(const Half& half, int line, int column,
+                                             float (&dots)[kRows]) const {
     const Activations& act = args_.activations;
     if (act.dots == nullptr) return;
 #pragma unroll
-    for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0U, dot, lanes);
-    if (piece != 0 || line >= half.target.rows || column >= args_.columns) return;
-    act.dots[(half.target.row + line) * static_cast<std::int64_t>(act.dot_blocks) + column / 128] =
-        dot;
+    for (int lanes = 8; lanes > 0; lanes /= 2) {
+#pragma unroll
+      for (float& dot : dots) dot += __shfl_xor_sync(~0U, dot, lanes);
+    }
+    if (thread_ % 16 != 0 || column >= args_.columns) return;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int at = line + i * kStep;
+      if (at >= min(half.target.rows, 64)) continue;
+      const std::int64_t row = half.target.row + at;
+      act.dots[row * act.dot_blocks + column / 128] = dots[i];
+    }
   }
 
   const KernelArgs& args_;

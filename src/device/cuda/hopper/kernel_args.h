@@ -46,8 +46,8 @@ struct Variant {
   static constexpr int kReaders = kHasFinisher ? 32 : kWarpgroup;
   static constexpr int kFinishers = kWarpgroup - 32;
   // A consumer holds 128 sums, and of the tile before 64 pairs, or half of them.
-  static constexpr int kConsumerRegisters = kHasFinisher ? 192 : kReadsTokens ? 224 : 232;
-  static constexpr int kOtherRegisters = kHasFinisher ? 120 : kReadsTokens ? 56 : 40;
+  static constexpr int kConsumerRegisters = kHasFinisher ? 184 : kReadsTokens ? 216 : 232;
+  static constexpr int kOtherRegisters = kHasFinisher ? 136 : kReadsTokens ? 72 : 40;
   // A tile that activates has 128 columns of the gate, and the same of the up projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;
 };

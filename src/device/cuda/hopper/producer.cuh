@@ -42,7 +42,7 @@ class Producer {
   // By all readers: every thread copies its pieces of A, and the first bulk copies B.
   __device__ __forceinline__ void run_reading_tokens(int thread) {
     TileWalk<Variant> walk(args_, rank_);
-    TokenReader<Variant> reader(args_.tokens, thread);
+    TokenReader<Variant> reader(args_.tokens, thread / 32);
     Tile tile;
     while (walk.next(tile)) {
       if (thread == 0) acquire_maps(tile);

@@ -38,8 +38,12 @@ __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
 }
 
 // 16 bytes of global memory, or zeros where they are not wanted.
+__device__ __forceinline__ void copy_piece(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
+}
 __device__ __forceinline__ void copy_piece(std::uint32_t to, const void* from, bool wanted) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(wanted ? 16 : 0)
                : "memory");
 }

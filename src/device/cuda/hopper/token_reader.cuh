@@ -1,77 +1,157 @@
 // Rows of A that are read from tokens: what a bulk copy would put into shared memory, put there in
-// pieces of 16 bytes by a warp or four.
+// pieces of 16 bytes by a warp or four. A warp finds the tokens of its rows together, a lane one or
+// four, and has little to do in a block of the reduction: it must keep up with the tensor cores.
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
-#include "device/cuda/hopper/boxes.cuh"
 #include "device/cuda/hopper/pipeline.cuh"
 #include "device/cuda/hopper/tile_walk.cuh"
 
 namespace switchyard::cuda::hopper {
 
-// A stage of A has 1024 pieces. Along k a line is a row of the tile, and a thread
-// has the same rows in every block of the reduction; across k a line is half of a row of the block,
-// and the rows are others every time.
-template <typename Variant>
-class TokenReader {
+// A row of a group is a token's; beyond the group it is any token's, since its sums are not stored,
+// or its lines zeroed. By all lanes of a warp.
+class TokenRowsOfWarp {
  public:
-  __device__ __forceinline__ TokenReader(const Tokens& tokens, int thread)
-      : tokens_(tokens), line_(thread / kRowPieces), piece_(thread % kRowPieces) {}
+  __device__ __forceinline__ explicit TokenRowsOfWarp(const Tokens& tokens)
+      : tokens_(tokens), lane_(static_cast<int>(threadIdx.x % 32)) {}
+
+  __device__ __forceinline__ std::uint32_t source_of(const Tile& tile, int row) const {
+    if (tile.idle || row >= tile.rows) return 0;
+    return static_cast<std::uint32_t>(tokens_.sources[tile.first_row + row]);
+  }
+  __device__ __forceinline__ std::uint32_t token_of(std::uint32_t source) const {
+    return tokens_.top_k.divide(source);
+  }
+  // The token that a lane has found.
+  __device__ __forceinline__ const std::byte* row_of(std::uint32_t token, int lane) const {
+    return data() + std::uint64_t{__shfl_sync(~0U, token, lane)} * tokens_.stride;
+  }
+  __device__ __forceinline__ const std::byte* data() const {
+    return static_cast<const std::byte*>(tokens_.data);
+  }
+  __device__ __forceinline__ int columns() const { return tokens_.columns; }
+  __device__ __forceinline__ int lane() const { return lane_; }
+
+ private:
+  const Tokens& tokens_;
+  const int lane_;
+};
+
+// Lines along k, by one warp: a stage has 128, a row each, and a lane copies the same piece of
+// every fourth, of the same rows in all blocks of a tile.
+class AlongKReader {
+ public:
+  __device__ __forceinline__ AlongKReader(const Tokens& tokens, int /*warp*/) : rows_(tokens) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    find_sources(tile, kAlongK ? tile.row_block * kTileRows : 0);
-    if constexpr (kAlongK) find_tokens();
+    constexpr int kRowsOfLane = kTileRows / 32;
+    std::uint32_t found[kRowsOfLane];
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      found[i] = rows_.source_of(tile, tile.row_block * kTileRows + i * 32 + rows_.lane());
+    }
+#pragma unroll
+    for (std::uint32_t& place : found) place = rows_.token_of(place);
+#pragma unroll
+    for (int i = 0; i < kLinesOfLane; ++i) {
+      const int line = first_line() + i * kStep;
+      from_[i] = rows_.row_of(found[i * kStep / 32], line) + piece() * 16;
+    }
   }
 
-  __device__ __forceinline__ void copy(const Tile& tile, int k, std::uint32_t to) {
-    if constexpr (!kAlongK) find_tokens();
-    const int column = (kAlongK ? k * kBlock : tile.row_block * kTileRows) + piece_ * kElements;
-    const bool inside = column < tokens_.columns;
-    const auto* from = static_cast<const std::byte*>(tokens_.data) + (inside ? column * 2 : 0);
-    const std::uint32_t box = to + piece_ / kLinePieces * kBoxBytes;
+  __device__ __forceinline__ void copy(const Tile& /*tile*/, int k, std::uint32_t to) {
+    switch (k % kBlocksOfPointer) {
+      case 0:
+        return copy_block<0>(k, to);
+      case 1:
+        return copy_block<1>(k, to);
+      case 2:
+        return copy_block<2>(k, to);
+      default:
+        copy_block<3>(k, to);
 #pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      const bool wanted = inside && places_[i] != kNoRow;
-      copy_piece(piece_of_box(box, line_ + i * kStep, piece_ % kLinePieces),
-                 from + std::uint64_t{wanted ? places_[i] : 0} * tokens_.stride, wanted);
+        for (const std::byte*& from : from_) from += kBlocksOfPointer * 128;
     }
-    // The next block's are on their way while a stage is waited for.
-    if constexpr (!kAlongK) find_sources(tile, (k + 1) * kBlock);
   }
 
  private:
-  static constexpr bool kAlongK = !Variant::kIsWeightGradient;
-  static constexpr int kElements = 8;                           // of a piece
-  static constexpr int kLinePieces = 8;                         // 128 bytes
-  static constexpr int kRowPieces = kAlongK ? 8 : 16;           // of a row of a stage
-  static constexpr int kOfThread = 1024 / Variant::kReaders;    // pieces
-  static constexpr int kStep = Variant::kReaders / kRowPieces;  // rows between them
-  static constexpr std::uint32_t kNoRow = ~0U;
+  static constexpr int kStep = 4;
+  static constexpr int kLinesOfLane = kTileRows / kStep;
+  static constexpr int kBlocksOfPointer = 4;
 
-  // Of the rows from this one of the group on.
-  __device__ __forceinline__ void find_sources(const Tile& tile, int first) {
+  // Pointers stay what they are for some blocks: one that a copy still has to read is waited for.
+  // Columns beyond the last count as zeros, as those of B do.
+  template <int kBlockOfPointer>
+  __device__ __forceinline__ void copy_block(int k, std::uint32_t to) const {
+    const bool inside = k * kBlock + piece() * 8 < rows_.columns();
+    const std::uint32_t line = to + first_line() * 128;
+    // Of lines that are eight apart the pieces lie alike.
+    const std::uint32_t even = line + (piece() ^ first_line()) * 16;
+    const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
 #pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      const int row = first + line_ + i * kStep;
-      places_[i] = kNoRow;
-      if (!tile.idle && row < tile.rows) {
-        places_[i] = static_cast<std::uint32_t>(tokens_.sources[tile.first_row + row]);
-      }
-    }
-  }
-  __device__ __forceinline__ void find_tokens() {
-#pragma unroll
-    for (std::uint32_t& place : places_) {
-      if (place != kNoRow) place = tokens_.top_k.divide(place);
+    for (int i = 0; i < kLinesOfLane; ++i) {
+      copy_piece((i % 2 == 0 ? even : odd) + i * kStep * 128, from_[i] + kBlockOfPointer * 128,
+                 inside);
     }
   }
 
-  const Tokens& tokens_;
-  const int line_;   // the first of this thread's
-  const int piece_;  // in it
-  // Of each row: its source, and then its token.
-  std::uint32_t places_[kOfThread];
+  __device__ __forceinline__ int first_line() const { return rows_.lane() / 8; }
+  __device__ __forceinline__ int piece() const { return rows_.lane() % 8; }
+
+  TokenRowsOfWarp rows_;
+  const std::byte* from_[kLinesOfLane];
 };
+
+// Lines across k, by four warps: a stage has 64 rows of 256 bytes, and a thread copies the same
+// piece of every eighth, of other rows in every block. Their sources are asked for two blocks
+// before.
+class AcrossKReader {
+ public:
+  __device__ __forceinline__ AcrossKReader(const Tokens& tokens, int warp)
+      : rows_(tokens),
+        first_line_(warp * 2 + rows_.lane() / 16),
+        found_line_(warp * 2 + rows_.lane() % 2 + rows_.lane() % 16 / 2 * kStep) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    const int column = tile.row_block * kTileRows + piece() * 8;
+    offset_ = column < rows_.columns() ? column * 2 : 0;
+    sources_[0] = rows_.source_of(tile, found_line_);
+    sources_[1] = rows_.source_of(tile, found_line_ + kBlock);
+  }
+
+  __device__ __forceinline__ void copy(const Tile& tile, int k, std::uint32_t to) {
+    k % 2 == 0 ? copy_block(tile, k, to, sources_[0]) : copy_block(tile, k, to, sources_[1]);
+  }
+
+ private:
+  static constexpr int kStep = 8;
+
+  __device__ __forceinline__ int piece() const { return rows_.lane() % 16; }
+
+  __device__ __forceinline__ void copy_block(const Tile& tile, int k, std::uint32_t to,
+                                             std::uint32_t& source) {
+    const std::uint32_t token = rows_.token_of(source);
+    const std::uint32_t line = to + piece() / 8 * kBoxBytes + first_line_ * 128;
+    const std::uint32_t first = line + (piece() % 8 ^ first_line_ % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < kBlock / kStep; ++i) {
+      copy_piece(first + i * kStep * 128, rows_.row_of(token, 2 * i + rows_.lane() / 16) + offset_);
+    }
+    // Not before: whoever waits for a load waits for those after it too.
+    source = rows_.source_of(tile, (k + 2) * kBlock + found_line_);
+  }
+
+  TokenRowsOfWarp rows_;
+  const int first_line_;
+  const int found_line_;
+  int offset_ = 0;            // of the piece in its row
+  std::uint32_t sources_[2];  // of even and of odd blocks
+};
+
+template <typename Variant>
+using TokenReader = std::conditional_t<Variant::kIsWeightGradient, AcrossKReader, AlongKReader>;
 
 }  // namespace switchyard::cuda::hopper
