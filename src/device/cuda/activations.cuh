@@ -9,7 +9,15 @@ namespace switchyard::cuda {
 // bf16 rows have eight bits: fast functions do. f32 rows get the accurate ones.
 struct FastMath {
   __device__ static float exp(float x) { return __expf(x); }
-  __device__ static float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
+  // Numbers too small for their sum with 1 may well be zero.
+  __device__ static float sigmoid(float x) {
+    constexpr float kLog2E = 1.44269504F;
+    float power = -kLog2E * x;
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(power));
+    float result = 1.0F + power;
+    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(result));
+    return result;
+  }
 };
 struct AccurateMath {
   __device__ static float exp(float x) { return expf(x); }

@@ -49,15 +49,16 @@ class Finisher {
     Tile tile;
     while (walk.next(tile)) {
       if constexpr (!Variant::kActivates) fetch(tile);
+      const Weights weights(args_.activations, tile);
       for (int half = 0; half < 2; ++half) {
 #pragma unroll 1
         for (int consumer = 0; consumer < kConsumers; ++consumer) {
           if (!has_rows<Variant>(tile, consumer)) continue;
           const Target target = find_target<Variant>(args_, tile, consumer);
           if constexpr (Variant::kActivates) {
-            activate<Act>({target, consumer, half});
+            activate<Act>({target, consumer, half}, weights);
           } else {
-            activate_backward<Act>({target, consumer, half});
+            activate_backward<Act>({target, consumer, half}, weights);
           }
           phases_ ^= 1U << consumer;
         }
@@ -73,28 +74,32 @@ class Finisher {
     wait_for(shared_.filled(consumer), phases_ >> consumer & 1U);
   }
 
-  // The weights of 64 rows, two a lane of every warp.
+  // The weights of a tile's rows, four a lane of every warp.
   class Weights {
    public:
-    __device__ __forceinline__ Weights(const Activations& act, const Target& target) {
-      if (act.weights == nullptr) return;
+    __device__ __forceinline__ Weights(const Activations& act, const Tile& tile) {
+      if (act.weights == nullptr || tile.idle) return;
       const auto lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (lane + 32 * i >= target.rows) continue;
-        const std::int64_t row = target.row + lane + 32 * i;
+      for (int i = 0; i < kTileRows / 32; ++i) {
+        const int in_group = tile.row_block * kTileRows + i * 32 + lane;
+        if (in_group >= tile.rows) continue;
+        const std::int64_t row = tile.first_row + in_group;
         values_[i] = act.weights[act.weight_sources != nullptr ? act.weight_sources[row] : row];
       }
+      // The loads are waited for here: otherwise those that follow are waited for with them.
+#pragma unroll
+      for (float& value : values_) value = __shfl_sync(~0U, value, lane);
     }
-    // By all lanes at once, each for its own row.
-    __device__ __forceinline__ float of(int line) const {
-      const float first = __shfl_sync(~0U, values_[0], line);
-      const float second = __shfl_sync(~0U, values_[1], line);
+    // Of a consumer's row; by all lanes at once, each for its own.
+    __device__ __forceinline__ float of(int consumer, int line) const {
+      const float first = __shfl_sync(~0U, consumer == 0 ? values_[0] : values_[2], line);
+      const float second = __shfl_sync(~0U, consumer == 0 ? values_[1] : values_[3], line);
       return line < 32 ? first : second;
     }
 
    private:
-    float values_[2] = {1.0F, 1.0F};
+    float values_[kTileRows / 32] = {1.0F, 1.0F, 1.0F, 1.0F};
   };
 
   __device__ __forceinline__ static Element* element(const Rows& rows, std::int64_t row,
@@ -110,7 +115,7 @@ class Finisher {
 
   // Keeps the sums, a box of the gate and one of the up projection, and stores what they activate.
   template <typename Act>
-  __device__ __forceinline__ void activate(const Half& half) {
+  __device__ __forceinline__ void activate(const Half& half, const Weights& weights) {
     constexpr int kPieces = 8;  // of a line
     constexpr int kLines = Variant::kFinishers / kPieces;
     const Activations& act = args_.activations;
@@ -119,7 +124,6 @@ class Finisher {
     const int first_column = half.target.column + half.index * kBoxColumns;
     const bool keeps = act.hidden.data != nullptr;
     const bool in_bulk = keeps && half.target.rows >= 64;
-    const Weights weights(act, half.target);
     wait_until_filled(half.consumer);
     if (in_bulk && thread_ == 0 && first_column < args_.columns) {
       store_box(&args_.c.whole, {first_column, half.target.row, 0, 0}, gates);
@@ -132,7 +136,7 @@ class Finisher {
     // All rows of a warp, as long as there is one: their weights are fetched together.
 #pragma unroll 2
     for (int line = thread_ / kPieces; line / 4 * 4 < lines; line += kLines) {
-      const float weight = weights.of(line);
+      const float weight = weights.of(half.consumer, line);
       if (line >= lines || column >= args_.columns) continue;
       const std::int64_t row = half.target.row + line;
       const PackedLine gate = load_staged(gates, line, piece);
@@ -164,7 +168,7 @@ class Finisher {
   // side and two steps of them at a time, whose long ways through the units overlap, with the next
   // ones' inputs under way.
   template <typename Act>
-  __device__ __forceinline__ void activate_backward(const Half& half) {
+  __device__ __forceinline__ void activate_backward(const Half& half, const Weights& weights) {
     constexpr int kPieces = 16;  // of a row's 128 columns
     constexpr int kStep = Variant::kFinishers / kPieces;
     constexpr int kAtOnce = 2;
@@ -172,7 +176,6 @@ class Finisher {
     const int piece = thread_ % kPieces;
     const int column = half.target.column + half.index * 2 * kBoxColumns + piece * 8;
     const int lines = column < args_.columns ? min(half.target.rows, 64) : 0;
-    const Weights weights(act, half.target);
     int line = thread_ / kPieces;
     const std::int64_t first_row = half.target.row + line;
     Element* gates = element(act.hidden, first_row, column);
@@ -199,7 +202,7 @@ class Finisher {
       for (int i = 0; i < kAtOnce; ++i) {
         now[i] = next[i];
         d[i] = load_staged(box, min(line + i * kStep, 63), piece % 8);
-        weight[i] = weights.of(line + i * kStep);
+        weight[i] = weights.of(half.consumer, line + i * kStep);
       }
       load(next, gates + kAtOnce * hidden_step, line + kAtOnce * kStep);
 #pragma unroll

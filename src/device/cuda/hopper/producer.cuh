@@ -53,8 +53,9 @@ class Producer {
           arrive_expecting(pipeline_.full(), tile.idle ? 0 : kBBytes);
           load_all_b(tile, k);
         }
-        if (!tile.idle) reader.copy(tile, k, pipeline_.a());
+        if (!tile.idle) reader.copy(k, pipeline_.a());
         arrive_after_copies(pipeline_.full());
+        if (!tile.idle) reader.find_next(tile, k);
         pipeline_.advance();
       }
     }

@@ -62,7 +62,7 @@ class AlongKReader {
     }
   }
 
-  __device__ __forceinline__ void copy(const Tile& /*tile*/, int k, std::uint32_t to) {
+  __device__ __forceinline__ void copy(int k, std::uint32_t to) const {
     switch (k % kBlocksOfPointer) {
       case 0:
         return copy_block<0>(k, to);
@@ -71,10 +71,13 @@ class AlongKReader {
       case 2:
         return copy_block<2>(k, to);
       default:
-        copy_block<3>(k, to);
-#pragma unroll
-        for (const std::byte*& from : from_) from += kBlocksOfPointer * 128;
+        return copy_block<3>(k, to);
     }
+  }
+  __device__ __forceinline__ void find_next(const Tile& /*tile*/, int k) {
+    if (k % kBlocksOfPointer != kBlocksOfPointer - 1) return;
+#pragma unroll
+    for (const std::byte*& from : from_) from += kBlocksOfPointer * 128;
   }
 
  private:
@@ -106,8 +109,8 @@ class AlongKReader {
 };
 
 // Lines across k, by four warps: a stage has 64 rows of 256 bytes, and a thread copies the same
-// piece of every eighth, of other rows in every block. Their sources are asked for two blocks
-// before.
+// piece of every eighth, of other rows in every block: found one block before, and their sources
+// asked for two before.
 class AcrossKReader {
  public:
   __device__ __forceinline__ AcrossKReader(const Tokens& tokens, int warp)
@@ -118,37 +121,42 @@ class AcrossKReader {
   __device__ __forceinline__ void begin(const Tile& tile) {
     const int column = tile.row_block * kTileRows + piece() * 8;
     offset_ = column < rows_.columns() ? column * 2 : 0;
-    sources_[0] = rows_.source_of(tile, found_line_);
-    sources_[1] = rows_.source_of(tile, found_line_ + kBlock);
+    source_ = rows_.source_of(tile, found_line_);
+    find_rows();
+    source_ = rows_.source_of(tile, kBlock + found_line_);
   }
 
-  __device__ __forceinline__ void copy(const Tile& tile, int k, std::uint32_t to) {
-    k % 2 == 0 ? copy_block(tile, k, to, sources_[0]) : copy_block(tile, k, to, sources_[1]);
+  __device__ __forceinline__ void copy(int /*k*/, std::uint32_t to) const {
+    const std::uint32_t line = to + piece() / 8 * kBoxBytes + first_line_ * 128;
+    const std::uint32_t first = line + (piece() % 8 ^ first_line_ % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < kLinesOfThread; ++i) copy_piece(first + i * kStep * 128, from_[i]);
+  }
+  __device__ __forceinline__ void find_next(const Tile& tile, int k) {
+    find_rows();
+    source_ = rows_.source_of(tile, (k + 2) * kBlock + found_line_);
   }
 
  private:
   static constexpr int kStep = 8;
+  static constexpr int kLinesOfThread = kBlock / kStep;
 
   __device__ __forceinline__ int piece() const { return rows_.lane() % 16; }
 
-  __device__ __forceinline__ void copy_block(const Tile& tile, int k, std::uint32_t to,
-                                             std::uint32_t& source) {
-    const std::uint32_t token = rows_.token_of(source);
-    const std::uint32_t line = to + piece() / 8 * kBoxBytes + first_line_ * 128;
-    const std::uint32_t first = line + (piece() % 8 ^ first_line_ % 8) * 16;
+  __device__ __forceinline__ void find_rows() {
+    const std::uint32_t token = rows_.token_of(source_);
 #pragma unroll
-    for (int i = 0; i < kBlock / kStep; ++i) {
-      copy_piece(first + i * kStep * 128, rows_.row_of(token, 2 * i + rows_.lane() / 16) + offset_);
+    for (int i = 0; i < kLinesOfThread; ++i) {
+      from_[i] = rows_.row_of(token, 2 * i + rows_.lane() / 16) + offset_;
     }
-    // Not before: whoever waits for a load waits for those after it too.
-    source = rows_.source_of(tile, (k + 2) * kBlock + found_line_);
   }
 
   TokenRowsOfWarp rows_;
   const int first_line_;
   const int found_line_;
   int offset_ = 0;            // of the piece in its row
-  std::uint32_t sources_[2];  // of even and of odd blocks
+  std::uint32_t source_ = 0;  // of a row of the block after the next
+  const std::byte* from_[kLinesOfThread];
 };
 
 template <typename Variant>
