@@ -240,34 +240,67 @@ void weight_gradients(const ExpertStep& step, const ExpertStepGradients& out,
 
 }  // namespace
 
-void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Context& context) {
-  if (step.groups.count == 0) return;
+namespace {
+
+// What a weight gradient reads: rows in `scratch` rather than tokens where the product, which takes
+// about a tenth longer with tokens, is large beside a pass over the rows (docs/benchmarks.md).
+SourceRows gradient_input(const ExpertStep& step, const SourceRows& rows, int parts,
+                          const Rows& scratch, Context& context) {
+  constexpr std::int64_t kMostColumns = 2560;
+  if (rows.sources == nullptr || parts * step.options.intermediate <= kMostColumns) return rows;
+  gather_rows({.dtype = step.options.dtype,
+               .groups = step.groups,
+               .width = step.options.hidden,
+               .from = rows,
+               .to = scratch},
+              context);
+  context.mark("experts");
+  return {scratch};
+}
+
+void inner_gradients(const ExpertStep& step, const ExpertStepGradients& out, Context& context) {
   const auto& options = step.options;
-  const TensorView activated = take_rows(step, options.intermediate, context);
-  if (step.groups.row_capacity > 0) {
-    hidden_backward(step, out, rows_of(activated), context);
-    input_backward(step, out, context);
-  }
+  const auto matrices = inner_matrices<TensorView>(options);
+  const auto parts = static_cast<int>(matrices.size());
   weight_gradients(step, out,
-                   {.matrices = inner_matrices<TensorView>(options),
+                   {.matrices = matrices,
                     .biases = inner_biases<TensorView>(options),
                     .left = {step.hidden},
-                    .right = step.x,
+                    .right = gradient_input(step, step.x, parts, out.d_x, context),
                     .narrow = WeightGradientGemm::Side::b,
                     .rows = options.intermediate,
                     .columns = options.hidden},
                    context);
+}
+
+void outer_gradients(const ExpertStep& step, const ExpertStepGradients& out, const Rows& activated,
+                     Context& context) {
+  const auto& options = step.options;
   weight_gradients(
       step, out,
       {.matrices = {&ExpertGradients::down},
        .biases = {&ExpertGradients::down_bias},
-       .left = out.d_out,
-       .right = rows_of(activated),
+       .left = gradient_input(step, out.d_out, 1, out.d_x, context),
+       .right = {activated},
        .rows = options.hidden,
        .columns = options.intermediate,
        .bias_weights =
            options.weight_stage != WeightStage::input ? step.row_weights.data : nullptr},
       context);
+}
+
+}  // namespace
+
+void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Context& context) {
+  if (step.groups.count == 0) return;
+  const TensorView activated = take_rows(step, step.options.intermediate, context);
+  const bool has_rows = step.groups.row_capacity > 0;
+  if (has_rows) hidden_backward(step, out, rows_of(activated), context);
+  outer_gradients(step, out, rows_of(activated), context);
+  // d_x is written last: until then it has room for rows. Where x is weighed, d_x does that.
+  if (has_rows && weighs_input(step)) input_backward(step, out, context);
+  inner_gradients(step, out, context);
+  if (has_rows && !weighs_input(step)) input_backward(step, out, context);
 }
 
 }  // namespace switchyard::cuda

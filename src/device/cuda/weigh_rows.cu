@@ -1,4 +1,5 @@
-// Rows of groups, element by element: weighed before the first matrix, and added to others.
+// Rows of groups, element by element: weighed before the first matrix, read from tokens, and added
+// to others.
 #include <cuda_runtime.h>
 
 #include "device/cuda/expert_passes.h"
@@ -19,6 +20,8 @@ struct RowsKernel {
   std::int64_t to_stride;
   const float* row_weights;
   float* d_row_weights;
+  const std::int32_t* sources;
+  int top_k;
 };
 
 template <typename T, bool kAligned>
@@ -60,6 +63,31 @@ __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKe
   });
 }
 
+// Several lines are under way a thread.
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> args) {
+  constexpr int kAtOnce = 4;
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
+    const std::int64_t token = args.sources[row] / args.top_k;
+    const T* const from = args.from + token * args.from_stride;
+    const int step = args.warps * 32;
+    for (int first = thread; first < args.lines.count; first += kAtOnce * step) {
+      Line<T> values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int line = first + i * step;
+        if (line < args.lines.count) values[i] = args.lines.load<kAligned>(from, line);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int line = first + i * step;
+        if (line >= args.lines.count) continue;
+        args.lines.store<kAligned>(args.to + row * args.to_stride, line, values[i]);
+      }
+    }
+  });
+}
+
 template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kTeamBlock) add_kernel(const RowsKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
@@ -82,6 +110,8 @@ struct RowsPass {
   Rows to;
   const float* row_weights = nullptr;
   float* d_row_weights = nullptr;
+  const std::int32_t* sources = nullptr;
+  int top_k = 1;
 };
 
 // launch(kernel arguments, blocks, std::bool_constant for aligned lines)
@@ -99,7 +129,9 @@ void for_rows(const RowsPass& pass, Context& context, Launch launch) {
                                .to = data_of<T>(pass.to),
                                .to_stride = pass.to.stride,
                                .row_weights = pass.row_weights,
-                               .d_row_weights = pass.d_row_weights};
+                               .d_row_weights = pass.d_row_weights,
+                               .sources = pass.sources,
+                               .top_k = pass.top_k};
     for_alignment(
         has_whole_lines<T>(pass.width) && is_aligned<T>(pass.from) && is_aligned<T>(pass.to),
         [&](auto aligned) { launch(kernel, team_blocks(pass.groups, warps, context), aligned); });
@@ -127,6 +159,22 @@ void weigh_rows_backward(const WeighRowsBackward& args, Context& context) {
              weigh_backward_kernel<T, kAligned>
                  <<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
              check(cudaGetLastError(), "weigh_rows_backward");
+           });
+}
+
+void gather_rows(const GatherRows& args, Context& context) {
+  const RowsPass pass{.dtype = args.dtype,
+                      .groups = args.groups,
+                      .width = args.width,
+                      .from = args.from,
+                      .to = args.to,
+                      .sources = args.from.sources,
+                      .top_k = args.from.top_k};
+  for_rows(pass, context,
+           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
+                                          std::bool_constant<kAligned>) {
+             gather_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+             check(cudaGetLastError(), "gather_rows");
            });
 }
 

@@ -48,7 +48,6 @@ class Finisher {
     TileWalk<Variant> walk(args_, rank_);
     Tile tile;
     while (walk.next(tile)) {
-      if constexpr (!Variant::kActivates) fetch(tile);
       const Weights weights(args_.activations, tile);
       for (int half = 0; half < 2; ++half) {
 #pragma unroll 1
@@ -107,7 +106,7 @@ class Finisher {
     return static_cast<Element*>(const_cast<void*>(rows.data)) + row * rows.stride + column;
   }
   __device__ __forceinline__ static void store(Element* to, const PackedLine& line) {
-    *reinterpret_cast<uint4*>(to) = line.piece();
+    __stcs(reinterpret_cast<uint4*>(to), line.piece());  // as store_box does
   }
   __device__ __forceinline__ static PackedLine load_staged(std::uint32_t box, int line, int piece) {
     return PackedLine::of(load_shared(piece_of_box(box, line, piece)));
@@ -216,21 +215,6 @@ class Finisher {
       activated += kAtOnce * activated_step;
     }
     arrive(shared_.drained(half.consumer));
-  }
-
-  // Brings what a tile will read, which is eight lines of the cache of every row, nearer.
-  __device__ __forceinline__ void fetch(const Tile& tile) const {
-    constexpr int kBoxes = kTileColumns / kBoxColumns;
-    if (tile.idle) return;
-    const int rows = min(tile.rows - tile.row_block * kTileRows, kTileRows);
-    const std::int64_t first_row = tile.first_row + tile.row_block * kTileRows;
-    for (int i = thread_; i < 2 * kBoxes * rows; i += Variant::kFinishers) {
-      const int column = tile.column_block * kTileColumns + i % kBoxes * kBoxColumns;
-      const int part = i / kBoxes % 2 * args_.columns;
-      if (column >= args_.columns) continue;
-      fetch_to_cache(
-          element(args_.activations.hidden, first_row + i / (2 * kBoxes), part + column));
-    }
   }
 
   __device__ __forceinline__ Inputs load_inputs(const Element* gate) const {

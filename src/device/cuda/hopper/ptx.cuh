@@ -101,11 +101,14 @@ __device__ __forceinline__ void load_box_for_both(const CUtensorMap* map, const 
       : "memory");
 }
 
+// What is stored is the first to leave the cache: it would push out what is read again.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const Corner& to,
                                           std::uint32_t from) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group"
-      " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "{\n.reg .b64 first_out;\n"
+      "createpolicy.fractional.L2::evict_first.b64 first_out, 1.0;\n"
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint"
+      " [%0, {%2, %3, %4, %5}], [%1], first_out;\n}" ::"l"(map),
       "r"(from), "r"(to.column), "r"(to.row), "r"(to.group), "r"(to.part)
       : "memory");
 }
@@ -146,10 +149,6 @@ __device__ __forceinline__ void let_next_launch() {
 // Until the kernels before have ended, and what they wrote is there.
 __device__ __forceinline__ void wait_for_kernels_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-__device__ __forceinline__ void fetch_to_cache(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 __device__ __forceinline__ std::uint32_t rank_in_cluster() {
