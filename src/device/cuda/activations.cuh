@@ -38,7 +38,8 @@ struct Swiglu {
   }
   __device__ static Derivatives derivatives(float gate, float up, float /*limit*/) {
     const float s = Math::sigmoid(gate);
-    return {gate * s * up, up * (s * (1.0F + gate * (1.0F - s))), gate * s};
+    const float silu = gate * s;
+    return {silu * up, up * (s + silu * (1.0F - s)), silu};
   }
 };
 

@@ -10,11 +10,15 @@
 
 namespace switchyard::cuda::hopper {
 
-// Half of a consumer's sums: 64 rows, and of each two boxes of 64 columns.
+// Half of a consumer's sums: 64 rows, and of each two boxes of 64 columns. Of a tile's four the
+// consumers' first halves come first.
 struct Half {
-  Target target;
-  int consumer;
-  int index;
+  int number;
+  int row;
+  int rows;  // up to 64; none: there is no such half
+  int column;
+
+  __device__ __forceinline__ int consumer() const { return number % kConsumers; }
 };
 
 // Eight elements as they are loaded. Unpacked one by one when they are used: a load that is
@@ -49,18 +53,18 @@ class Finisher {
     Tile tile;
     while (walk.next(tile)) {
       const Weights weights(args_.activations, tile);
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-        for (int consumer = 0; consumer < kConsumers; ++consumer) {
-          if (!has_rows<Variant>(tile, consumer)) continue;
-          const Target target = find_target<Variant>(args_, tile, consumer);
-          if constexpr (Variant::kActivates) {
-            activate<Act>({target, consumer, half}, weights);
-          } else {
-            activate_backward<Act>({target, consumer, half}, weights);
-          }
-          phases_ ^= 1U << consumer;
+      Inputs next[kAtOnce] = {};
+      Half half = find_half(tile, 0);
+      if constexpr (!Variant::kActivates) load_first(half, next);
+      while (half.rows > 0) {
+        const Half after = find_half(tile, half.number + 1);
+        if constexpr (Variant::kActivates) {
+          activate<Act>(half, weights);
+        } else {
+          activate_backward<Act>(half, after, weights, next);
         }
+        phases_ ^= 1U << half.consumer();
+        half = after;
       }
     }
     if (thread_ == 0) wait_for_stores();
@@ -68,6 +72,16 @@ class Finisher {
 
  private:
   using Element = __nv_bfloat16;
+
+  // The half of this number, or the next one that has rows.
+  __device__ __forceinline__ Half find_half(const Tile& tile, int number) const {
+    constexpr int kColumns = Variant::kColumnsOfPart / 2;
+    if (!has_rows<Variant>(tile, number % kConsumers)) ++number;
+    if (number >= 2 * kConsumers || !has_rows<Variant>(tile, 0)) return {};
+    const Target target = find_target<Variant>(args_, tile, number % kConsumers);
+    return {number, target.row, min(target.rows, 64),
+            target.column + number / kConsumers * kColumns};
+  }
 
   __device__ __forceinline__ void wait_until_filled(int consumer) const {
     wait_for(shared_.filled(consumer), phases_ >> consumer & 1U);
@@ -118,26 +132,24 @@ class Finisher {
     constexpr int kPieces = 8;  // of a line
     constexpr int kLines = Variant::kFinishers / kPieces;
     const Activations& act = args_.activations;
-    const std::uint32_t gates = shared_.staging(half.consumer, 0);
-    const std::uint32_t ups = shared_.staging(half.consumer, 1);
-    const int first_column = half.target.column + half.index * kBoxColumns;
+    const std::uint32_t gates = shared_.staging(half.consumer(), 0);
+    const std::uint32_t ups = shared_.staging(half.consumer(), 1);
     const bool keeps = act.hidden.data != nullptr;
-    const bool in_bulk = keeps && half.target.rows >= 64;
-    wait_until_filled(half.consumer);
-    if (in_bulk && thread_ == 0 && first_column < args_.columns) {
-      store_box(&args_.c.whole, {first_column, half.target.row, 0, 0}, gates);
-      store_box(&args_.c.whole, {first_column, half.target.row, 0, 1}, ups);
+    const bool in_bulk = keeps && half.rows == 64;
+    wait_until_filled(half.consumer());
+    if (in_bulk && thread_ == 0 && half.column < args_.columns) {
+      store_box(&args_.c.whole, {half.column, half.row, 0, 0}, gates);
+      store_box(&args_.c.whole, {half.column, half.row, 0, 1}, ups);
       commit_stores();
     }
     const int piece = thread_ % kPieces;
-    const int column = first_column + piece * 8;
-    const int lines = min(half.target.rows, 64);
+    const int column = half.column + piece * 8;
     // All rows of a warp, as long as there is one: their weights are fetched together.
 #pragma unroll 2
-    for (int line = thread_ / kPieces; line / 4 * 4 < lines; line += kLines) {
-      const float weight = weights.of(half.consumer, line);
-      if (line >= lines || column >= args_.columns) continue;
-      const std::int64_t row = half.target.row + line;
+    for (int line = thread_ / kPieces; line / 4 * 4 < half.rows; line += kLines) {
+      const float weight = weights.of(half.consumer(), line);
+      if (line >= half.rows || column >= args_.columns) continue;
+      const std::int64_t row = half.row + line;
       const PackedLine gate = load_staged(gates, line, piece);
       const PackedLine up = load_staged(ups, line, piece);
       PackedLine result;
@@ -154,7 +166,7 @@ class Finisher {
       store(element(act.hidden, row, args_.columns + column), up);
     }
     if (in_bulk && thread_ == 0) wait_until_stores_have_read<0>();
-    arrive(shared_.drained(half.consumer));
+    arrive(shared_.drained(half.consumer()));
   }
 
   // What a thread has of a row in the backward: eight columns of 128.
@@ -163,36 +175,43 @@ class Finisher {
     PackedLine up;
   };
 
-  // The sums are the gradient of what was activated, before its weight. A warp has two rows side by
-  // side and two steps of them at a time, whose long ways through the units overlap, with the next
-  // ones' inputs under way.
+  // In the backward a thread has a piece of 128 columns, and in a step of the warps one of 6 rows.
+  static constexpr int kPieces = 16;
+  static constexpr int kStep = Variant::kFinishers / kPieces;
+  static constexpr int kAtOnce = 2;  // steps, whose long ways through the units overlap
+
+  // Rows of the half from this one on.
+  __device__ __forceinline__ void load_step(const Half& half, int line,
+                                            Inputs (&inputs)[kAtOnce]) const {
+    const int column = half.column + thread_ % kPieces * 8;
+    const Element* const from = element(args_.activations.hidden, half.row + line, column);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (line + i * kStep >= half.rows || column >= args_.columns) continue;
+      inputs[i] = load_inputs(from + i * kStep * args_.activations.hidden.stride);
+    }
+  }
+  __device__ __forceinline__ void load_first(const Half& half, Inputs (&inputs)[kAtOnce]) const {
+    load_step(half, thread_ / kPieces, inputs);
+  }
+
+  // The sums are the gradient of what was activated, before its weight. The next rows' inputs are
+  // always under way, also those of the half after.
   template <typename Act>
-  __device__ __forceinline__ void activate_backward(const Half& half, const Weights& weights) {
-    constexpr int kPieces = 16;  // of a row's 128 columns
-    constexpr int kStep = Variant::kFinishers / kPieces;
-    constexpr int kAtOnce = 2;
+  __device__ __forceinline__ void activate_backward(const Half& half, const Half& after,
+                                                    const Weights& weights,
+                                                    Inputs (&next)[kAtOnce]) {
     const Activations& act = args_.activations;
     const int piece = thread_ % kPieces;
-    const int column = half.target.column + half.index * 2 * kBoxColumns + piece * 8;
-    const int lines = column < args_.columns ? min(half.target.rows, 64) : 0;
-    int line = thread_ / kPieces;
-    const std::int64_t first_row = half.target.row + line;
-    Element* gates = element(act.hidden, first_row, column);
-    Element* activated = element(act.activated, first_row, column);
-    const std::int64_t hidden_step = kStep * act.hidden.stride;
-    const std::int64_t activated_step = kStep * act.activated.stride;
-    const auto load = [&](Inputs(&inputs)[kAtOnce], const Element* from, int first_line) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first_line + i * kStep < lines) inputs[i] = load_inputs(from + i * hidden_step);
-      }
-    };
-    Inputs next[kAtOnce] = {};
-    load(next, gates, line);
-    wait_until_filled(half.consumer);
-    const std::uint32_t box = shared_.staging(half.consumer, piece / 8);
+    const int column = half.column + piece * 8;
+    const int lines = column < args_.columns ? half.rows : 0;
+    const std::uint32_t box = shared_.staging(half.consumer(), piece / 8);
     // All rows of a warp, as long as there is one: they exchange weights and sums.
-    for (const int all = min(half.target.rows, 64); line / 2 * 2 < all; line += kAtOnce * kStep) {
+    const auto has_rows_of_warp = [&](int line) { return line / 2 * 2 < half.rows; };
+    int line = thread_ / kPieces;
+    if (!has_rows_of_warp(line)) load_first(after, next);
+    wait_until_filled(half.consumer());
+    for (; has_rows_of_warp(line); line += kAtOnce * kStep) {
       Inputs now[kAtOnce];
       PackedLine d[kAtOnce];
       float weight[kAtOnce];
@@ -201,20 +220,20 @@ class Finisher {
       for (int i = 0; i < kAtOnce; ++i) {
         now[i] = next[i];
         d[i] = load_staged(box, min(line + i * kStep, 63), piece % 8);
-        weight[i] = weights.of(half.consumer, line + i * kStep);
+        weight[i] = weights.of(half.consumer(), line + i * kStep);
       }
-      load(next, gates + kAtOnce * hidden_step, line + kAtOnce * kStep);
+      const int next_line = line + kAtOnce * kStep;
+      has_rows_of_warp(next_line) ? load_step(half, next_line, next) : load_first(after, next);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const bool is_there = line + i * kStep < lines;
-        dots[i] = line_backward<Act>(d[i], now[i], weight[i], is_there, gates + i * hidden_step,
-                                     activated + i * activated_step);
+        const int at = line + i * kStep;
+        dots[i] = line_backward<Act>(d[i], now[i], weight[i], at < lines,
+                                     element(act.hidden, half.row + at, column),
+                                     element(act.activated, half.row + at, column));
       }
-      store_dots<kAtOnce, kStep>(half, line, column, dots);
-      gates += kAtOnce * hidden_step;
-      activated += kAtOnce * activated_step;
+      store_dots(half, line, column, dots);
     }
-    arrive(shared_.drained(half.consumer));
+    arrive(shared_.drained(half.consumer()));
   }
 
   __device__ __forceinline__ Inputs load_inputs(const Element* gate) const {
@@ -239,8 +258,8 @@ class Finisher {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float d_value = d.get(pair, e);
-        const Derivatives slopes = Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e),
-                                                    args_.activations.limit);
+        const Derivatives slopes =
+            Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e), args_.activations.limit);
         dot += d_value * slopes.value;
         results[0][e] = weight * slopes.value;
         results[1][e] = weight * d_value * slopes.d_gate;
@@ -259,22 +278,21 @@ class Finisher {
   }
 
   // Of 128 columns, by the sixteen threads that have them.
-  template <int kRows, int kStep>
   __device__ __forceinline__ void store_dots(const Half& half, int line, int column,
-                                             float (&dots)[kRows]) const {
+                                             float (&dots)[kAtOnce]) const {
     const Activations& act = args_.activations;
     if (act.dots == nullptr) return;
 #pragma unroll
-    for (int lanes = 8; lanes > 0; lanes /= 2) {
+    for (int lanes = kPieces / 2; lanes > 0; lanes /= 2) {
 #pragma unroll
       for (float& dot : dots) dot += __shfl_xor_sync(~0U, dot, lanes);
     }
-    if (thread_ % 16 != 0 || column >= args_.columns) return;
+    if (thread_ % kPieces != 0 || column >= args_.columns) return;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       const int at = line + i * kStep;
-      if (at >= min(half.target.rows, 64)) continue;
-      const std::int64_t row = half.target.row + at;
+      if (at >= half.rows) continue;
+      const std::int64_t row = half.row + at;
       act.dots[row * act.dot_blocks + column / 128] = dots[i];
     }
   }
