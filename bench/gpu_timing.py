@@ -7,8 +7,11 @@ import torch
 
 from gpu_report import HEATS
 
-PAUSE_S = 0.15  # before a cool time
-LOAD_MS = 300  # of the same work before a hot one
+BURSTS = 5  # of cool times
+PAUSE_S = 0.15  # before each
+WARM_UP_MS = 3  # until its clock is up
+BURST_MS = 20  # after which it would not be cool any more, unless one round takes longer
+LOAD_MS = 300  # of the same work before a hot time
 
 
 def timed(run, rounds):
@@ -22,16 +25,22 @@ def timed(run, rounds):
     return events
 
 
-def median_ms(events):
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:]))
+def times_ms(events):
+    return [a.elapsed_time(b) for a, b in zip(events, events[1:])]
 
 
 def cool_ms(run, rounds):
-    torch.cuda.synchronize()
-    time.sleep(PAUSE_S)
-    for _ in range(2):
-        run()
-    return median_ms(timed(run, rounds))
+    """A GPU under load for more than some 30 ms draws all the power that it may, and slows down."""
+    estimate = times_ms(timed(run, 2))[1]
+    warm_ups = math.ceil(WARM_UP_MS / estimate)
+    rounds = max(1, min(rounds, int(BURST_MS / estimate) - warm_ups))
+    times = []
+    for _ in range(BURSTS):
+        time.sleep(PAUSE_S)
+        for _ in range(warm_ups):
+            run()
+        times += times_ms(timed(run, rounds))
+    return statistics.median(times)
 
 
 def hot_ms(run, rounds, estimate_ms):
@@ -45,7 +54,7 @@ def hot_ms(run, rounds, estimate_ms):
         events = timed(run, rounds)
         load_ms = begin.elapsed_time(events[0])
         if load_ms >= LOAD_MS:
-            return median_ms(events)
+            return statistics.median(times_ms(events))
         runs = math.ceil(1.2 * runs * LOAD_MS / load_ms)
 
 

@@ -114,6 +114,22 @@ TEST_F(CudaExpertsTokens, TensorsMayLieApart) {
   }
 }
 
+// Weight gradients of such experts read rows that were gathered: of gate and up, or all.
+TEST_F(CudaExpertsTokens, WideExpertsGatherRows) {
+  for (const std::int64_t intermediate : {1288, 2568}) {
+    for (const auto storage : {Storage::together, Storage::apart, Storage::askew}) {
+      TokenSetup setup{.options = options_of(72, intermediate, Dtype::bf16),
+                       .picks = {.num_tokens = 150, .top_k = 3, .num_experts = 5, .skew = 1.0},
+                       .alignment = 16,
+                       .storage = storage};
+      const TokenStep step(device, setup);
+      SCOPED_TRACE(::testing::Message() << "I " << intermediate);
+      expect_bits_of_rows(step, {});
+      expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+    }
+  }
+}
+
 // The weights of assignments without a row get no gradient, and nothing is read for them.
 TEST_F(CudaExpertsTokens, DroppedAssignmentsAndEmptyExperts) {
   const TokenSetup setup{

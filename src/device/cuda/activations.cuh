@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 // bf16 rows have eight bits: fast functions do. f32 rows get the accurate ones.
 struct FastMath {
   __device__ static float exp(float x) { return __expf(x); }
-  // Numbers too small for their sum with 1 may well be zero.
+  // Powers too small for their sum with 1, and results below 2^-126, may well be zero.
   __device__ static float sigmoid(float x) {
     constexpr float kLog2E = 1.44269504F;
     float power = -kLog2E * x;

@@ -169,7 +169,7 @@ void input_backward(const ExpertStep& step, const ExpertStepGradients& out, Cont
   weigh_rows_backward({.dtype = options.dtype,
                        .groups = step.groups,
                        .width = options.hidden,
-                       .x = step.x,
+                       .x = without_tokens(step.x),
                        .d_x = out.d_x,
                        .row_weights = step.row_weights.data,
                        .d_row_weights = out.d_row_weights.data},
@@ -238,10 +238,6 @@ void weight_gradients(const ExpertStep& step, const ExpertStepGradients& out,
   context.mark("activation");
 }
 
-}  // namespace
-
-namespace {
-
 // What a weight gradient reads: rows in `scratch` rather than tokens where the product, which takes
 // about a tenth longer with tokens, is large beside a pass over the rows (docs/benchmarks.md).
 SourceRows gradient_input(const ExpertStep& step, const SourceRows& rows, int parts,
@@ -254,7 +250,7 @@ SourceRows gradient_input(const ExpertStep& step, const SourceRows& rows, int pa
                .from = rows,
                .to = scratch},
               context);
-  context.mark("experts");
+  context.mark("activation");
   return {scratch};
 }
 
@@ -297,7 +293,8 @@ void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Con
   const bool has_rows = step.groups.row_capacity > 0;
   if (has_rows) hidden_backward(step, out, rows_of(activated), context);
   outer_gradients(step, out, rows_of(activated), context);
-  // d_x is written last: until then it has room for rows. Where x is weighed, d_x does that.
+  // d_x is computed last, and its memory holds gathered rows until then. Of the input stage nothing
+  // is gathered, and x has to be weighed before its gradients are made.
   if (has_rows && weighs_input(step)) input_backward(step, out, context);
   inner_gradients(step, out, context);
   if (has_rows && !weighs_input(step)) input_backward(step, out, context);

@@ -24,7 +24,7 @@ void expert_forward(const ExpertStep& step, const Rows& out, Context& context);
 struct ExpertStepGradients {
   HiddenRows hidden_rows = HiddenRows::kept;
   SourceRows d_out;                      // [R, H]
-  Rows d_x;                              // out [R, H]
+  Rows d_x;                              // out [R, H]: its own memory, used for rows before
   RowNumbers<float> d_row_weights = {};  // out
   std::span<const ExpertGradients> weights;
   GradientMode mode = GradientMode::overwrite;

@@ -37,13 +37,14 @@ struct Lines {
   int width = 0;
   int count = 0;
 
-  // Beyond the end of the row there are zeros.
-  template <bool kAligned, typename T>
+  // Beyond the end of the row there are zeros. What is read once leaves the cache first.
+  template <bool kAligned, bool kOnce = true, typename T>
   __device__ Line<T> load(const T* row, int line) const {
     const int first = line * Line<T>::kElements;
     Line<T> result;
     if constexpr (kAligned) {
-      reinterpret_cast<uint4&>(result) = __ldcs(reinterpret_cast<const uint4*>(row + first));
+      const auto* from = reinterpret_cast<const uint4*>(row + first);
+      reinterpret_cast<uint4&>(result) = kOnce ? __ldcs(from) : __ldg(from);
     } else {
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) {

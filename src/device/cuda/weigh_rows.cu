@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> 
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int line = first + i * step;
-        if (line < args.lines.count) values[i] = args.lines.load<kAligned>(from, line);
+        if (line < args.lines.count) values[i] = args.lines.load<kAligned, false>(from, line);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

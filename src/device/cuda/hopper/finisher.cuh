@@ -196,7 +196,7 @@ class Finisher {
   }
 
   // The sums are the gradient of what was activated, before its weight. The next rows' inputs are
-  // always under way, also those of the half after.
+  // under way, also those of the tile's half after.
   template <typename Act>
   __device__ __forceinline__ void activate_backward(const Half& half, const Half& after,
                                                     const Weights& weights,
@@ -223,7 +223,11 @@ class Finisher {
         weight[i] = weights.of(half.consumer(), line + i * kStep);
       }
       const int next_line = line + kAtOnce * kStep;
-      has_rows_of_warp(next_line) ? load_step(half, next_line, next) : load_first(after, next);
+      if (has_rows_of_warp(next_line)) {
+        load_step(half, next_line, next);
+      } else {
+        load_first(after, next);
+      }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = line + i * kStep;

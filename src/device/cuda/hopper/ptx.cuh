@@ -132,7 +132,8 @@ __device__ __forceinline__ void acquire_map(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-// Makes this thread's reads and writes of shared memory seen by bulk copies and by wgmma.
+// Makes reads and writes of shared memory, this thread's and those that a barrier has told it of,
+// seen by bulk copies and by wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -11,16 +11,16 @@
 
 namespace switchyard::cuda::hopper {
 
-// A row of a group is a token's; beyond the group it is any token's, since its sums are not stored,
-// or its lines zeroed. By all lanes of a warp.
+// A row of a group is a token's. Those beyond the group, whose sums are not stored, or whose lines
+// are zeroed, are taken for its last. By all lanes of a warp.
 class TokenRowsOfWarp {
  public:
   __device__ __forceinline__ explicit TokenRowsOfWarp(const Tokens& tokens)
       : tokens_(tokens), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
   __device__ __forceinline__ std::uint32_t source_of(const Tile& tile, int row) const {
-    if (tile.idle || row >= tile.rows) return 0;
-    return static_cast<std::uint32_t>(tokens_.sources[tile.first_row + row]);
+    if (tile.idle || tile.rows == 0) return 0;
+    return static_cast<std::uint32_t>(tokens_.sources[tile.first_row + min(row, tile.rows - 1)]);
   }
   __device__ __forceinline__ std::uint32_t token_of(std::uint32_t source) const {
     return tokens_.top_k.divide(source);
@@ -41,7 +41,8 @@ class TokenRowsOfWarp {
 };
 
 // Lines along k, by one warp: a stage has 128, a row each, and a lane copies the same piece of
-// every fourth, of the same rows in all blocks of a tile.
+// every fourth, of the same rows in all blocks of a tile. Lines that are far beyond the group stay
+// as they are.
 class AlongKReader {
  public:
   __device__ __forceinline__ AlongKReader(const Tokens& tokens, int /*warp*/) : rows_(tokens) {}
@@ -55,6 +56,7 @@ class AlongKReader {
     }
 #pragma unroll
     for (std::uint32_t& place : found) place = rows_.token_of(place);
+    num_rows_ = tile.rows - tile.row_block * kTileRows;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
       const int line = first_line() + i * kStep;
@@ -83,9 +85,10 @@ class AlongKReader {
  private:
   static constexpr int kStep = 4;
   static constexpr int kLinesOfLane = kTileRows / kStep;
+  static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
 
-  // Pointers stay what they are for some blocks: one that a copy still has to read is waited for.
+  // Pointers stay what they are for some blocks: to change one waits for the copy that reads it.
   // Columns beyond the last count as zeros, as those of B do.
   template <int kBlockOfPointer>
   __device__ __forceinline__ void copy_block(int k, std::uint32_t to) const {
@@ -96,6 +99,8 @@ class AlongKReader {
     const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
+      // Of few lines at a time: whether there is one is too much to ask for each.
+      if (i % kLinesAtOnce == 0 && i * kStep >= num_rows_) return;
       copy_piece((i % 2 == 0 ? even : odd) + i * kStep * 128, from_[i] + kBlockOfPointer * 128,
                  inside);
     }
@@ -105,6 +110,7 @@ class AlongKReader {
   __device__ __forceinline__ int piece() const { return rows_.lane() % 8; }
 
   TokenRowsOfWarp rows_;
+  int num_rows_ = 0;  // of the group from the tile's first on
   const std::byte* from_[kLinesOfLane];
 };
 
