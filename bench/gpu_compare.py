@@ -215,7 +215,7 @@ def main():
     everything = {"date": str(datetime.date.today()), "gpu": torch.cuda.get_device_name(),
                   "torch": torch.__version__, "options": vars(options)}
     print(f"{everything['date']}, {everything['gpu']}, torch {torch.__version__}; bf16, routing "
-          f"given, {options.kernels} kernels; cool / hot, medians of {options.rounds}")
+          f"given, {options.kernels} kernels; cool / hot, medians")
     for part in options.only:
         everything[part], text = run_part(part, library, options)
         print(f"\n{text}", flush=True)

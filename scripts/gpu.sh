@@ -87,6 +87,8 @@ run_compare() {
   say "Beside torch"
   python3 bench/gpu_compare.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
     --json "$results/compare.json" | tee "$results/compare.txt"
+  python3 bench/gpu_chart.py "$results/compare.json" "$results/compare.svg"
+  echo "drawn: $results/compare.svg"
 }
 
 mkdir -p "$results"

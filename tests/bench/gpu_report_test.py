@@ -2,9 +2,11 @@
 import pathlib
 import sys
 import unittest
+from xml.etree import ElementTree
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
+import gpu_chart  # noqa: E402
 import gpu_report  # noqa: E402
 
 
@@ -96,6 +98,26 @@ class Tables(unittest.TestCase):
         self.assertEqual(cells(text, "64"),
                          ["64", "126", "0.300 / 0.330", "memory", "0.600 / 0.660", "50% / 50%",
                           "0.400 / 0.440", "75% / 75%", "-"])
+
+
+class Chart(unittest.TestCase):
+    def test_bars_are_as_long_as_rates_and_the_line_is_the_dense_product(self):
+        layers = {label: {"ceiling": both(900, 800), "step": both(*step)}
+                  for label, step in (("torch", (90, 100)), ("switchyard", (30, 45)))}
+        everything = {"gpu": "A & B", "torch": "2.0", "date": "2026-01-01",
+                      "compare": [{"shape": "made-up", "sizes": (1000000, 1000, 1000, 4, 1),
+                                   "layers": layers}]}
+        svg = ElementTree.fromstring(gpu_chart.chart(everything))
+        within = "{http://www.w3.org/2000/svg}"
+        widths = [float(rect.get("width")) for rect in svg.findall(within + "rect")]
+        [dense] = [line for line in svg.findall(within + "line") if line.get("class") == "dense"]
+        ceiling = float(dense.get("x1")) - gpu_chart.LEFT
+        rates = [200, 180, 600, 400]  # 18 PFLOP in those times
+        for width, rate in zip(widths, rates, strict=True):
+            self.assertAlmostEqual(width / ceiling, rate / 900, places=3)
+        words = [text.text for text in svg.findall(within + "text")]
+        self.assertIn("switchyard 600 / 400", words)
+        self.assertIn("A & B, bf16, torch 2.0, 2026-01-01", words)
 
 
 class Sources(unittest.TestCase):
