@@ -112,7 +112,7 @@ class Chart(unittest.TestCase):
         widths = [float(rect.get("width")) for rect in svg.findall(within + "rect")]
         [dense] = [line for line in svg.findall(within + "line") if line.get("class") == "dense"]
         ceiling = float(dense.get("x1")) - gpu_chart.LEFT
-        rates = [200, 180, 600, 400]  # 18 PFLOP in those times
+        rates = [200, 180, 600, 400]  # 18 TFLOP in those times
         for width, rate in zip(widths, rates, strict=True):
             self.assertAlmostEqual(width / ceiling, rate / 900, places=3)
         words = [text.text for text in svg.findall(within + "text")]
