@@ -61,14 +61,14 @@ struct WeighRowsBackward {
 void weigh_rows_backward(const WeighRowsBackward& args, Context& context);
 
 // to = the tokens that rows are read from
-struct GatherRows {
+struct RowsFromTokens {
   Dtype dtype = Dtype::f32;
   Groups groups;
   std::int64_t width = 0;
   SourceRows from;
   Rows to;  // out
 };
-void gather_rows(const GatherRows& args, Context& context);
+void rows_from_tokens(const RowsFromTokens& args, Context& context);
 
 // to += from, in f32 and rounded once
 struct AddRows {

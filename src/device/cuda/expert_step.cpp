@@ -244,12 +244,12 @@ SourceRows gradient_input(const ExpertStep& step, const SourceRows& rows, int pa
                           const Rows& scratch, Context& context) {
   constexpr std::int64_t kMostColumns = 2560;
   if (rows.sources == nullptr || parts * step.options.intermediate <= kMostColumns) return rows;
-  gather_rows({.dtype = step.options.dtype,
-               .groups = step.groups,
-               .width = step.options.hidden,
-               .from = rows,
-               .to = scratch},
-              context);
+  rows_from_tokens({.dtype = step.options.dtype,
+                    .groups = step.groups,
+                    .width = step.options.hidden,
+                    .from = rows,
+                    .to = scratch},
+                   context);
   context.mark("activation");
   return {scratch};
 }

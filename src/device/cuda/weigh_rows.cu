@@ -162,7 +162,7 @@ void weigh_rows_backward(const WeighRowsBackward& args, Context& context) {
            });
 }
 
-void gather_rows(const GatherRows& args, Context& context) {
+void rows_from_tokens(const RowsFromTokens& args, Context& context) {
   const RowsPass pass{.dtype = args.dtype,
                       .groups = args.groups,
                       .width = args.width,
@@ -174,7 +174,7 @@ void gather_rows(const GatherRows& args, Context& context) {
            [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
                                           std::bool_constant<kAligned>) {
              gather_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
-             check(cudaGetLastError(), "gather_rows");
+             check(cudaGetLastError(), "rows_from_tokens");
            });
 }
 
