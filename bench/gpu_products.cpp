@@ -248,6 +248,15 @@ void time_shape(const LayerShape& shape, const std::string& only, const Device& 
   }
 }
 
+void require_shape(const std::string& name) {
+  std::string known;
+  for (const LayerShape& shape : kShapes) {
+    if (shape.name == name) return;
+    known += " " + shape.name;
+  }
+  throw InvalidArgument(fmt::format("there is no shape {}, only{}", name, known));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -258,6 +267,7 @@ int main(int argc, char** argv) {
       only = names[1];
       names.erase(names.begin(), names.begin() + 2);
     }
+    for (const std::string& name : names) require_shape(name);
     const Device device = Device::cuda();
     fmt::print("{:<11} {:<36} {:>6} {:>6}\n", "", "TFLOP/s", "cool", "hot");
     for (const LayerShape& shape : kShapes) {
