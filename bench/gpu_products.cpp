@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu_ceiling.h"
+#include "bench/random_rows.h"
+#include "bench/routing.h"
 #include "device/cuda/backend.h"
-#include "device/cuda/expert_passes.h"
+#include "device/cuda/experts/expert_passes.h"
 #include "device/cuda/grouped_gemm.h"
-#include "gpu_ceiling.h"
-#include "random_rows.h"
-#include "routing.h"
 #include "switchyard/switchyard.h"
 
 namespace {

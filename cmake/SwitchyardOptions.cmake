@@ -40,7 +40,7 @@ endfunction()
 
 # Kernels that are one source, compiled for each instruction set and chosen at run time.
 function(switchyard_add_kernels target name)
-  set(folder src/device/cpu)
+  set(folder src/device/cpu/simd)
   set_source_files_properties(${folder}/${name}_baseline.cpp PROPERTIES
     COMPILE_OPTIONS "-O3;-Wno-psabi")
   target_sources(${target} PRIVATE ${folder}/${name}_baseline.cpp)

@@ -5,9 +5,9 @@
 
 #include "build_config.h"
 #include "core/require.h"
-#include "device/cpu/gemm.h"
-#include "device/cpu/rows.h"
-#include "device/cuda/probe.h"
+#include "device/cpu/gemm/gemm.h"
+#include "device/cpu/rows/rows.h"
+#include "device/cuda/runtime/probe.h"
 
 #if SWITCHYARD_HAS_ONEDNN
 #include <oneapi/dnnl/dnnl.h>

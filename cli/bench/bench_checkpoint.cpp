@@ -1,4 +1,4 @@
-#include "bench_checkpoint.h"
+#include "bench/bench_checkpoint.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,12 +11,12 @@
 #include <span>
 #include <vector>
 
-#include "plain_reader.h"
+#include "bench/plain_reader.h"
+#include "bench/timing.h"
 #include "progress.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 #include "switchyard/moe_layer.h"
-#include "timing.h"
 
 namespace switchyard::cli {
 namespace {

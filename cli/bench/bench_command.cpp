@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "add_choice.h"
-#include "bench_checkpoint.h"
-#include "bench_dispatch.h"
-#include "bench_layer.h"
+#include "bench/bench_checkpoint.h"
+#include "bench/bench_dispatch.h"
+#include "bench/bench_layer.h"
 #include "commands.h"
 
 namespace switchyard::cli {

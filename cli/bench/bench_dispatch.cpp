@@ -1,4 +1,4 @@
-#include "bench_dispatch.h"
+#include "bench/bench_dispatch.h"
 
 #include <fmt/format.h>
 
@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "ceiling.h"
+#include "bench/ceiling.h"
+#include "bench/random_rows.h"
+#include "bench/timing.h"
 #include "progress.h"
-#include "random_rows.h"
-#include "timing.h"
 
 namespace switchyard::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "bench/routing.h"
 #include "launch.h"
-#include "routing.h"
 #include "switchyard/dispatcher.h"
 
 namespace switchyard::cli {

@@ -1,4 +1,4 @@
-#include "bench_layer.h"
+#include "bench/bench_layer.h"
 
 #include <fmt/format.h>
 
@@ -8,11 +8,11 @@
 #include <optional>
 #include <vector>
 
-#include "bench_layer_gpu.h"
-#include "gemm_ceiling.h"
+#include "bench/bench_layer_gpu.h"
+#include "bench/gemm_ceiling.h"
+#include "bench/random_rows.h"
+#include "bench/timing.h"
 #include "progress.h"
-#include "random_rows.h"
-#include "timing.h"
 
 namespace switchyard::cli {
 

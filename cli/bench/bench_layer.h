@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "bench/routing.h"
 #include "device_choice.h"
 #include "launch.h"
-#include "routing.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard::cli {

@@ -1,4 +1,4 @@
-#include "bench_layer_gpu.h"
+#include "bench/bench_layer_gpu.h"
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
+#include "bench/gpu_ceiling.h"
+#include "bench/random_rows.h"
 #include "device_choice.h"
-#include "gpu_ceiling.h"
 #include "progress.h"
-#include "random_rows.h"
 #include "switchyard/build_info.h"
 #include "switchyard/step_graph.h"
 

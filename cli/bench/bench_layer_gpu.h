@@ -1,7 +1,7 @@
 // switchyard bench layer --device cuda: the layer on one GPU, beside what that GPU reaches.
 #pragma once
 
-#include "bench_layer.h"
+#include "bench/bench_layer.h"
 
 namespace switchyard::cli {
 

@@ -1,6 +1,6 @@
 // Written apart from the library's kernels, so that they are not measured against themselves. The
 // dtype does not matter to memory; sums treat the bytes as floats.
-#include "ceiling.h"
+#include "bench/ceiling.h"
 
 #include <cstring>
 

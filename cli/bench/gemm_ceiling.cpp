@@ -1,4 +1,4 @@
-#include "gemm_ceiling.h"
+#include "bench/gemm_ceiling.h"
 
 #include <barrier>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "gpu_ceiling.h"
+#include "bench/gpu_ceiling.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "random_rows.h"
+#include "bench/random_rows.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {

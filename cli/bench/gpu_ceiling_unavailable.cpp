@@ -1,5 +1,5 @@
 // Stands in for the ceilings of a GPU where the build has no CUDA: no device reaches them.
-#include "gpu_ceiling.h"
+#include "bench/gpu_ceiling.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {

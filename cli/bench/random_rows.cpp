@@ -1,4 +1,4 @@
-#include "random_rows.h"
+#include "bench/random_rows.h"
 
 #include <random>
 

@@ -1,4 +1,4 @@
-#include "routing.h"
+#include "bench/routing.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "fold_names.h"
+#include "inspect/fold_names.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,11 +1,11 @@
-#include "inspect.h"
+#include "inspect/inspect.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <set>
 
-#include "inspect_report.h"
+#include "inspect/inspect_report.h"
 
 namespace switchyard::cli {
 namespace {

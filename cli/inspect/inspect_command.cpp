@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "commands.h"
-#include "inspect.h"
+#include "inspect/inspect.h"
 
 namespace switchyard::cli {
 

@@ -1,4 +1,4 @@
-#include "inspect_report.h"
+#include "inspect/inspect_report.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

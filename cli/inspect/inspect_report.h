@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fold_names.h"
-#include "moe_blocks.h"
+#include "inspect/fold_names.h"
+#include "inspect/moe_blocks.h"
 
 namespace switchyard::cli {
 

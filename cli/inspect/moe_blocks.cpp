@@ -1,4 +1,4 @@
-#include "moe_blocks.h"
+#include "inspect/moe_blocks.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fold_names.h"
+#include "inspect/fold_names.h"
 
 namespace switchyard::cli {
 namespace {

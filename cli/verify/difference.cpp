@@ -1,4 +1,4 @@
-#include "difference.h"
+#include "verify/difference.h"
 
 #include <fmt/format.h>
 

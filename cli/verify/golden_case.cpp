@@ -1,4 +1,4 @@
-#include "golden_case.h"
+#include "verify/golden_case.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "golden_run.h"
+#include "verify/golden_run.h"
 
 #include <fmt/format.h>
 

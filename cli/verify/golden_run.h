@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "device_choice.h"
-#include "difference.h"
-#include "golden_case.h"
 #include "switchyard/communicator.h"
+#include "verify/difference.h"
+#include "verify/golden_case.h"
 
 namespace switchyard::cli {
 

@@ -1,4 +1,4 @@
-#include "verify.h"
+#include "verify/verify.h"
 
 #include <fmt/format.h>
 
@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <set>
 
-#include "golden_case.h"
-#include "golden_run.h"
 #include "launch.h"
 #include "switchyard/error.h"
-#include "verify_report.h"
+#include "verify/golden_case.h"
+#include "verify/golden_run.h"
+#include "verify/verify_report.h"
 
 namespace switchyard::cli {
 namespace {

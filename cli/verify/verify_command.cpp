@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "commands.h"
-#include "verify.h"
+#include "verify/verify.h"
 
 namespace switchyard::cli {
 

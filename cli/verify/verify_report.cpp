@@ -1,4 +1,4 @@
-#include "verify_report.h"
+#include "verify/verify_report.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "golden_run.h"
+#include "verify/golden_run.h"
 
 namespace switchyard::cli {
 

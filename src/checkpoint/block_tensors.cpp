@@ -1,4 +1,4 @@
-#include "moe/block_tensors.h"
+#include "checkpoint/block_tensors.h"
 
 #include "core/require.h"
 #include "moe/check_tensors.h"

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/mapped_safetensors.h"
-#include "core/open_folder.h"
 #include "core/require.h"
-#include "core/safetensors_index.h"
+#include "io/mapped_safetensors.h"
+#include "io/open_folder.h"
+#include "io/safetensors_index.h"
 
 namespace switchyard {
 

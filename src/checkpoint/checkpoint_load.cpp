@@ -7,10 +7,10 @@
 #include <functional>
 #include <span>
 
+#include "checkpoint/block_names.h"
+#include "checkpoint/block_tensors.h"
 #include "core/check_memory.h"
 #include "core/require.h"
-#include "moe/block_names.h"
-#include "moe/block_tensors.h"
 #include "moe/check_tensors.h"
 #include "switchyard/checkpoint.h"
 

@@ -1,4 +1,4 @@
-#include "moe/checkpoint_plan.h"
+#include "checkpoint/checkpoint_plan.h"
 
 #include <algorithm>
 #include <set>
@@ -6,7 +6,7 @@
 
 #include "core/in_quotes.h"
 #include "core/require.h"
-#include "core/safetensors_header.h"
+#include "io/safetensors_header.h"
 
 namespace switchyard {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/checkpoint_record.h"
+#include "checkpoint/checkpoint_record.h"
 
 namespace switchyard {
 

@@ -1,4 +1,4 @@
-#include "moe/checkpoint_record.h"
+#include "checkpoint/checkpoint_record.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -6,9 +6,9 @@
 #include "comm/gather_strings.h"
 #include "core/check_memory.h"
 #include "core/in_quotes.h"
-#include "core/replacement.h"
 #include "core/require.h"
-#include "core/safetensors_header.h"
+#include "io/replacement.h"
+#include "io/safetensors_header.h"
 #include "moe/check_tensors.h"
 
 namespace switchyard {

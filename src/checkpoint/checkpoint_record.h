@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/safetensors_writer.h"
-#include "moe/block_names.h"
+#include "checkpoint/block_names.h"
+#include "io/safetensors_writer.h"
 #include "switchyard/checkpoint.h"
 
 namespace switchyard {

@@ -8,14 +8,14 @@
 #include <set>
 #include <utility>
 
-#include "core/file_writer.h"
-#include "core/replacement.h"
+#include "checkpoint/checkpoint_plan.h"
+#include "checkpoint/checkpoint_target.h"
+#include "comm/check_arguments.h"
 #include "core/require.h"
-#include "core/safetensors_header.h"
-#include "moe/check_arguments.h"
+#include "io/file_writer.h"
+#include "io/replacement.h"
+#include "io/safetensors_header.h"
 #include "moe/check_tensors.h"
-#include "moe/checkpoint_plan.h"
-#include "moe/checkpoint_target.h"
 
 namespace switchyard {
 namespace {

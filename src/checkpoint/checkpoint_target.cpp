@@ -1,9 +1,9 @@
-#include "moe/checkpoint_target.h"
+#include "checkpoint/checkpoint_target.h"
 
 #include <system_error>
 
-#include "core/replacement.h"
 #include "core/require.h"
+#include "io/replacement.h"
 
 namespace switchyard {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "checkpoint/block_tensors.h"
 #include "core/check_memory.h"
 #include "core/given.h"
 #include "core/require.h"
-#include "moe/block_tensors.h"
 
 namespace switchyard {
 namespace {

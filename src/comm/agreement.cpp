@@ -1,4 +1,4 @@
-#include "moe/agreement.h"
+#include "comm/agreement.h"
 
 #include <algorithm>
 #include <numeric>

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/plan_record.h"
+#include "moe/plan/plan_record.h"
 #include "switchyard/communicator.h"
 #include "switchyard/tensor.h"
 

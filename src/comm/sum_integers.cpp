@@ -1,4 +1,4 @@
-#include "moe/sum_integers.h"
+#include "comm/sum_integers.h"
 
 #include <algorithm>
 

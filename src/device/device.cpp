@@ -3,7 +3,7 @@
 
 #include "core/require.h"
 #include "core/row_bytes.h"
-#include "device/cuda/probe.h"
+#include "device/cuda/runtime/probe.h"
 #include "device/device_backend.h"
 
 namespace switchyard {

@@ -1,4 +1,4 @@
-#include "core/file_writer.h"
+#include "io/file_writer.h"
 
 #include <fcntl.h>
 #include <unistd.h>

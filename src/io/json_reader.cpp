@@ -1,4 +1,4 @@
-#include "core/json_reader.h"
+#include "io/json_reader.h"
 
 #include "core/in_quotes.h"
 #include "core/require.h"

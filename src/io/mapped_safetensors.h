@@ -1,7 +1,7 @@
 // Safetensors files that were mapped already.
 #pragma once
 
-#include "core/mapped_file.h"
+#include "io/mapped_file.h"
 #include "switchyard/safetensors.h"
 
 namespace switchyard {

@@ -1,4 +1,4 @@
-#include "core/open_folder.h"
+#include "io/open_folder.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/mapped_file.h"
+#include "io/mapped_file.h"
 
 namespace switchyard {
 

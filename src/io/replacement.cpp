@@ -1,4 +1,4 @@
-#include "core/replacement.h"
+#include "io/replacement.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,9 +10,9 @@
 #include <system_error>
 #include <utility>
 
-#include "core/file_writer.h"
 #include "core/in_quotes.h"
 #include "core/require.h"
+#include "io/file_writer.h"
 
 namespace switchyard {
 namespace {

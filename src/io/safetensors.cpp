@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/mapped_safetensors.h"
 #include "core/require.h"
-#include "core/safetensors_header.h"
+#include "io/mapped_safetensors.h"
+#include "io/safetensors_header.h"
 
 namespace switchyard {
 namespace {

@@ -1,10 +1,10 @@
-#include "core/safetensors_header.h"
+#include "io/safetensors_header.h"
 
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/json_reader.h"
 #include "core/require.h"
+#include "io/json_reader.h"
 
 namespace switchyard {
 namespace {

@@ -1,10 +1,10 @@
-#include "core/safetensors_index.h"
+#include "io/safetensors_index.h"
 
 #include <utility>
 
 #include "core/in_quotes.h"
-#include "core/json_reader.h"
 #include "core/require.h"
+#include "io/json_reader.h"
 
 namespace switchyard {
 namespace {

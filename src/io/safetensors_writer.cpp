@@ -1,4 +1,4 @@
-#include "core/safetensors_writer.h"
+#include "io/safetensors_writer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "core/in_quotes.h"
 #include "core/require.h"
-#include "core/safetensors_header.h"
+#include "io/safetensors_header.h"
 
 namespace switchyard {
 namespace {

@@ -6,7 +6,7 @@
 #include "core/require.h"
 #include "device/device_backend.h"
 #include "moe/check_tensors.h"
-#include "moe/plan_record.h"
+#include "moe/plan/plan_record.h"
 
 namespace switchyard {
 namespace {

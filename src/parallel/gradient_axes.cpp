@@ -1,10 +1,10 @@
-#include "moe/gradient_axes.h"
+#include "parallel/gradient_axes.h"
 
 #include <array>
 
+#include "comm/agreement.h"
 #include "core/require.h"
-#include "moe/agreement.h"
-#include "moe/mesh_axes.h"
+#include "parallel/mesh_axes.h"
 
 namespace switchyard {
 namespace {

@@ -6,14 +6,14 @@
 #include <numeric>
 #include <set>
 
+#include "comm/agreement.h"
+#include "comm/check_arguments.h"
 #include "comm/gather_strings.h"
 #include "core/given.h"
 #include "core/require.h"
-#include "moe/agreement.h"
-#include "moe/check_arguments.h"
 #include "moe/expert_form.h"
 #include "moe/expert_tensors.h"
-#include "moe/mesh_axes.h"
+#include "parallel/mesh_axes.h"
 
 namespace switchyard {
 namespace {

@@ -5,13 +5,13 @@
 #include <functional>
 #include <map>
 
+#include "comm/agreement.h"
 #include "core/given.h"
 #include "core/hash.h"
 #include "core/require.h"
-#include "moe/agreement.h"
 #include "moe/expert_tensors.h"
-#include "moe/gradient_axes.h"
-#include "moe/mesh_axes.h"
+#include "parallel/gradient_axes.h"
+#include "parallel/mesh_axes.h"
 #include "switchyard/parallelize.h"
 
 namespace switchyard {

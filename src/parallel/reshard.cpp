@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "comm/agreement.h"
+#include "comm/check_arguments.h"
 #include "core/check_memory.h"
 #include "core/hash.h"
 #include "core/require.h"
-#include "moe/agreement.h"
-#include "moe/check_arguments.h"
 #include "moe/expert_form.h"
 #include "moe/expert_tensors.h"
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/check_arguments.h"
 #include "core/check_memory.h"
 #include "core/require.h"
-#include "moe/check_arguments.h"
 
 namespace switchyard {
 namespace {

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_step.h"
-#include "support/moe_tensors.h"
+#include "support/layer/layer_step.h"
+#include "support/layer/moe_tensors.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "support/shared_folder.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/moe_layer.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "support/checkpoint_files.h"
+#include "support/checkpoint/checkpoint_files.h"
 #include "switchyard/checkpoint.h"
 
 namespace switchyard::testing {

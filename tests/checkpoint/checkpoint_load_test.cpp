@@ -7,7 +7,7 @@
 #include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/folder.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <string>
 
-#include "core/open_folder.h"
-#include "support/checkpoint_files.h"
+#include "io/open_folder.h"
+#include "support/checkpoint/checkpoint_files.h"
 #include "switchyard/checkpoint.h"
 
 namespace switchyard {

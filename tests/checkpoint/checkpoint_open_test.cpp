@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "support/checkpoint_files.h"
+#include "support/checkpoint/checkpoint_files.h"
 #include "support/compare.h"
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "support/random.h"
 #include "switchyard/checkpoint.h"
 

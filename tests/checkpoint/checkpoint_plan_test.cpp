@@ -1,5 +1,5 @@
 // Who writes what, and what ranks must agree on.
-#include "moe/checkpoint_plan.h"
+#include "checkpoint/checkpoint_plan.h"
 
 #include <gtest/gtest.h>
 

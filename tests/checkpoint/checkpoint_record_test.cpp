@@ -1,12 +1,12 @@
 // What a rank cannot bring to a checkpoint.
-#include "moe/checkpoint_record.h"
+#include "checkpoint/checkpoint_record.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 
 #include "support/errors.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "switchyard/error.h"
 
 namespace switchyard::testing {

@@ -6,12 +6,12 @@
 
 #include <fstream>
 
+#include "support/checkpoint/safetensors_files.h"
 #include "support/child.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
-#include "support/safetensors_files.h"
 #include "support/shared_folder.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"

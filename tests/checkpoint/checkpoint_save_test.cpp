@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/compare.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
 #include "support/shared_folder.h"
 #include "switchyard/checkpoint.h"

@@ -1,5 +1,5 @@
 // What a checkpoint replaces, and what it leaves alone.
-#include "moe/checkpoint_target.h"
+#include "checkpoint/checkpoint_target.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,10 +7,10 @@
 
 #include <fstream>
 
+#include "support/checkpoint/safetensors_files.h"
 #include "support/child.h"
 #include "support/errors.h"
 #include "support/folder.h"
-#include "support/safetensors_files.h"
 #include "switchyard/error.h"
 
 namespace switchyard::testing {

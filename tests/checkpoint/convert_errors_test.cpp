@@ -1,7 +1,7 @@
 // Checkpoints that do not have what a block needs.
 #include <gtest/gtest.h>
 
-#include "support/checkpoints.h"
+#include "support/checkpoint/checkpoints.h"
 #include "support/errors.h"
 #include "switchyard/error.h"
 

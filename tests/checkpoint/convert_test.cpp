@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/checkpoints.h"
+#include "support/checkpoint/checkpoints.h"
 
 namespace switchyard::testing {
 namespace {

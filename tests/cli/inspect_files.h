@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "support/checkpoint_files.h"
+#include "support/checkpoint/checkpoint_files.h"
 
 namespace switchyard::testing {
 

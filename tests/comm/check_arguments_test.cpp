@@ -1,4 +1,4 @@
-#include "moe/check_arguments.h"
+#include "comm/check_arguments.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "support/device_tables.h"
+#include "support/device/device_tables.h"
 #include "support/random.h"
 
 namespace switchyard {

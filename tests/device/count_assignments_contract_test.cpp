@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "support/device_tables.h"
+#include "support/device/device_tables.h"
 #include "support/random.h"
 
 namespace switchyard {

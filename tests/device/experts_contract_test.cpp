@@ -5,9 +5,9 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/device_experts.h"
-#include "support/devices.h"
-#include "support/experts_problem.h"
+#include "support/device/device_experts.h"
+#include "support/device/devices.h"
+#include "support/device/experts_problem.h"
 
 namespace switchyard {
 namespace {

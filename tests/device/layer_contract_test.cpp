@@ -1,8 +1,8 @@
 // The whole layer on every device: each output and gradient against differences of the reference.
 #include <gtest/gtest.h>
 
-#include "support/devices.h"
-#include "support/layer_cases.h"
+#include "support/device/devices.h"
+#include "support/layer/layer_cases.h"
 
 namespace switchyard {
 namespace {

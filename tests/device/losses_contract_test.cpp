@@ -1,7 +1,7 @@
 // The small sums around a router's losses on every device, against plain loops, to the bit.
 #include <gtest/gtest.h>
 
-#include "support/device_tables.h"
+#include "support/device/device_tables.h"
 #include "support/random.h"
 
 namespace switchyard {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/devices.h"
-#include "support/matmul_problem.h"
+#include "support/device/devices.h"
+#include "support/device/matmul_problem.h"
 #include "switchyard/matmul.h"
 
 namespace switchyard {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <optional>
 
-#include "support/device_tables.h"
-#include "support/plain_layout.h"
+#include "support/device/device_tables.h"
+#include "support/device/plain_layout.h"
 #include "support/random.h"
 
 namespace switchyard {

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "support/compare.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
+#include "support/device/route_problem.h"
 #include "support/random.h"
-#include "support/route_problem.h"
 
 namespace switchyard {
 namespace {

@@ -1,9 +1,9 @@
 // What routing adds to the sums of losses and statistics, on every device.
 #include <gtest/gtest.h>
 
-#include "support/devices.h"
+#include "support/device/devices.h"
+#include "support/device/route_problem.h"
 #include "support/random.h"
-#include "support/route_problem.h"
 
 namespace switchyard {
 namespace {

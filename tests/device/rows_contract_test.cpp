@@ -10,7 +10,7 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
 #include "support/random.h"
 
 namespace switchyard::testing {

@@ -3,8 +3,8 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/device_experts.h"
-#include "support/devices.h"
+#include "support/device/device_experts.h"
+#include "support/device/devices.h"
 
 namespace switchyard {
 namespace {

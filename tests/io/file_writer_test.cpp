@@ -1,4 +1,4 @@
-#include "core/file_writer.h"
+#include "io/file_writer.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

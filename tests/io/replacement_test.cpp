@@ -1,4 +1,4 @@
-#include "core/replacement.h"
+#include "io/replacement.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,10 +8,10 @@
 #include <set>
 #include <utility>
 
+#include "support/checkpoint/safetensors_files.h"
 #include "support/child.h"
 #include "support/errors.h"
 #include "support/folder.h"
-#include "support/safetensors_files.h"
 #include "switchyard/error.h"
 
 namespace switchyard {

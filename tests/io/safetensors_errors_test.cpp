@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "support/safetensors_files.h"
+#include "support/checkpoint/safetensors_files.h"
 
 namespace switchyard {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/checkpoint/safetensors_files.h"
 #include "support/random.h"
-#include "support/safetensors_files.h"
 #include "switchyard/error.h"
 
 namespace switchyard {

@@ -1,8 +1,8 @@
-#include "core/safetensors_writer.h"
+#include "io/safetensors_writer.h"
 
 #include <gtest/gtest.h>
 
-#include "core/file_writer.h"
+#include "io/file_writer.h"
 #include "support/compare.h"
 #include "support/errors.h"
 #include "support/folder.h"

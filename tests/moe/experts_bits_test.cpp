@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "support/compare.h"
-#include "support/experts_problem.h"
+#include "support/device/experts_problem.h"
 
 namespace switchyard {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <limits>
 
+#include "support/device/experts_problem.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/experts_problem.h"
 #include "switchyard/error.h"
 
 namespace switchyard {

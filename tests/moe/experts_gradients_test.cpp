@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/experts_problem.h"
+#include "support/device/experts_problem.h"
 
 namespace switchyard {
 namespace {

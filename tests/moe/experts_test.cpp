@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "support/compare.h"
-#include "support/experts_problem.h"
+#include "support/device/experts_problem.h"
 
 namespace switchyard {
 namespace {

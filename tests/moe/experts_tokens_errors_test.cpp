@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "support/device/experts_problem.h"
+#include "support/device/token_reading_device.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/experts_problem.h"
-#include "support/token_reading_device.h"
 #include "switchyard/error.h"
 
 namespace switchyard {

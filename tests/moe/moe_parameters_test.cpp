@@ -8,7 +8,7 @@
 #include "support/compare.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/error.h"
 #include "switchyard/moe_layer.h"
 

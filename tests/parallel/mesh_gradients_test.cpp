@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "support/compare.h"
-#include "support/mesh_model.h"
-#include "support/moe_tensors.h"
+#include "support/layer/mesh_model.h"
+#include "support/layer/moe_tensors.h"
 #include "support/ranks.h"
 #include "switchyard/sequence.h"
 

@@ -2,8 +2,8 @@
 
 #include <functional>
 
+#include "support/checkpoint/moe_blocks.h"
 #include "support/errors.h"
-#include "support/moe_blocks.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"

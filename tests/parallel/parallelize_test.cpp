@@ -4,11 +4,11 @@
 
 #include <memory>
 
+#include "support/checkpoint/moe_blocks.h"
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/moe_blocks.h"
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"
 

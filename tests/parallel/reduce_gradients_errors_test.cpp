@@ -5,7 +5,7 @@
 
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/marked_gradients.h"
+#include "support/layer/marked_gradients.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
 #include "switchyard/parallelize.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/marked_gradients.h"
+#include "support/layer/marked_gradients.h"
 #include "support/ranks.h"
 #include "switchyard/parallelize.h"
 #include "switchyard/run_ranks.h"

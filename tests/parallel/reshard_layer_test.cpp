@@ -5,11 +5,11 @@
 #include <map>
 
 #include "support/compare.h"
-#include "support/cut.h"
 #include "support/errors.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/error.h"
 #include "switchyard/moe_layer.h"
 #include "switchyard/reshard.h"

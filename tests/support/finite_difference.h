@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::testing {
 

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/cpu/gemm.h"
-#include "device/cpu/panels.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/gemm/gemm.h"
 
 namespace switchyard::cpu {
 namespace {

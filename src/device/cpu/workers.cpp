@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "core/require.h"
-#include "device/cuda/constants.h"
-#include "device/cuda/device_memory.h"
 #include "device/cuda/kernels.h"
-#include "device/cuda/pinned_buffer.h"
-#include "device/cuda/probe.h"
-#include "device/cuda/stage_timer.h"
+#include "device/cuda/runtime/constants.h"
+#include "device/cuda/runtime/device_memory.h"
+#include "device/cuda/runtime/pinned_buffer.h"
+#include "device/cuda/runtime/probe.h"
+#include "device/cuda/runtime/stage_timer.h"
 #include "device/device_backend.h"
 
 namespace switchyard::cuda {

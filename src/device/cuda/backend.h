@@ -1,7 +1,7 @@
 // A GPU as a device.
 #pragma once
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/device.h"
 
 namespace switchyard::cuda {

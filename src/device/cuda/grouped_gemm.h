@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 

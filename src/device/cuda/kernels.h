@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "device/device_backend.h"
 
 namespace switchyard::cuda {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <span>
 
-#include "device/cuda/gemm_kernel.cuh"
-#include "device/cuda/gemm_walk.cuh"
 #include "device/cuda/grouped_gemm.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/portable/gemm_kernel.cuh"
+#include "device/cuda/portable/gemm_walk.cuh"
 
 namespace switchyard::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "device/cuda/kernels.h"
-#include "device/cuda/row_table.cuh"
+#include "device/cuda/rows/row_table.cuh"
 
 namespace switchyard::cuda {
 namespace {

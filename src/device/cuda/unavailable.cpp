@@ -1,5 +1,5 @@
 // Stands in for CUDA where the build found no toolkit.
-#include "device/cuda/probe.h"
+#include "device/cuda/runtime/probe.h"
 #include "switchyard/error.h"
 #include "switchyard/step_graph.h"
 

@@ -5,8 +5,8 @@
 
 #include "core/require.h"
 #include "device/device_backend.h"
-#include "moe/mover.h"
-#include "moe/plan_data.h"
+#include "moe/dispatch/mover.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 namespace {

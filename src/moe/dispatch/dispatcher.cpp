@@ -3,12 +3,12 @@
 
 #include <array>
 
+#include "comm/check_arguments.h"
 #include "core/require.h"
-#include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
-#include "moe/mover.h"
-#include "moe/plan_data.h"
-#include "moe/plan_record.h"
+#include "moe/dispatch/mover.h"
+#include "moe/plan/plan_data.h"
+#include "moe/plan/plan_record.h"
 
 namespace switchyard {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "core/require.h"
 #include "device/device_backend.h"
-#include "moe/mover.h"
-#include "moe/packed_route.h"
-#include "moe/plan_data.h"
+#include "moe/dispatch/mover.h"
+#include "moe/dispatch/packed_route.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 namespace {

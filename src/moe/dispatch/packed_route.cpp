@@ -1,12 +1,12 @@
 // Builds routes: one pass over the assignments, one exchange of slots.
-#include "moe/packed_route.h"
+#include "moe/dispatch/packed_route.h"
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
 #include "core/require.h"
-#include "moe/plan_data.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 namespace {

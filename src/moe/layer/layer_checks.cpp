@@ -1,4 +1,4 @@
-#include "moe/layer_checks.h"
+#include "moe/layer/layer_checks.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "core/hash.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
-#include "moe/plan_record.h"
+#include "moe/plan/plan_record.h"
 
 namespace switchyard {
 

@@ -1,5 +1,5 @@
 // How a layer comes to its plan: padding, routing, capacity.
-#include "moe/moe_layer_data.h"
+#include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
 

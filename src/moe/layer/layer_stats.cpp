@@ -1,4 +1,4 @@
-#include "moe/layer_stats.h"
+#include "moe/layer/layer_stats.h"
 
 namespace switchyard {
 

@@ -1,5 +1,5 @@
 // One step of a layer, forward and backward: which tensors go where, and what is kept.
-#include "moe/moe_layer_data.h"
+#include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <array>
 
-#include "moe/moe_layer_data.h"
-#include "moe/plan_record.h"
-#include "moe/sum_integers.h"
+#include "comm/sum_integers.h"
+#include "moe/layer/moe_layer_data.h"
+#include "moe/plan/plan_record.h"
 
 namespace switchyard {
 namespace {

@@ -1,13 +1,13 @@
 // Losses are computed from whole numbers alone, so that they have the same bits on every rank and
 // at every number of ranks.
-#include "moe/losses.h"
+#include "moe/layer/losses.h"
 
 #include <algorithm>
 #include <cmath>
 #include <span>
 
+#include "comm/sum_integers.h"
 #include "device/device_backend.h"
-#include "moe/sum_integers.h"
 
 namespace switchyard {
 namespace {

@@ -1,12 +1,12 @@
 // The layer's interface: options, checks, and what is handed on between forward and backward.
 #include "switchyard/moe_layer.h"
 
+#include "comm/check_arguments.h"
 #include "core/require.h"
-#include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
-#include "moe/layer_checks.h"
-#include "moe/moe_layer_data.h"
-#include "moe/plan_data.h"
+#include "moe/layer/layer_checks.h"
+#include "moe/layer/moe_layer_data.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 namespace {

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/check_arguments.h"
 #include "core/require.h"
 #include "device/device_backend.h"
-#include "moe/check_arguments.h"
-#include "moe/layer_stats.h"
-#include "moe/losses.h"
+#include "moe/layer/layer_stats.h"
+#include "moe/layer/losses.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard {

@@ -5,10 +5,10 @@
 #include <set>
 #include <vector>
 
-#include "moe/check_arguments.h"
-#include "moe/moe_layer_data.h"
-#include "moe/plan_record.h"
-#include "moe/sum_integers.h"
+#include "comm/check_arguments.h"
+#include "comm/sum_integers.h"
+#include "moe/layer/moe_layer_data.h"
+#include "moe/plan/plan_record.h"
 
 namespace switchyard {
 namespace {

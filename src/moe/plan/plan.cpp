@@ -2,7 +2,7 @@
 #include "switchyard/plan.h"
 
 #include "core/require.h"
-#include "moe/plan_data.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 

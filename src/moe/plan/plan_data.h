@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "moe/packed_route.h"
-#include "moe/plan_summary.h"
-#include "moe/plan_tables.h"
+#include "moe/dispatch/packed_route.h"
+#include "moe/plan/plan_summary.h"
+#include "moe/plan/plan_tables.h"
 #include "switchyard/plan.h"
 
 namespace switchyard {

@@ -1,6 +1,6 @@
 // Exchange and collective validation. Every check is made on gathered values alone, so that all
 // ranks reach the same verdict.
-#include "moe/plan_record.h"
+#include "moe/plan/plan_record.h"
 
 #include <array>
 #include <cstring>

@@ -1,5 +1,5 @@
 // From what devices and ranks report to what a plan says of itself, and the errors in it.
-#include "moe/plan_summary.h"
+#include "moe/plan/plan_summary.h"
 
 #include <algorithm>
 #include <limits>

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "moe/plan_record.h"
-#include "moe/plan_tables.h"
+#include "moe/plan/plan_record.h"
+#include "moe/plan/plan_tables.h"
 #include "switchyard/plan.h"
 #include "switchyard/tensor.h"
 

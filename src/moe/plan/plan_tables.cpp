@@ -1,5 +1,5 @@
 // Cuts the tables of a plan from one piece of memory each.
-#include "moe/plan_tables.h"
+#include "moe/plan/plan_tables.h"
 
 #include <algorithm>
 #include <vector>

@@ -2,11 +2,11 @@
 // of every assignment.
 #include <array>
 
+#include "comm/check_arguments.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
-#include "moe/check_arguments.h"
 #include "moe/check_tensors.h"
-#include "moe/plan_data.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 

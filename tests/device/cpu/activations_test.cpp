@@ -5,10 +5,10 @@
 #include <cmath>
 #include <numbers>
 
-#include "device/cpu/elements.h"
+#include "device/cpu/simd/elements.h"
 #include "support/compare.h"
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/experts.h"
 
 namespace switchyard::cpu {

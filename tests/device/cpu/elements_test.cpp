@@ -1,5 +1,5 @@
 // The element kernels of every instruction set against the standard library in double precision.
-#include "device/cpu/elements.h"
+#include "device/cpu/simd/elements.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "support/compare.h"
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,5 +1,5 @@
 // Matrix products of every layout, stride and dtype against double precision.
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "device/cpu/plan.h"
+#include "device/cpu/plan/plan.h"
 #include "support/compare.h"
 
 namespace switchyard::cpu {

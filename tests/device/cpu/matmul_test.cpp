@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "support/compare.h"
+#include "support/device/matmul_problem.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
-#include "support/matmul_problem.h"
 #include "support/random.h"
 #include "switchyard/error.h"
 

@@ -1,5 +1,5 @@
 // The row kernels of every instruction set against plain loops, to the bit.
-#include "device/cpu/rows.h"
+#include "device/cpu/rows/rows.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/device.h"
 
 namespace switchyard {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "support/devices.h"
+#include "support/checkpoint/moe_blocks.h"
+#include "support/device/devices.h"
 #include "support/errors.h"
-#include "support/moe_blocks.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
 #include "support/errors.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"

@@ -3,7 +3,7 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
 #include "support/errors.h"
-#include "support/layer_step.h"
+#include "support/layer/layer_step.h"
 #include "support/random.h"
+#include "support/reference/cut.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"

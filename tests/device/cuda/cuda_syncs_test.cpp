@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "support/devices.h"
+#include "support/device/devices.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"

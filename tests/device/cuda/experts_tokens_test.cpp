@@ -4,11 +4,11 @@
 #include <string>
 
 #include "support/compare.h"
-#include "support/device_experts.h"
-#include "support/devices.h"
-#include "support/experts_problem.h"
+#include "support/device/device_experts.h"
+#include "support/device/devices.h"
+#include "support/device/experts_problem.h"
+#include "support/device/token_step.h"
 #include "support/random.h"
-#include "support/token_step.h"
 #include "switchyard/experts.h"
 
 namespace switchyard::testing {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/devices.h"
-#include "support/grouped_problem.h"
+#include "support/device/devices.h"
+#include "support/device/grouped_problem.h"
 
 namespace switchyard {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "device/cuda/grouped_gemm.h"
 #include "support/compare.h"
-#include "support/fused_problem.h"
-#include "support/fused_runs.h"
+#include "support/device/fused_problem.h"
+#include "support/device/fused_runs.h"
 
 namespace switchyard::testing {
 namespace {

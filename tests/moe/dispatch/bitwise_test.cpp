@@ -5,9 +5,9 @@
 #include <map>
 
 #include "support/compare.h"
-#include "support/cut.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/dispatcher.h"
 
 namespace switchyard {

@@ -5,7 +5,7 @@
 #include "support/compare.h"
 #include "support/random.h"
 #include "support/ranks.h"
-#include "support/reference.h"
+#include "support/reference/reference.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

@@ -7,7 +7,7 @@
 #include "support/compare.h"
 #include "support/random.h"
 #include "support/ranks.h"
-#include "support/reference.h"
+#include "support/reference/reference.h"
 #include "switchyard/dispatcher.h"
 
 namespace switchyard {

@@ -8,9 +8,9 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/cut.h"
 #include "support/finite_difference.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
+#include "support/reference/cut.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

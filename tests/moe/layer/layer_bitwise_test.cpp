@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_step.h"
+#include "support/layer/layer_step.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard {

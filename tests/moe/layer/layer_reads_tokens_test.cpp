@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/layer_alone.h"
-#include "support/layer_cases.h"
-#include "support/layer_step.h"
-#include "support/token_reading_device.h"
+#include "support/device/token_reading_device.h"
+#include "support/layer/layer_alone.h"
+#include "support/layer/layer_cases.h"
+#include "support/layer/layer_step.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

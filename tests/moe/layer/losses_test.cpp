@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/cut.h"
 #include "support/finite_difference.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
-#include "support/reference_losses.h"
+#include "support/reference/cut.h"
+#include "support/reference/reference_losses.h"
 #include "switchyard/mesh.h"
 
 namespace switchyard {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

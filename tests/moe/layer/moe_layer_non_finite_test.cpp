@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "support/errors.h"
-#include "support/layer_alone.h"
-#include "support/moe_tensors.h"
+#include "support/layer/layer_alone.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard {

@@ -5,7 +5,7 @@
 
 #include "support/compare.h"
 #include "support/finite_difference.h"
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "support/ranks.h"
 
 namespace switchyard {

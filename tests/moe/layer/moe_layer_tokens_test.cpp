@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "support/compare.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 
 namespace switchyard {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 
 namespace switchyard {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "support/errors.h"
-#include "support/layer_alone.h"
-#include "support/two_layers.h"
+#include "support/layer/layer_alone.h"
+#include "support/layer/two_layers.h"
 #include "switchyard/error.h"
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"

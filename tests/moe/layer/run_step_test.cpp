@@ -4,10 +4,10 @@
 #include <array>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
+#include "support/layer/two_layers.h"
 #include "support/ranks.h"
-#include "support/two_layers.h"
+#include "support/reference/cut.h"
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 #include "support/ranks.h"
+#include "support/reference/cut.h"
 #include "switchyard/mesh.h"
 
 namespace switchyard {

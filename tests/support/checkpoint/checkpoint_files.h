@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "support/safetensors_files.h"
+#include "support/checkpoint/safetensors_files.h"
 
 namespace switchyard::testing {
 

@@ -1,4 +1,4 @@
-#include "support/apart_rows.h"
+#include "support/device/apart_rows.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/experts_problem.h"
-#include "support/moe_tensors.h"
+#include "support/device/experts_problem.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/device.h"
 
 namespace switchyard::testing {

@@ -8,7 +8,7 @@
 
 #include "device/device_backend.h"
 #include "support/compare.h"
-#include "support/devices.h"
+#include "support/device/devices.h"
 
 namespace switchyard::testing {
 

@@ -1,4 +1,4 @@
-#include "support/experts_problem.h"
+#include "support/device/experts_problem.h"
 
 #include <cmath>
 #include <cstring>

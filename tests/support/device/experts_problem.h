@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/device.h"
 #include "switchyard/experts.h"
 

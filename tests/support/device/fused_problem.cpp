@@ -1,4 +1,4 @@
-#include "support/fused_problem.h"
+#include "support/device/fused_problem.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <numeric>
 #include <utility>
 
-#include "support/apart_rows.h"
 #include "support/compare.h"
+#include "support/device/apart_rows.h"
 #include "support/random.h"
 
 namespace switchyard::testing {

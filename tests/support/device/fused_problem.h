@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "device/cuda/grouped_gemm.h"
-#include "support/apart_rows.h"
-#include "support/moe_reference.h"
+#include "support/device/apart_rows.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 

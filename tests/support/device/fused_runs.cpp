@@ -1,9 +1,9 @@
-#include "support/fused_runs.h"
+#include "support/device/fused_runs.h"
 
 #include <cstring>
 
 #include "device/cuda/backend.h"
-#include "device/cuda/expert_passes.h"
+#include "device/cuda/experts/expert_passes.h"
 #include "support/compare.h"
 
 namespace switchyard::testing {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "support/apart_rows.h"
-#include "support/devices.h"
-#include "support/fused_problem.h"
+#include "support/device/apart_rows.h"
+#include "support/device/devices.h"
+#include "support/device/fused_problem.h"
 #include "switchyard/device.h"
 
 namespace switchyard::testing {

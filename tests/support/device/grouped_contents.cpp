@@ -1,4 +1,4 @@
-#include "support/grouped_contents.h"
+#include "support/device/grouped_contents.h"
 
 #include "support/random.h"
 

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <vector>
 
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::testing {

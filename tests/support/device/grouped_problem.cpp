@@ -1,4 +1,4 @@
-#include "support/grouped_problem.h"
+#include "support/device/grouped_problem.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "device/cuda/backend.h"
 #include "device/cuda/grouped_gemm.h"
-#include "device/cuda/portable_gemm.h"
+#include "device/cuda/portable/portable_gemm.h"
 #include "support/compare.h"
 
 namespace switchyard::testing {

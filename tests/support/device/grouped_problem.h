@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "support/grouped_contents.h"
+#include "support/device/grouped_contents.h"
 #include "switchyard/device.h"
 #include "switchyard/tensor.h"
 

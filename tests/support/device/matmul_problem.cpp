@@ -1,12 +1,12 @@
-#include "support/matmul_problem.h"
+#include "support/device/matmul_problem.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <utility>
 
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::testing {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "device/plan_words.h"
-#include "support/device_tables.h"
+#include "support/device/device_tables.h"
 #include "switchyard/plan.h"
 
 namespace switchyard::testing {

@@ -1,4 +1,4 @@
-#include "support/route_problem.h"
+#include "support/device/route_problem.h"
 
 #include <cmath>
 #include <limits>

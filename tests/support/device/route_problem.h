@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/device_backend.h"
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::testing {
 

@@ -1,4 +1,4 @@
-#include "support/token_reading_device.h"
+#include "support/device/token_reading_device.h"
 
 #include <cstring>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/forwarding_device.h"
+#include "support/device/forwarding_device.h"
 
 namespace switchyard::testing {
 namespace {

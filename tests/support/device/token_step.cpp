@@ -1,4 +1,4 @@
-#include "support/token_step.h"
+#include "support/device/token_step.h"
 
 #include <algorithm>
 #include <limits>

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "support/device_experts.h"
-#include "support/experts_problem.h"
+#include "support/device/device_experts.h"
+#include "support/device/experts_problem.h"
 #include "support/random.h"
 #include "switchyard/communicator.h"
 #include "switchyard/dispatcher.h"

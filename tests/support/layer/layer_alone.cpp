@@ -1,4 +1,4 @@
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 
 #include "support/compare.h"
 

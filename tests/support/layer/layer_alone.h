@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard::testing {

@@ -1,5 +1,5 @@
 // The layers that are compared on every device.
-#include "support/layer_cases.h"
+#include "support/layer/layer_cases.h"
 
 namespace switchyard::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "support/layer_cases.h"
+#include "support/layer/layer_cases.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "support/compare.h"
 #include "support/finite_difference.h"
-#include "support/reference_losses.h"
+#include "support/reference/reference_losses.h"
 
 namespace switchyard::testing {
 namespace {

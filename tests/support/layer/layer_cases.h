@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard::testing {

@@ -1,4 +1,4 @@
-#include "support/layer_step.h"
+#include "support/layer/layer_step.h"
 
 #include "support/compare.h"
 #include "support/random.h"

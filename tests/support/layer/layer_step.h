@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "support/cut.h"
+#include "support/reference/cut.h"
 #include "switchyard/moe_layer.h"
 
 namespace switchyard::testing {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/cut.h"
-#include "support/layer_alone.h"
-#include "support/moe_tensors.h"
+#include "support/layer/layer_alone.h"
+#include "support/layer/moe_tensors.h"
+#include "support/reference/cut.h"
 #include "switchyard/mesh.h"
 #include "switchyard/moe_layer.h"
 

@@ -1,4 +1,4 @@
-#include "support/mesh_model.h"
+#include "support/layer/mesh_model.h"
 
 #include <string>
 

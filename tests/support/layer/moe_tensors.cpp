@@ -1,4 +1,4 @@
-#include "support/moe_tensors.h"
+#include "support/layer/moe_tensors.h"
 
 #include <cmath>
 

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/moe_parameters.h"
 
 namespace switchyard::testing {

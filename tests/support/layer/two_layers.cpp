@@ -1,6 +1,6 @@
-#include "support/two_layers.h"
+#include "support/layer/two_layers.h"
 
-#include "support/layer_alone.h"
+#include "support/layer/layer_alone.h"
 
 namespace switchyard::testing {
 

@@ -1,4 +1,4 @@
-#include "support/attention_reference.h"
+#include "support/reference/attention_reference.h"
 
 #include <cmath>
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::testing {
 

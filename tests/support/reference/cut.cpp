@@ -1,4 +1,4 @@
-#include "support/cut.h"
+#include "support/reference/cut.h"
 
 #include <array>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 
 #include <algorithm>
 #include <cmath>

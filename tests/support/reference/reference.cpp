@@ -1,4 +1,4 @@
-#include "support/reference.h"
+#include "support/reference/reference.h"
 
 namespace switchyard::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "support/reference_losses.h"
+#include "support/reference/reference_losses.h"
 
 #include <cmath>
 #include <numeric>

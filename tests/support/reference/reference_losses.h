@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/moe_reference.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/losses.h"
 
 namespace switchyard::testing {

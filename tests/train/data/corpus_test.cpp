@@ -68,7 +68,7 @@ TEST(Corpus, ProjectsOwnTextIsThatOfItsFiles) {
   for (const std::string name :
        {"CONTRIBUTING.md", "README.md", "cli/main.cpp", "cmake/EmbedCorpus.cmake", "docs/design.md",
         "examples/01_one_rank.cpp", "include/switchyard/plan.h", "scripts/lib.sh",
-        "src/moe/plan.cpp", "tests/train/data/corpus_test.cpp", "train/data/corpus.h"}) {
+        "src/moe/plan/plan.cpp", "tests/train/data/corpus_test.cpp", "train/data/corpus.h"}) {
     const auto found = text.find(name + '\n' + content_of(root / name) + '\n', at);
     EXPECT_NE(found, std::string_view::npos) << name;
     at = found;

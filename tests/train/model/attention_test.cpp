@@ -6,12 +6,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "support/attention_reference.h"
 #include "support/compare.h"
 #include "support/finite_difference.h"
-#include "support/moe_reference.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "support/reference/attention_reference.h"
+#include "support/reference/moe_reference.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard::train {

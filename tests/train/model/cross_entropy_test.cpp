@@ -8,8 +8,8 @@
 
 #include "support/compare.h"
 #include "support/finite_difference.h"
-#include "support/moe_reference.h"
 #include "support/random.h"
+#include "support/reference/moe_reference.h"
 
 namespace switchyard::train {
 namespace {

@@ -1,12 +1,12 @@
-#include "device/cpu/expert_panel.h"
+#include "device/cpu/experts/expert_panel.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/given.h"
-#include "device/cpu/elements.h"
-#include "device/cpu/gemm.h"
-#include "device/cpu/rows.h"
+#include "device/cpu/gemm/gemm.h"
+#include "device/cpu/rows/rows.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

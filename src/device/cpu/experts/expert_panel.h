@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "device/cpu/panel_rows.h"
+#include "device/cpu/experts/panel_rows.h"
 #include "device/cpu/scratch.h"
 #include "device/cpu/task_clock.h"
 #include "device/device_backend.h"

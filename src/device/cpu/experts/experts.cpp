@@ -1,13 +1,13 @@
 // Experts over their groups of rows: which panels and blocks there are, and who waits for whom.
-#include "device/cpu/experts.h"
+#include "device/cpu/experts/experts.h"
 
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "device/cpu/expert_panel.h"
-#include "device/cpu/matrix_gradients.h"
-#include "device/cpu/panels.h"
+#include "device/cpu/experts/expert_panel.h"
+#include "device/cpu/experts/matrix_gradients.h"
+#include "device/cpu/experts/panels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,10 +1,10 @@
-#include "device/cpu/matrix_gradients.h"
+#include "device/cpu/experts/matrix_gradients.h"
 
 #include <algorithm>
 
 #include "core/given.h"
-#include "device/cpu/elements.h"
-#include "device/cpu/panels.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

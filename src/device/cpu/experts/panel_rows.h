@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cpu {

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "device/cpu/elements.h"
-#include "device/cpu/expert_panel.h"
-#include "device/cpu/experts.h"
-#include "device/cpu/matrix_gradients.h"
-#include "device/cpu/panels.h"
+#include "device/cpu/experts/expert_panel.h"
+#include "device/cpu/experts/experts.h"
+#include "device/cpu/experts/matrix_gradients.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,11 +1,11 @@
 // Chooses how a product is made, and makes products of bf16 from f32 ones where the CPU has no
 // better way.
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <cstring>
 
-#include "device/cpu/elements.h"
-#include "device/cpu/gemm_library.h"
+#include "device/cpu/gemm/gemm_library.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // What a library of matrix products offers: one of gemm_onednn.cpp and gemm_plain.cpp is built.
 #pragma once
 
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 namespace switchyard::cpu {
 

@@ -4,7 +4,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "core/require.h"
-#include "device/cpu/gemm_library.h"
+#include "device/cpu/gemm/gemm_library.h"
 
 // Of the OpenMP runtime that oneDNN is built with. The setting is the calling thread's own.
 extern "C" int omp_get_max_threads();

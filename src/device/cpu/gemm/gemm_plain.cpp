@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "device/cpu/gemm_library.h"
+#include "device/cpu/gemm/gemm_library.h"
 
 namespace switchyard::cpu {
 

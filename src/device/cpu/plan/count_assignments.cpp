@@ -1,7 +1,7 @@
 // Counting and slotting assignments: two passes over the ids, O(T·K + E + ranks).
-#include "device/cpu/plan.h"
-
 #include <vector>
+
+#include "device/cpu/plan/plan.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "device/cpu/panels.h"
-#include "device/cpu/plan.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/plan/plan.h"
 
 namespace switchyard::cpu {
 namespace {

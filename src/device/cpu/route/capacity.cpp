@@ -1,4 +1,4 @@
-#include "device/cpu/capacity.h"
+#include "device/cpu/route/capacity.h"
 
 #include <algorithm>
 #include <cmath>

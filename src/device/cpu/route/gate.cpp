@@ -1,11 +1,11 @@
-#include "device/cpu/gate.h"
+#include "device/cpu/route/gate.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "device/cpu/elements.h"
-#include "device/cpu/gemm.h"
-#include "device/cpu/panels.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/gemm/gemm.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "device/cpu/losses.h"
+#include "device/cpu/route/losses.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,5 +1,5 @@
 // Panels of tokens through the gate and the router, and back.
-#include "device/cpu/route.h"
+#include "device/cpu/route/route.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "core/padding.h"
-#include "device/cpu/elements.h"
-#include "device/cpu/gate.h"
-#include "device/cpu/panels.h"
-#include "device/cpu/route_sums.h"
-#include "device/cpu/token_router.h"
+#include "device/cpu/experts/panels.h"
+#include "device/cpu/route/gate.h"
+#include "device/cpu/route/route_sums.h"
+#include "device/cpu/route/token_router.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

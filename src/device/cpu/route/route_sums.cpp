@@ -1,4 +1,4 @@
-#include "device/cpu/route_sums.h"
+#include "device/cpu/route/route_sums.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "device/cpu/token_router.h"
+#include "device/cpu/route/token_router.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/given.h"
-#include "device/cpu/elements.h"
+#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {

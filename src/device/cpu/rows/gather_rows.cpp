@@ -1,6 +1,4 @@
 // Moves rows by a table: picks the instruction set, the kind of stores, and walks the table.
-#include "device/cpu/rows.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,8 +6,9 @@
 #include <vector>
 
 #include "core/require.h"
-#include "device/cpu/instruction_sets.h"
-#include "device/cpu/row_scalars.h"
+#include "device/cpu/rows/row_scalars.h"
+#include "device/cpu/rows/rows.h"
+#include "device/cpu/simd/instruction_sets.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "device/cpu/row_kernels.h"
+#include "device/cpu/simd/row_kernels.h"
 #include "device/cpu/workers.h"
 #include "device/device_backend.h"
 

@@ -3,7 +3,7 @@
 
 #include <cfloat>
 
-#include "device/cpu/lines.inl"
+#include "device/cpu/simd/lines.inl"
 
 namespace switchyard::cpu {
 namespace {

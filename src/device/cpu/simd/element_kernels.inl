@@ -1,8 +1,8 @@
 // The element kernels, compiled once for each instruction set (SWITCHYARD_ISA). Uses no library
 // code, as the row kernels.
-#include "device/cpu/activations.inl"
-#include "device/cpu/element_kernels.h"
-#include "device/cpu/lines.inl"
+#include "device/cpu/simd/activations.inl"
+#include "device/cpu/simd/element_kernels.h"
+#include "device/cpu/simd/lines.inl"
 
 namespace switchyard::cpu {
 namespace {

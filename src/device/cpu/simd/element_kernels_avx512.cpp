@@ -1,3 +1,3 @@
 // The element kernels for CPUs with avx512.
 #define SWITCHYARD_ISA avx512
-#include "device/cpu/element_kernels.inl"
+#include "device/cpu/simd/element_kernels.inl"

@@ -1,3 +1,3 @@
 // The element kernels for any CPU.
 #define SWITCHYARD_ISA baseline
-#include "device/cpu/element_kernels.inl"
+#include "device/cpu/simd/element_kernels.inl"

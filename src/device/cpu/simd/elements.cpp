@@ -1,8 +1,8 @@
-#include "device/cpu/elements.h"
+#include "device/cpu/simd/elements.h"
 
 #include <cstring>
 
-#include "device/cpu/instruction_sets.h"
+#include "device/cpu/simd/instruction_sets.h"
 
 namespace switchyard::cpu {
 

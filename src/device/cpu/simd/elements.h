@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "device/cpu/element_kernels.h"
+#include "device/cpu/simd/element_kernels.h"
 #include "switchyard/router.h"
 #include "switchyard/tensor.h"
 

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#include "device/cpu/row_kernels.h"
+#include "device/cpu/simd/row_kernels.h"
 
 #define SWITCHYARD_JOIN_(a, b) a##b
 #define SWITCHYARD_JOIN(a, b) SWITCHYARD_JOIN_(a, b)

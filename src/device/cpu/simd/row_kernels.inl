@@ -1,7 +1,7 @@
 // The row kernels, compiled once for each instruction set (SWITCHYARD_ISA). Uses no library code:
 // what the linker might share between the variants must not need the instructions of one of them.
-#include "device/cpu/lines.inl"
-#include "device/cpu/row_kernels.h"
+#include "device/cpu/simd/lines.inl"
+#include "device/cpu/simd/row_kernels.h"
 
 namespace switchyard::cpu {
 namespace {

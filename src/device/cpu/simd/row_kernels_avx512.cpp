@@ -1,3 +1,3 @@
 // The row kernels for CPUs with avx512.
 #define SWITCHYARD_ISA avx512
-#include "device/cpu/row_kernels.inl"
+#include "device/cpu/simd/row_kernels.inl"

@@ -1,3 +1,3 @@
 // The row kernels for any CPU.
 #define SWITCHYARD_ISA baseline
-#include "device/cpu/row_kernels.inl"
+#include "device/cpu/simd/row_kernels.inl"

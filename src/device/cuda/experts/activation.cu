@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "device/cuda/activations.cuh"
-#include "device/cuda/expert_passes.h"
-#include "device/cuda/lines.cuh"
-#include "device/cuda/row_teams.cuh"
+#include "device/cuda/experts/activations.cuh"
+#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/lines.cuh"
+#include "device/cuda/experts/row_teams.cuh"
 
 namespace switchyard::cuda {
 namespace {

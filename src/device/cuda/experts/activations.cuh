@@ -1,4 +1,4 @@
-// The activations and their derivatives, as src/device/cpu/activations.inl has them.
+// The activations and their derivatives, as src/device/cpu/simd/activations.inl has them.
 #pragma once
 
 #include <cfloat>

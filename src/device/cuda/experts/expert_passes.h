@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "device/cuda/context.h"
 #include "device/cuda/grouped_gemm.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/experts.h"
 
 namespace switchyard::cuda {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/experts.h"
 
 namespace switchyard::cuda {

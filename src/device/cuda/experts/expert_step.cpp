@@ -1,12 +1,12 @@
-#include "device/cuda/expert_step.h"
+#include "device/cuda/experts/expert_step.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "device/cuda/expert_passes.h"
-#include "device/cuda/expert_refs.h"
+#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/expert_refs.h"
 
 namespace switchyard::cuda {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <span>
 
-#include "device/cuda/context.h"
 #include "device/cuda/grouped_gemm.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/experts.h"
 
 namespace switchyard::cuda {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "core/given.h"
-#include "device/cuda/expert_passes.h"
-#include "device/cuda/expert_step.h"
+#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/expert_step.h"
 #include "device/cuda/kernels.h"
 
 namespace switchyard::cuda {

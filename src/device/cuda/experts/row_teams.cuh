@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "device/cuda/context.h"
 #include "device/cuda/grouped_gemm.h"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 

@@ -2,9 +2,9 @@
 // to others.
 #include <cuda_runtime.h>
 
-#include "device/cuda/expert_passes.h"
-#include "device/cuda/lines.cuh"
-#include "device/cuda/row_teams.cuh"
+#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/lines.cuh"
+#include "device/cuda/experts/row_teams.cuh"
 
 namespace switchyard::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cuda_bf16.h>
 
-#include "device/cuda/activations.cuh"
+#include "device/cuda/experts/activations.cuh"
 #include "device/cuda/hopper/hand_over.cuh"
 #include "device/cuda/hopper/target.cuh"
 

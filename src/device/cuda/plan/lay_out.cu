@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "device/cuda/assignments.cuh"
 #include "device/cuda/kernels.h"
+#include "device/cuda/plan/assignments.cuh"
 #include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "device/cuda/async_copy.cuh"
-#include "device/cuda/gemm_tile.cuh"
+#include "device/cuda/portable/async_copy.cuh"
+#include "device/cuda/portable/gemm_tile.cuh"
 
 namespace switchyard::cuda::gemm {
 

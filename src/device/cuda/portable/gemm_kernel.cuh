@@ -6,10 +6,10 @@
 #include <span>
 #include <type_traits>
 
-#include "device/cuda/context.h"
-#include "device/cuda/gemm_bf16.cuh"
-#include "device/cuda/gemm_f32.cuh"
-#include "device/cuda/gemm_tile.cuh"
+#include "device/cuda/portable/gemm_bf16.cuh"
+#include "device/cuda/portable/gemm_f32.cuh"
+#include "device/cuda/portable/gemm_tile.cuh"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda::gemm {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "device/cuda/context.h"
-#include "device/cuda/gemm_kernel.cuh"
-#include "device/cuda/gemm_walk.cuh"
 #include "device/cuda/grouped_gemm.h"
+#include "device/cuda/portable/gemm_kernel.cuh"
+#include "device/cuda/portable/gemm_walk.cuh"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda::gemm {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "device/cuda/gemm_tile.cuh"
+#include "device/cuda/portable/gemm_tile.cuh"
 
 namespace switchyard::cuda::gemm {
 

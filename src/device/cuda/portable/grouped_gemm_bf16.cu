@@ -1,5 +1,5 @@
 // The grouped products of bf16, by tensor cores (sm_80 and up).
-#include "device/cuda/portable_gemm.cuh"
+#include "device/cuda/portable/portable_gemm.cuh"
 
 namespace switchyard::cuda::portable {
 

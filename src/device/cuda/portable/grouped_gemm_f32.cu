@@ -1,5 +1,5 @@
 // The grouped products of f32, by multiply-adds of f32, without TF32.
-#include "device/cuda/portable_gemm.cuh"
+#include "device/cuda/portable/portable_gemm.cuh"
 
 namespace switchyard::cuda::portable {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "device/cuda/gemm_problems.cuh"
-#include "device/cuda/portable_gemm.h"
+#include "device/cuda/portable/gemm_problems.cuh"
+#include "device/cuda/portable/portable_gemm.h"
 
 namespace switchyard::cuda::portable {
 

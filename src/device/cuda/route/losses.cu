@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "device/cuda/assignments.cuh"
 #include "device/cuda/kernels.h"
+#include "device/cuda/plan/assignments.cuh"
 #include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {

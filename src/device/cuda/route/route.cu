@@ -2,10 +2,10 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/kernels.h"
-#include "device/cuda/route_choice.cuh"
-#include "device/cuda/route_gate.h"
-#include "device/cuda/route_sums.h"
-#include "device/cuda/route_token.cuh"
+#include "device/cuda/route/route_choice.cuh"
+#include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_sums.h"
+#include "device/cuda/route/route_token.cuh"
 
 namespace switchyard::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/kernels.h"
-#include "device/cuda/route_gate.h"
-#include "device/cuda/route_token.cuh"
+#include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_token.cuh"
 
 namespace switchyard::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "device/cuda/route_token.cuh"
+#include "device/cuda/route/route_token.cuh"
 
 namespace switchyard::cuda {
 

@@ -1,10 +1,10 @@
 // What reaches the tokens through the gate: d_x += d_logits · gate.
 #include <cuda_runtime.h>
 
-#include "device/cuda/route_gate.h"
-#include "device/cuda/route_simt.cuh"
-#include "device/cuda/route_split.cuh"
-#include "device/cuda/route_views.cuh"
+#include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_split.cuh"
+#include "device/cuda/route/route_views.cuh"
 
 namespace switchyard::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "switchyard/router.h"
 
 namespace switchyard::cuda {

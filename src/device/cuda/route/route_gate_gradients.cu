@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "core/given.h"
-#include "device/cuda/route_gate.h"
-#include "device/cuda/route_simt.cuh"
-#include "device/cuda/route_split.cuh"
-#include "device/cuda/route_views.cuh"
+#include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_split.cuh"
+#include "device/cuda/route/route_views.cuh"
 
 namespace switchyard::cuda {
 namespace {

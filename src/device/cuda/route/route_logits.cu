@@ -1,10 +1,10 @@
 // The gate's logits: bf16 by tensor cores, everything else in plain f32.
 #include <cuda_runtime.h>
 
-#include "device/cuda/route_gate.h"
-#include "device/cuda/route_simt.cuh"
-#include "device/cuda/route_tile.cuh"
-#include "device/cuda/route_views.cuh"
+#include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_tile.cuh"
+#include "device/cuda/route/route_views.cuh"
 
 namespace switchyard::cuda {
 namespace {

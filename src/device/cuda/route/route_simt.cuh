@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "device/cuda/context.h"
-#include "device/cuda/gemm_tile.cuh"
+#include "device/cuda/portable/gemm_tile.cuh"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "device/cuda/route_tile.cuh"
+#include "device/cuda/route/route_tile.cuh"
 
 namespace switchyard::cuda {
 

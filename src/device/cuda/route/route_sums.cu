@@ -1,7 +1,7 @@
 // Sums over tokens in whole numbers, whose order does not matter, and the words of problems.
 #include <cuda_runtime.h>
 
-#include "device/cuda/route_sums.h"
+#include "device/cuda/route/route_sums.h"
 #include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {

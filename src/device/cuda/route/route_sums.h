@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 #include "device/device_backend.h"
 
 namespace switchyard::cuda {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "device/cuda/gemm_bf16.cuh"
+#include "device/cuda/portable/gemm_bf16.cuh"
 
 namespace switchyard::cuda {
 

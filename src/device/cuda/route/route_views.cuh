@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "device/cuda/route_split.cuh"
-#include "device/cuda/route_tile.cuh"
+#include "device/cuda/route/route_split.cuh"
+#include "device/cuda/route/route_tile.cuh"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cuda {

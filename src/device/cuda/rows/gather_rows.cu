@@ -1,7 +1,7 @@
 // Sums and products of rows that lie among those of the experts: every byte is read once, sixteen
 // at a time, and several of those are under way a thread.
 #include "device/cuda/kernels.h"
-#include "device/cuda/row_table.cuh"
+#include "device/cuda/rows/row_table.cuh"
 
 namespace switchyard::cuda {
 namespace {

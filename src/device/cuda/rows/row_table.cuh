@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "device/cuda/chunk.cuh"
-#include "device/cuda/context.h"
+#include "device/cuda/rows/chunk.cuh"
+#include "device/cuda/runtime/context.h"
 #include "device/device_backend.h"
 
 namespace switchyard::cuda {

@@ -1,4 +1,4 @@
-#include "device/cuda/constants.h"
+#include "device/cuda/runtime/constants.h"
 
 #include "device/cuda/kernels.h"
 

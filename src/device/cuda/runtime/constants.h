@@ -9,7 +9,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "device/cuda/device_memory.h"
+#include "device/cuda/runtime/device_memory.h"
 
 namespace switchyard::cuda {
 

@@ -1,4 +1,4 @@
-#include "device/cuda/device_memory.h"
+#include "device/cuda/runtime/device_memory.h"
 
 #include <cuda_runtime_api.h>
 
@@ -9,7 +9,7 @@
 
 #include "core/memory_cache.h"
 #include "core/require.h"
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 

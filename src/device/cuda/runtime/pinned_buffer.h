@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 

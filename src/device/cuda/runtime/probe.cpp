@@ -1,5 +1,5 @@
 // Asks the CUDA runtime for its devices.
-#include "device/cuda/probe.h"
+#include "device/cuda/runtime/probe.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,11 +1,11 @@
-#include "device/cuda/stage_timer.h"
+#include "device/cuda/runtime/stage_timer.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "device/cuda/context.h"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 

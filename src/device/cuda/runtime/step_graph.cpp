@@ -4,7 +4,7 @@
 
 #include "core/require.h"
 #include "device/cuda/backend.h"
-#include "device/cuda/device_memory.h"
+#include "device/cuda/runtime/device_memory.h"
 
 namespace switchyard {
 
