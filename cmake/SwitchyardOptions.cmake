@@ -8,6 +8,7 @@ option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
 option(SWITCHYARD_BUILD_BENCHMARKS "Build the benchmarks of single kernels" OFF)
 option(SWITCHYARD_BUILD_FUZZERS "Build the fuzzers of what reads files; needs clang" OFF)
 option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
+option(SWITCHYARD_UNITY "Compile the sources of a folder together, in half the time" ON)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 
 # AUTO uses what is found; ON makes a miss an error; OFF does not look.
@@ -36,6 +37,23 @@ function(switchyard_configure_target target)
   # 554: a conversion of views to themselves, which C++20 rules out by a constraint.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -lineinfo
     -diag-suppress=554 -Xcompiler=-Wall,-Wextra $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror=all-warnings>>)
+endfunction()
+
+# Compiles the sources of a folder as one: a header is then read once per folder. Call it once all
+# sources of the target are known.
+function(switchyard_unite_folders target)
+  if(NOT SWITCHYARD_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # It takes a source that another one includes for a header.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source ${sources})
+    cmake_path(GET source PARENT_PATH folder)
+    string(MAKE_C_IDENTIFIER "${folder}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${group}")
+  endforeach()
 endfunction()
 
 # Kernels that are one source, compiled for each instruction set and chosen at run time.

@@ -71,7 +71,7 @@ std::uint64_t checksum_of(std::span<const FileRange> ranges) {
   return sum;
 }
 
-struct Measurement {
+struct CheckpointTimes {
   std::vector<std::int64_t> bytes_by_rank;  // of experts that each read
   std::int64_t expert_bytes = 0;            // of the file
   double save_seconds = 1e30;
@@ -92,8 +92,8 @@ class CheckpointBench {
         placement_(ExpertPlacement::contiguous(layer_.router.num_experts, comm.size())),
         parameters_(MoeParameters::random(layer_, placement_, comm.rank(), 1)) {}
 
-  Measurement run(const fs::path& path) {
-    Measurement m;
+  CheckpointTimes run(const fs::path& path) {
+    CheckpointTimes m;
     show_progress(comm_, "saving …");
     const CheckpointContents contents{
         .blocks = {{kPrefix, parameters_.weights(), placement_, comm_.rank()}}};
@@ -142,7 +142,7 @@ class CheckpointBench {
   MoeParameters parameters_;
 };
 
-void print_json(const Measurement& m) {
+void print_json(const CheckpointTimes& m) {
   const nlohmann::ordered_json line = {
       {"op", "checkpoint"},
       {"ranks", m.bytes_by_rank.size()},
@@ -156,7 +156,7 @@ void print_json(const Measurement& m) {
   fmt::print("{}\n", line.dump());
 }
 
-void print_table(const Measurement& m, const CheckpointBench& bench, const Communicator& comm,
+void print_table(const CheckpointTimes& m, const CheckpointBench& bench, const Communicator& comm,
                  int repeat) {
   const auto& layer = bench.layer();
   fmt::print("{} experts of {} x {} f32, {} bytes; {} ranks over {}\n\n", layer.router.num_experts,

@@ -16,7 +16,7 @@ namespace switchyard::cli {
 namespace {
 
 // One operation, the pass that bounds it, and the best times of both.
-struct Measurement {
+struct MovementTimes {
   std::string op;
   std::int64_t bytes = 0;  // over all ranks
   std::function<void()> run;
@@ -48,11 +48,11 @@ class DispatchBench {
     slots_ = Tensor({tokens, options.top_k}, Dtype::i32);
   }
 
-  std::vector<Measurement> run() {
+  std::vector<MovementTimes> run() {
     auto all = measurements();
     for (int i = 0; i < options_.repeat; ++i) {
       show_progress(comm_, fmt::format("round {} of {} …", i + 1, options_.repeat));
-      for (Measurement& m : all) {
+      for (MovementTimes& m : all) {
         const auto before = dispatcher_.bytes_on_wire();
         m.seconds = std::min(m.seconds, timed(comm_, m.run));
         m.bytes_on_wire = dispatcher_.bytes_on_wire() - before;
@@ -60,7 +60,7 @@ class DispatchBench {
       }
     }
     show_progress(comm_, "");
-    for (Measurement& m : all) {
+    for (MovementTimes& m : all) {
       Tensor wire = Tensor::from<std::int64_t>({1}, {m.bytes_on_wire});
       comm_.all_reduce(wire);
       m.bytes_on_wire = wire.span<std::int64_t>()[0];
@@ -75,7 +75,7 @@ class DispatchBench {
     return {.plan = {.hidden = options.hidden, .dtype = options.dtype}, .mover = options.mover};
   }
 
-  std::vector<Measurement> measurements() {
+  std::vector<MovementTimes> measurements() {
     const auto row_bytes = options_.hidden * size_of(options_.dtype);
     const auto bytes = (1 + options_.top_k) * options_.num_tokens * row_bytes;
     const auto spread = [this] { one_read_many_writes(x_, streams_, options_.top_k); };
@@ -116,8 +116,8 @@ class DispatchBench {
   Tensor x_, y_, weights_, rows_, streams_, slots_;
 };
 
-void print_json(const std::vector<Measurement>& all) {
-  for (const Measurement& m : all) {
+void print_json(const std::vector<MovementTimes>& all) {
+  for (const MovementTimes& m : all) {
     const nlohmann::ordered_json line = {
         {"op", m.op},
         {"ms", m.seconds * 1e3},
@@ -130,14 +130,14 @@ void print_json(const std::vector<Measurement>& all) {
   }
 }
 
-void print_table(const std::vector<Measurement>& all, const Communicator& comm, MoverKind mover,
+void print_table(const std::vector<MovementTimes>& all, const Communicator& comm, MoverKind mover,
                  const BenchDispatchOptions& o) {
   fmt::print("{} tokens of {} x {}, {} experts, {} picks; {} ranks over {}, {} mover\n\n",
              o.num_tokens, o.hidden, name_of(o.dtype), o.num_experts, o.top_k, comm.size(),
              comm.backend(), mover == MoverKind::direct ? "direct" : "packed");
   fmt::print("{:<18} {:>9} {:>10} {:>9} {:>9} {:>11} {:>12}\n", "", "ms", "MB", "GB/s", "ceiling",
              "of ceiling", "MB on wire");
-  for (const Measurement& m : all) {
+  for (const MovementTimes& m : all) {
     fmt::print("{:<18} {:>9.3f} {:>10.2f} {:>9.1f} {:>9.1f} {:>10.0f}% {:>12.2f}\n", m.op,
                m.seconds * 1e3, static_cast<double>(m.bytes) * 1e-6,
                gigabytes_per_second(m.bytes, m.seconds),

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Forms = std::map<std::string, TensorForm>;
 
-constexpr std::string_view kOperation = "save_checkpoint";
+constexpr std::string_view kSaveCheckpoint = "save_checkpoint";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
 // What one rank writes: bytes first … of a tensor.
@@ -62,7 +62,7 @@ class Saver {
     const bool is_file = form() == CheckpointForm::one_file;
     auto metadata = is_file ? records_.front().metadata : std::map<std::string, std::string>();
     metadata.emplace("format", "pt");
-    check_together(kOperation, comm_, [&] {
+    check_together(kSaveCheckpoint, comm_, [&] {
       layout_ = lay_out(forms_of(is_file ? std::nullopt : std::optional(comm_.rank())), metadata);
     });
   }
@@ -110,7 +110,7 @@ class Saver {
   // Any error: the other ranks wait for this one.
   template <typename Work>
   void together(const Work& work) {
-    succeed_together<StorageError>(kOperation, comm_, work);
+    succeed_together<StorageError>(kSaveCheckpoint, comm_, work);
   }
   template <typename Work>
   void on_rank_0(const Work& work) {
@@ -206,13 +206,13 @@ class Saver {
 void save_checkpoint(Communicator& comm, const fs::path& path, const CheckpointContents& contents,
                      CheckpointForm form) {
   CheckpointRecord own;
-  check_together(kOperation, comm, [&] {
+  check_together(kSaveCheckpoint, comm, [&] {
     own = record_of(path, contents, form);
     if (comm.rank() == 0) require_replaceable(own.path, form);
   });
   const auto records = gather_records(comm, own);
   CheckpointPlan plan;
-  check_arguments(kOperation, {}, [&] { plan = plan_checkpoint(records); });  // alike on all ranks
+  check_arguments(kSaveCheckpoint, {}, [&] { plan = plan_checkpoint(records); });  // alike on all ranks
   Saver(comm, contents, records, std::move(plan)).save();
 }
 

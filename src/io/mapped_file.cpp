@@ -13,9 +13,9 @@
 namespace switchyard {
 namespace {
 
-struct Closer {
+struct DescriptorCloser {
   int descriptor;
-  ~Closer() { ::close(descriptor); }
+  ~DescriptorCloser() { ::close(descriptor); }
 };
 
 std::string last_error() { return std::generic_category().message(errno); }
@@ -28,7 +28,7 @@ MappedFile map_file_in(int folder, const std::string& name, const std::string& f
   // Without O_NONBLOCK, opening a pipe would wait for someone to write.
   const int descriptor = ::openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   require(descriptor >= 0, "cannot open {}: {}", file, last_error());
-  const Closer closer{descriptor};
+  const DescriptorCloser closer{descriptor};
   struct stat status = {};
   require(::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode), "{} is not a regular file",
           file);

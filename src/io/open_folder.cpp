@@ -18,7 +18,7 @@ namespace {
 
 std::string message_of(int reason) { return std::generic_category().message(reason); }
 
-struct Closer {
+struct FolderCloser {
   void operator()(DIR* stream) const { ::closedir(stream); }
 };
 
@@ -35,7 +35,7 @@ OpenFolder::~OpenFolder() { ::close(descriptor_); }
 
 std::vector<std::string> OpenFolder::names() const {
   const int listed = ::openat(descriptor_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const std::unique_ptr<DIR, Closer> stream(listed >= 0 ? ::fdopendir(listed) : nullptr);
+  const std::unique_ptr<DIR, FolderCloser> stream(listed >= 0 ? ::fdopendir(listed) : nullptr);
   int reason = errno;
   std::vector<std::string> names;
   if (stream) {

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kMetadata = "metadata";
+constexpr std::string_view kMetadataKey = "metadata";
 constexpr std::string_view kWeightMap = "weight_map";
 
 // A name that cannot lead out of the folder.
@@ -30,14 +30,14 @@ class IndexReader : public JsonReader {
   bool start_object(std::size_t /*elements*/) override {
     if (level_ == Level::file) return enter(Level::index);
     if (level_ != Level::index) return refuse("an object");
-    return enter(section_ == kMetadata ? Level::metadata : Level::weight_map);
+    return enter(section_ == kMetadataKey ? Level::metadata : Level::weight_map);
   }
 
   bool key(std::string& key) override {
     if (level_ == Level::index) {
-      require(key == kMetadata || key == kWeightMap,
+      require(key == kMetadataKey || key == kWeightMap,
               "{}: the index has {} besides metadata and weight_map", file(), in_quotes(key));
-      bool& has = key == kMetadata ? has_metadata_ : has_weight_map_;
+      bool& has = key == kMetadataKey ? has_metadata_ : has_weight_map_;
       require(!std::exchange(has, true), "{}: the index has {} twice", file(), key);
       section_ = std::move(key);
     } else {

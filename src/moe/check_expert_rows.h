@@ -12,7 +12,7 @@
 namespace switchyard {
 
 // What all tensors of a call must fit.
-struct ExpertRows {
+struct ExpertRowChecks {
   const ExpertsOptions& options;
   Memory memory;
   std::int64_t rows = 0;

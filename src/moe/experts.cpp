@@ -116,7 +116,7 @@ std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const
 
 void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                       const ExpertsInput& in, const ExpertsOutput& out) const {
-  const ExpertRows expected{options_, device_.memory(),
+  const ExpertRowChecks expected{options_, device_.memory(),
                             checked_rows(weights, groups, row_extent(in)), in.tokens};
   expected.require_source(in.rows, in.tokens && reads_tokens(weights));
   expected.require_rows(out.out, options_.hidden, "out");
@@ -134,7 +134,7 @@ void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& g
 
 void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                        const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const {
-  const ExpertRows expected{options_, device_.memory(),
+  const ExpertRowChecks expected{options_, device_.memory(),
                             checked_rows(weights, groups, row_extent(in)), in.tokens};
   check(weights, out.gradients);
   expected.require_source(in.rows, in.tokens && reads_tokens(weights));

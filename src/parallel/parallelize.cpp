@@ -18,7 +18,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kOperation = "apply_expert_parallel";
+constexpr std::string_view kParallelize = "apply_expert_parallel";
 
 void require_form(const MoeBlock& block) {
   try {
@@ -53,7 +53,7 @@ void require_whole(std::span<MoeBlock* const> blocks) {
 }
 
 void require_same_axes(Communicator& world, const std::vector<std::string>& axes) {
-  Agreement agreement(kOperation, world);
+  Agreement agreement(kParallelize, world);
   agreement.add(list_of("axes to divide over", "axis to divide over, number", axes));
   agreement.gather();
   agreement.require_equal();
@@ -75,7 +75,7 @@ std::string text_of(const MoeBlock& block) {
 void require_same_blocks(Communicator& group, int world_rank, std::span<MoeBlock* const> blocks) {
   std::vector<std::string> texts;
   for (const auto* block : blocks) texts.push_back(text_of(*block));
-  Agreement agreement(kOperation, group);
+  Agreement agreement(kParallelize, group);
   agreement.add(list_of("layers", "layer", texts));
   agreement.gather(world_rank);
   agreement.require_equal();
@@ -153,7 +153,7 @@ int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                           const std::vector<std::string>& axes) {
   if (mesh == nullptr) return 0;
   Communicator& world = mesh->world();
-  check_together(kOperation, world, [&] { require_whole(blocks); });
+  check_together(kParallelize, world, [&] { require_whole(blocks); });
   const auto inside = axes_where(*mesh, [&](const auto& name) { return is_among(axes, name); });
   require_same_axes(world, inside);
   Communicator& group = mesh->group(inside);

@@ -12,7 +12,7 @@
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::checkpoint_across_ranks_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -198,4 +198,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CheckpointAcrossRanksTest,
                          ::testing::ValuesIn(testing::rank_cases()), testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::checkpoint_across_ranks_test

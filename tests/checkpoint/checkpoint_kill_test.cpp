@@ -13,7 +13,7 @@
 #include "switchyard/checkpoint.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::checkpoint_kill_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -94,4 +94,4 @@ TEST(CheckpointKill, AFileIsAlwaysWhole) { expect_always_whole(CheckpointForm::o
 TEST(CheckpointKill, AFolderIsAlwaysWhole) { expect_always_whole(CheckpointForm::file_per_rank); }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::checkpoint_kill_test

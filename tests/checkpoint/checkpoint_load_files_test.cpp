@@ -5,7 +5,7 @@
 #include "support/checkpoint/checkpoint_files.h"
 #include "switchyard/checkpoint.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_load_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -82,4 +82,4 @@ TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_load_files_test

@@ -11,7 +11,7 @@
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_load_test {
 namespace {
 
 const std::string kPrefix = "mlp.";
@@ -172,4 +172,4 @@ TEST_F(CheckpointLoad, ReadsOnlyTheRanksPart) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_load_test

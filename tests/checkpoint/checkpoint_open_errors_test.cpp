@@ -9,7 +9,7 @@
 #include "support/checkpoint/checkpoint_files.h"
 #include "switchyard/checkpoint.h"
 
-namespace switchyard {
+namespace switchyard::checkpoint_open_errors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -163,4 +163,4 @@ TEST_F(CheckpointErrors, TensorsThatAreNotThereOrCannotBeRead) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::checkpoint_open_errors_test

@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "switchyard/checkpoint.h"
 
-namespace switchyard {
+namespace switchyard::checkpoint_open_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -229,4 +229,4 @@ TEST_F(CheckpointOpen, ViewsOutliveTheCheckpoint) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::checkpoint_open_test

@@ -6,7 +6,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::checkpoint_plan_test {
 namespace {
 
 using testing::error_of;
@@ -131,4 +131,4 @@ TEST(CheckpointPlan, NamesMustNotMeanTwoThings) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::checkpoint_plan_test

@@ -9,7 +9,7 @@
 #include "support/layer/layer_alone.h"
 #include "switchyard/error.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_record_test {
 namespace {
 
 const auto kPlacement = ExpertPlacement::contiguous(6, 2);
@@ -143,4 +143,4 @@ TEST(CheckpointRecord, RefusesExpertsThatDiffer) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_record_test

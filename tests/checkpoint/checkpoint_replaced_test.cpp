@@ -9,7 +9,7 @@
 #include "switchyard/checkpoint.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_replaced_test {
 namespace {
 
 constexpr int kRanks = 4;
@@ -56,4 +56,4 @@ TEST(CheckpointReplaced, AnIndexIsOpenedWithItsFiles) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_replaced_test

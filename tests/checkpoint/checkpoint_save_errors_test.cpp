@@ -16,7 +16,7 @@
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_save_errors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -209,4 +209,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CheckpointSaveErrorsTest, ::testing::ValuesIn(ra
                          rank_case_name);
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_save_errors_test

@@ -10,7 +10,7 @@
 #include "support/shared_folder.h"
 #include "switchyard/checkpoint.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_save_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -195,4 +195,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CheckpointSaveTest, ::testing::ValuesIn(rank_cas
                          rank_case_name);
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_save_test

@@ -13,7 +13,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::checkpoint_target_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -114,4 +114,4 @@ TEST_F(CheckpointTarget, AHeaderThatIsTooLong) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::checkpoint_target_test

@@ -5,7 +5,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::convert_errors_test {
 namespace {
 
 TEST(ConvertErrors, AMissingTensorIsNamed) {
@@ -78,4 +78,4 @@ TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::convert_errors_test

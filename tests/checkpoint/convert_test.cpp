@@ -5,7 +5,7 @@
 
 #include "support/checkpoint/checkpoints.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::convert_test {
 namespace {
 
 float element(const ConstTensorView& view, std::int64_t row, std::int64_t column = 0) {
@@ -225,4 +225,4 @@ TEST(Convert, PackedKempnerForgeExpertsAreTransposed) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::convert_test

@@ -8,7 +8,7 @@
 #include "cli/command.h"
 #include "support/folder.h"
 
-namespace switchyard {
+namespace switchyard::bench_checkpoint_test {
 namespace {
 
 using testing::lines_of;
@@ -65,4 +65,4 @@ TEST(BenchCheckpoint, RunsUnderMpi) {
 #endif
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::bench_checkpoint_test

@@ -5,7 +5,7 @@
 
 #include "cli/command.h"
 
-namespace switchyard {
+namespace switchyard::bench_layer_test {
 namespace {
 
 using nlohmann::json;
@@ -98,4 +98,4 @@ TEST(BenchLayer, RunsUnderMpi) {
 #endif
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::bench_layer_test

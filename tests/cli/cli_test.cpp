@@ -8,7 +8,7 @@
 
 #include "cli/command.h"
 
-namespace switchyard {
+namespace switchyard::cli_test {
 namespace {
 
 using nlohmann::json;
@@ -122,4 +122,4 @@ TEST(Cli, MpiRefusesWhatItCannotDo) {
 #endif
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::cli_test

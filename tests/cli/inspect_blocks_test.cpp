@@ -9,7 +9,7 @@
 
 #include "cli/inspect_files.h"
 
-namespace switchyard {
+namespace switchyard::inspect_blocks_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -180,4 +180,4 @@ TEST_F(InspectBlocks, GoldenFiles) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::inspect_blocks_test

@@ -6,7 +6,7 @@
 
 #include "cli/inspect_files.h"
 
-namespace switchyard {
+namespace switchyard::inspect_hostile_test {
 namespace {
 
 using testing::about;
@@ -117,4 +117,4 @@ TEST_F(InspectHostile, PathsInErrorsNeither) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::inspect_hostile_test

@@ -7,7 +7,7 @@
 
 #include "cli/inspect_files.h"
 
-namespace switchyard {
+namespace switchyard::inspect_test {
 namespace {
 
 using nlohmann::json;
@@ -115,4 +115,4 @@ TEST_F(Inspect, HelpNamesEveryFlag) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::inspect_test

@@ -7,7 +7,7 @@
 
 #include "cli/train_runs.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::sample_command_test {
 namespace {
 
 class SampleCommand : public TrainRuns {
@@ -90,4 +90,4 @@ TEST_F(SampleCommand, WhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::sample_command_test

@@ -8,7 +8,7 @@
 #include "cli/train_runs.h"
 #include "support/folder.h"
 
-namespace switchyard {
+namespace switchyard::train_command_test {
 namespace {
 
 using testing::Folder;
@@ -121,4 +121,4 @@ TEST(TrainCommand, MpirunDecidesHowManyRanksThereAre) {
 #endif
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::train_command_test

@@ -8,7 +8,7 @@
 
 #include "cli/train_runs.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::train_damage_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,4 +93,4 @@ TEST_F(TrainDamage, WhatIsNoCheckpointIsSaidToBeNone) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::train_damage_test

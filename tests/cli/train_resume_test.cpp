@@ -5,7 +5,7 @@
 
 #include "cli/train_runs.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::train_resume_test {
 namespace {
 
 double held_out_of(const Outcome& outcome) {
@@ -155,4 +155,4 @@ TEST_F(TrainResume, ProcessesAreThreadsBitForBit) {
 #endif
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::train_resume_test

@@ -9,7 +9,7 @@
 #include "cli/train_runs.h"
 #include "support/random.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::train_stop_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -131,4 +131,4 @@ TEST_F(TrainStop, AKillLosesNothingThatWasSaved) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::train_stop_test

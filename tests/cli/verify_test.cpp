@@ -11,7 +11,7 @@
 
 #include "cli/command.h"
 
-namespace switchyard {
+namespace switchyard::verify_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,4 +212,4 @@ TEST_F(Verify, UnderMpiARankTellsTheOthersWhatItFound) {
 #endif
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::verify_test

@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::check_arguments_test {
 namespace {
 
 class CheckTogetherTest : public ::testing::TestWithParam<RankCase> {
@@ -73,4 +73,4 @@ TEST(OrAbortTest, ARankThatIsAloneKeepsItsCommunicator) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::check_arguments_test

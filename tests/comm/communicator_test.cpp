@@ -17,7 +17,7 @@
 #include "support/ranks.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::communicator_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -357,4 +357,4 @@ TEST(CommunicatorErrors, AGpusMemoryIsNotRead) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::communicator_test

@@ -7,7 +7,7 @@
 
 #include "support/ranks.h"
 
-namespace switchyard {
+namespace switchyard::gather_strings_test {
 namespace {
 
 class GatherStringsTest : public ::testing::TestWithParam<testing::RankCase> {
@@ -50,4 +50,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, GatherStringsTest, ::testing::ValuesIn(testing::
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::gather_strings_test

@@ -7,7 +7,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::mesh_test {
 namespace {
 
 using testing::error_of;
@@ -82,4 +82,4 @@ TEST(Mesh, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::mesh_test

@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-namespace switchyard {
+namespace switchyard::mpi_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -170,4 +170,4 @@ TEST_F(MpiFailureTest, WithoutAFailureAllEndWell) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::mpi_failure_test

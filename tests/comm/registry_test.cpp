@@ -7,7 +7,7 @@
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::registry_test {
 namespace {
 
 using testing::error_of;
@@ -46,4 +46,4 @@ TEST(BuildInfo, SaysWhatCanBeUsed) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::registry_test

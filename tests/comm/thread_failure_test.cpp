@@ -15,7 +15,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::thread_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -280,4 +280,4 @@ TEST(MappedBuffers, ShowEveryRanksMemory) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::thread_failure_test

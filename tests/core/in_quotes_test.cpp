@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace switchyard {
+namespace switchyard::in_quotes_test {
 namespace {
 
 std::string quoted(const std::string& text) { return fmt::format("{}", in_quotes(text)); }
@@ -35,4 +35,4 @@ TEST(InQuotes, ShortensBetweenCharacters) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::in_quotes_test

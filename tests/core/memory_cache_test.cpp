@@ -7,7 +7,7 @@
 
 #include "support/compare.h"
 
-namespace switchyard {
+namespace switchyard::memory_cache_test {
 namespace {
 
 TEST(MemoryCache, GivesTheSameMemoryAgain) {
@@ -99,4 +99,4 @@ TEST(MemoryCache, MayBeUsedFromAnyThread) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::memory_cache_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::tensor_test {
 namespace {
 
 template <typename Fn>
@@ -92,4 +92,4 @@ TEST(Bfloat16, RoundsToNearestEvenAndKeepsNan) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::tensor_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::thread_pool_test {
 namespace {
 
 using testing::error_of;
@@ -135,4 +135,4 @@ TEST(ThreadPool, NeedsAThread) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::thread_pool_test

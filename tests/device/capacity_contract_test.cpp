@@ -7,7 +7,7 @@
 #include "support/device/device_tables.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::capacity_contract_test {
 namespace {
 
 using testing::index;
@@ -141,4 +141,4 @@ TEST_P(CapacityContract, BadIdsStayAndCountNowhere) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::capacity_contract_test

@@ -6,7 +6,7 @@
 #include "support/device/device_tables.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::count_assignments_contract_test {
 namespace {
 
 using testing::Counted;
@@ -124,4 +124,4 @@ TEST_P(CountAssignmentsContract, WhatTheRouterMetStays) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::count_assignments_contract_test

@@ -13,7 +13,7 @@
 #include "support/random.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::device_test {
 namespace {
 
 using testing::elsewhere;
@@ -107,4 +107,4 @@ TEST(DeviceMemory, ACpuHasNoStreams) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::device_test

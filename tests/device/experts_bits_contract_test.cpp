@@ -10,7 +10,7 @@
 #include "support/device/devices.h"
 #include "support/device/experts_problem.h"
 
-namespace switchyard {
+namespace switchyard::experts_bits_contract_test {
 namespace {
 
 using testing::copy_on;
@@ -162,4 +162,4 @@ TEST_P(ExpertsBitsContract, WithoutRowsGradientsAreZeros) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_bits_contract_test

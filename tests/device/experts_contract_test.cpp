@@ -9,7 +9,7 @@
 #include "support/device/devices.h"
 #include "support/device/experts_problem.h"
 
-namespace switchyard {
+namespace switchyard::experts_contract_test {
 namespace {
 
 using testing::doubles_of;
@@ -254,4 +254,4 @@ TEST_P(ExpertsContract, GradientsAreAddedInEitherDtype) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_contract_test

@@ -8,7 +8,7 @@
 #include "support/device/experts_problem.h"
 #include "support/device/token_reading_device.h"
 
-namespace switchyard {
+namespace switchyard::experts_tokens_contract_test {
 namespace {
 
 using testing::expect_same_bits;
@@ -113,4 +113,4 @@ TEST_P(ExpertsTokensContract, FewRowsAndNone) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_tokens_contract_test

@@ -4,7 +4,7 @@
 #include "support/device/devices.h"
 #include "support/layer/layer_cases.h"
 
-namespace switchyard {
+namespace switchyard::layer_contract_test {
 namespace {
 
 using testing::CaseInput;
@@ -69,4 +69,4 @@ TEST_P(LayerContract, BitsAreTheSameInEveryRun) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layer_contract_test

@@ -4,7 +4,7 @@
 #include "support/device/device_tables.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::losses_contract_test {
 namespace {
 
 using testing::deal;
@@ -216,4 +216,4 @@ TEST_P(LossesContract, WeightsAreScaledByTheirExpertAndStayWithoutAPick) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::losses_contract_test

@@ -8,7 +8,7 @@
 #include "support/device/matmul_problem.h"
 #include "switchyard/matmul.h"
 
-namespace switchyard {
+namespace switchyard::matmul_contract_test {
 namespace {
 
 using testing::for_each_matmul_kind;
@@ -79,4 +79,4 @@ TEST_P(MatmulContract, BitsDoNotDependOnCompany) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::matmul_contract_test

@@ -10,7 +10,7 @@
 #include "support/compare.h"
 #include "support/device/devices.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::memory_contract_test {
 namespace {
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64};
@@ -183,4 +183,4 @@ TEST_P(MemoryContract, TakenMemoryIsTheDevicesOwnAndIsReused) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::memory_contract_test

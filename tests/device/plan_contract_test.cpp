@@ -9,7 +9,7 @@
 #include "support/device/plain_layout.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::plan_contract_test {
 namespace {
 
 using testing::Counted;
@@ -256,4 +256,4 @@ TEST_P(PlanContract, RowSourcesNameTheAssignmentOfEverySlot) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::plan_contract_test

@@ -8,7 +8,7 @@
 #include "support/device/route_problem.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::route_backward_contract_test {
 namespace {
 
 using testing::backward_on;
@@ -186,4 +186,4 @@ TEST_P(RouteBackwardContract, NoTokensGiveZerosOrNothing) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::route_backward_contract_test

@@ -8,7 +8,7 @@
 #include "support/device/route_problem.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::route_contract_test {
 namespace {
 
 using testing::Doubles;
@@ -182,4 +182,4 @@ TEST_P(RouteContract, BadIdsStayOrAreRefused) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::route_contract_test

@@ -5,7 +5,7 @@
 #include "support/device/route_problem.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::route_sums_contract_test {
 namespace {
 
 using testing::Doubles;
@@ -110,4 +110,4 @@ TEST_P(RouteSumsContract, NoTokensLeaveTheSumsAlone) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::route_sums_contract_test

@@ -13,7 +13,7 @@
 #include "support/device/devices.h"
 #include "support/random.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::rows_contract_test {
 namespace {
 
 float value_at(const ConstTensorView& t, std::int64_t row, std::int64_t column) {
@@ -392,4 +392,4 @@ TEST_P(RowsContract, MoreBuffersThanAKernelTakesAreRefused) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::rows_contract_test

@@ -6,7 +6,7 @@
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
 
-namespace switchyard {
+namespace switchyard::shared_contract_test {
 namespace {
 
 using testing::copy_on;
@@ -234,4 +234,4 @@ TEST_P(SharedContract, WithoutTokensGradientsAreZeros) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::shared_contract_test

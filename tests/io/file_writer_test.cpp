@@ -14,7 +14,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::file_writer_test {
 namespace {
 
 using testing::error_of;
@@ -111,4 +111,4 @@ TEST(FileWriter, ALimitOnFilesIsAnErrorToo) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::file_writer_test

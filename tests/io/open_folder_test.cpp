@@ -10,7 +10,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::open_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -67,4 +67,4 @@ TEST(OpenFolder, FilesCanBeReadWhereTheyCannotBeListed) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::open_folder_test

@@ -14,7 +14,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::replacement_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -224,4 +224,4 @@ TEST(Replacement, TemporaryNamesAreHiddenBesideAndNotTooLong) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::replacement_test

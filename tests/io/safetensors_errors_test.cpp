@@ -6,7 +6,7 @@
 
 #include "support/checkpoint/safetensors_files.h"
 
-namespace switchyard {
+namespace switchyard::safetensors_errors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -152,4 +152,4 @@ TEST_F(SafetensorsErrors, RejectsTensorsThatAreNotBackToBack) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::safetensors_errors_test

@@ -12,7 +12,7 @@
 #include "support/random.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -159,4 +159,4 @@ TEST_F(Safetensors, MutatedFilesAreReadOrRejected) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::safetensors_test

@@ -11,7 +11,7 @@
 #include "switchyard/error.h"
 #include "switchyard/safetensors.h"
 
-namespace switchyard {
+namespace switchyard::safetensors_writer_test {
 namespace {
 
 using testing::error_of;
@@ -99,4 +99,4 @@ TEST(SafetensorsWriter, RefusesMetadataThatAFileCannotHave) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::safetensors_writer_test

@@ -7,7 +7,7 @@
 #include "support/compare.h"
 #include "support/device/experts_problem.h"
 
-namespace switchyard {
+namespace switchyard::experts_bits_test {
 namespace {
 
 using testing::expect_same_bits;
@@ -203,4 +203,4 @@ INSTANTIATE_TEST_SUITE_P(Options, ExpertsBitsTest,
                                            Case{Dtype::bf16, WeightStage::input}));
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_bits_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::experts_errors_test {
 namespace {
 
 using testing::elsewhere;
@@ -233,4 +233,4 @@ TEST(ExpertsErrors, OfMemory) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_errors_test

@@ -4,7 +4,7 @@
 #include "support/compare.h"
 #include "support/device/experts_problem.h"
 
-namespace switchyard {
+namespace switchyard::experts_gradients_test {
 namespace {
 
 using testing::doubles_of;
@@ -88,4 +88,4 @@ TEST(ExpertsUnpack, LeavesOutTheGateWhereThereIsNone) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_gradients_test

@@ -8,7 +8,7 @@
 #include "support/compare.h"
 #include "support/device/experts_problem.h"
 
-namespace switchyard {
+namespace switchyard::experts_test {
 namespace {
 
 using testing::expect_near;
@@ -190,4 +190,4 @@ TEST(ClampedSwiglu, ClampsAtItsLimits) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_test

@@ -11,7 +11,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::experts_tokens_errors_test {
 namespace {
 
 using testing::elsewhere;
@@ -131,4 +131,4 @@ TEST(ExpertsTokensErrors, OfWhatTokensHave) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::experts_tokens_errors_test

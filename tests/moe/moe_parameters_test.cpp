@@ -12,7 +12,7 @@
 #include "switchyard/error.h"
 #include "switchyard/moe_layer.h"
 
-namespace switchyard {
+namespace switchyard::moe_parameters_test {
 namespace {
 
 using testing::error_of;
@@ -153,4 +153,4 @@ TEST(MoeParametersErrors, NameTheValues) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_parameters_test

@@ -5,7 +5,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::placement_test {
 namespace {
 
 using testing::error_of;
@@ -55,4 +55,4 @@ TEST(ExpertPlacement, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::placement_test

@@ -7,7 +7,7 @@
 #include "switchyard/error.h"
 #include "switchyard/router.h"
 
-namespace switchyard {
+namespace switchyard::router_errors_test {
 namespace {
 
 using testing::error_of;
@@ -129,4 +129,4 @@ TEST(RouterErrors, OfBackward) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::router_errors_test

@@ -7,7 +7,7 @@
 #include "support/finite_difference.h"
 #include "support/random.h"
 
-namespace switchyard {
+namespace switchyard::router_test {
 namespace {
 
 using testing::Doubles;
@@ -242,4 +242,4 @@ TEST(Router, NoTokensGiveNoPicksAndZeroGradients) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::router_test

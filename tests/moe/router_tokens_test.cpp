@@ -9,7 +9,7 @@
 #include "support/random.h"
 #include "switchyard/router.h"
 
-namespace switchyard {
+namespace switchyard::router_tokens_test {
 namespace {
 
 using testing::Random;
@@ -263,4 +263,4 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RouterBitsTest,
                                            Sizes{33, 40, Dtype::bf16}));
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::router_tokens_test

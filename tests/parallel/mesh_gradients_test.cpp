@@ -10,7 +10,7 @@
 #include "support/ranks.h"
 #include "switchyard/sequence.h"
 
-namespace switchyard {
+namespace switchyard::mesh_gradients_test {
 namespace {
 
 using testing::MeshModel;
@@ -176,4 +176,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MeshGradientsTest,
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::mesh_gradients_test

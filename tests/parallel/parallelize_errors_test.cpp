@@ -8,7 +8,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::parallelize_errors_test {
 namespace {
 
 using testing::apply;
@@ -138,4 +138,4 @@ TEST(ParallelizeErrors, NameTheAxisThatRanksDisagreeAbout) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::parallelize_errors_test

@@ -12,7 +12,7 @@
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::parallelize_test {
 namespace {
 
 using testing::apply;
@@ -189,4 +189,4 @@ TEST(Parallelize, SeveralAxesAreOneGroup) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::parallelize_test

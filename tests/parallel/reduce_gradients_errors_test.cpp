@@ -11,7 +11,7 @@
 #include "switchyard/parallelize.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::reduce_gradients_errors_test {
 namespace {
 
 using testing::elsewhere;
@@ -129,4 +129,4 @@ TEST(ReduceGradientsErrors, AxesThatDiffer) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::reduce_gradients_errors_test

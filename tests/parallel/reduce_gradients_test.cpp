@@ -7,7 +7,7 @@
 #include "switchyard/parallelize.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::reduce_gradients_test {
 namespace {
 
 using testing::filled;
@@ -177,4 +177,4 @@ TEST(ReduceGradients, AxesMayChangeFromCallToCall) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::reduce_gradients_test

@@ -15,7 +15,7 @@
 #include "switchyard/reshard.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::reshard_layer_test {
 namespace {
 
 using testing::awkward_piece;
@@ -231,4 +231,4 @@ TEST(ReshardLayerErrors, NameWhatRanksDisagreeAbout) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::reshard_layer_test

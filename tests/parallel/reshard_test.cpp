@@ -12,7 +12,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::reshard_test {
 namespace {
 
 using testing::elsewhere;
@@ -265,4 +265,4 @@ TEST(ReshardErrors, NameWhatRanksDisagreeAbout) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::reshard_test

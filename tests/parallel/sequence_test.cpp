@@ -10,7 +10,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::sequence_test {
 namespace {
 
 using testing::elsewhere;
@@ -236,4 +236,4 @@ TEST(SequenceErrors, AGpusMemoryIsNotRead) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::sequence_test

@@ -8,8 +8,6 @@
 namespace switchyard::train {
 namespace {
 
-constexpr auto kTransposed = MatrixLayout::transposed;
-
 // Queries, keys and values, or what belongs to them, of tokens in rows.
 template <typename View>
 using Thirds = std::array<View, 3>;
@@ -32,7 +30,7 @@ Thirds<Matmul> projections(const ConstTensorView& x, const Thirds<ConstTensorVie
                            const Thirds<TensorView>& out) {
   Thirds<Matmul> products;
   for (std::size_t i = 0; i < products.size(); ++i) {
-    products[i] = {.a = x, .b = weights[i], .c = out[i], .b_layout = kTransposed};
+    products[i] = {.a = x, .b = weights[i], .c = out[i], .b_layout = MatrixLayout::transposed};
   }
   return products;
 }
@@ -42,7 +40,8 @@ void projections_backward(Compute& compute, const AttentionWeights& weights,
   const auto gradients = thirds_of(args.gradients.qkv);
   Thirds<Matmul> products;
   for (std::size_t i = 0; i < products.size(); ++i) {
-    products[i] = {.a = d_out[i], .b = args.x, .c = gradients[i], .a_layout = kTransposed};
+    products[i] = {
+        .a = d_out[i], .b = args.x, .c = gradients[i], .a_layout = MatrixLayout::transposed};
   }
   compute.multiply(products);
   // One after the other, since all three add to d_x.
@@ -89,7 +88,7 @@ void Attention::forward(Compute& compute, const AttentionWeights& weights,
   compute.multiply({.a = saved.mixed,
                     .b = weights.out,
                     .c = y,
-                    .b_layout = kTransposed,
+                    .b_layout = MatrixLayout::transposed,
                     .mode = GradientMode::accumulate});
 }
 
@@ -97,9 +96,11 @@ void Attention::backward(Compute& compute, const AttentionWeights& weights,
                          const SequenceShard& shard, const AttentionSaved& saved,
                          const Backward& args) const {
   Tensor d_mixed(saved.mixed.shape(), Dtype::f32);
-  const std::array<Matmul, 2> of_out{
-      Matmul{.a = args.d_y, .b = weights.out, .c = d_mixed},
-      Matmul{.a = args.d_y, .b = saved.mixed, .c = args.gradients.out, .a_layout = kTransposed}};
+  const std::array<Matmul, 2> of_out{Matmul{.a = args.d_y, .b = weights.out, .c = d_mixed},
+                                     Matmul{.a = args.d_y,
+                                            .b = saved.mixed,
+                                            .c = args.gradients.out,
+                                            .a_layout = MatrixLayout::transposed}};
   compute.multiply(of_out);
 
   Tensor d_queries(saved.queries.shape(), Dtype::f32);

@@ -11,7 +11,6 @@
 namespace switchyard::train {
 namespace {
 
-constexpr auto kTransposed = MatrixLayout::transposed;
 constexpr auto kAccumulate = GradientMode::accumulate;
 
 constexpr std::int64_t kBlock = 64;                          // positions of one product
@@ -156,7 +155,7 @@ void forward_part(Compute& compute, const CausalForward& args, const Part& part)
     products.push_back({.a = part.head(args.queries, queries),
                         .b = part.head(args.keys, {queries.pair, 0, last_key}),
                         .c = part.block(scores, queries, 0, last_key),
-                        .b_layout = kTransposed});
+                        .b_layout = MatrixLayout::transposed});
   });
   compute.multiply(products);
   const float scale = scale_of(args.queries, args.heads);
@@ -188,11 +187,11 @@ BackwardScores backward_scores(Compute& compute, const CausalBackward& args, con
     products.push_back({.a = part.head(args.queries, queries),
                         .b = part.head(args.keys, keys),
                         .c = part.block(result.probabilities, queries, 0, last_key),
-                        .b_layout = kTransposed});
+                        .b_layout = MatrixLayout::transposed});
     products.push_back({.a = part.head(args.d_mixed, queries),
                         .b = part.head(args.values, keys),
                         .c = part.block(result.d_scores, queries, 0, last_key),
-                        .b_layout = kTransposed});
+                        .b_layout = MatrixLayout::transposed});
   });
   compute.multiply(products);
   const float scale = scale_of(args.queries, args.heads);
@@ -225,7 +224,7 @@ void backward_part(Compute& compute, const CausalBackward& args, const Part& par
       products.push_back({.a = part.block(a, queries, keys.first, keys.last),
                           .b = part.head(b, queries),
                           .c = part.head(c, keys),
-                          .a_layout = kTransposed,
+                          .a_layout = MatrixLayout::transposed,
                           .mode = kAccumulate});
     });
   };

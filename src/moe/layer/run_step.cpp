@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kOperation = "run_step";
+constexpr std::string_view kRunStep = "run_step";
 
 using Layers = std::vector<BoundedLayer>;
 
@@ -54,7 +54,7 @@ bool is_shared(const Layers& layers, const InvalidArgument& error) {
 // Runs the step; nobody waits for a rank that failed in it by itself. Returns an error that ranks
 // share, or null.
 std::exception_ptr run(const Layers& layers, const std::function<void()>& step) {
-  return or_abort(groups_of(layers), kOperation, [&]() -> std::exception_ptr {
+  return or_abort(groups_of(layers), kRunStep, [&]() -> std::exception_ptr {
     try {
       step();
     } catch (const InvalidArgument& error) {
@@ -72,7 +72,7 @@ void run_once(const Layers& layers, const std::function<void()>& step) {
   for (const auto& layer : layers) layer.learn_of_step();
   std::string first;
   try {
-    first = first_objection(layers.front().batch, kOperation, problem_of(layers));
+    first = first_objection(layers.front().batch, kRunStep, problem_of(layers));
   } catch (const CommunicationError&) {  // ranks that would have waited for it were told already
     if (shared) std::rethrow_exception(shared);
     throw;
@@ -149,7 +149,7 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
   Layers all;
   std::set<const MoeLayer*> seen;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    require(layers[i] != nullptr, "{}: layer {} of {} is null", kOperation, i, layers.size());
+    require(layers[i] != nullptr, "{}: layer {} of {} is null", kRunStep, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
     all.push_back(layers[i]->data_->bounded());
     const auto& last = all.back();
@@ -157,7 +157,7 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     const bool is_alone = all.front().batch.size() == 1 && all.back().batch.size() == 1;
     require(is_alone || &all.back().batch == &all.front().batch,
             "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
-            kOperation, i, all.front().batch.size(), all.back().batch.size());
+            kRunStep, i, all.front().batch.size(), all.back().batch.size());
   }
   if (all.empty()) {
     step();

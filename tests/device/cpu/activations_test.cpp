@@ -11,7 +11,7 @@
 #include "support/reference/moe_reference.h"
 #include "switchyard/experts.h"
 
-namespace switchyard::cpu {
+namespace switchyard::cpu::activations_test {
 namespace {
 
 using testing::Random;
@@ -146,4 +146,4 @@ INSTANTIATE_TEST_SUITE_P(Sets, ActivationTest, ::testing::ValuesIn(element_kerne
                          [](const auto& param) { return std::string(param.param->name); });
 
 }  // namespace
-}  // namespace switchyard::cpu
+}  // namespace switchyard::cpu::activations_test

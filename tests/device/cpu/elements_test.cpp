@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "support/reference/moe_reference.h"
 
-namespace switchyard::cpu {
+namespace switchyard::cpu::elements_test {
 namespace {
 
 using testing::Random;
@@ -163,4 +163,4 @@ INSTANTIATE_TEST_SUITE_P(Sets, ElementKernelTest,
                          [](const auto& param) { return std::string(param.param->name); });
 
 }  // namespace
-}  // namespace switchyard::cpu
+}  // namespace switchyard::cpu::elements_test

@@ -12,7 +12,7 @@
 #include "support/random.h"
 #include "support/reference/moe_reference.h"
 
-namespace switchyard::cpu {
+namespace switchyard::cpu::gemm_test {
 namespace {
 
 using testing::Random;
@@ -196,4 +196,4 @@ TEST(Gemm, LibraryObeysItsLimits) {
 }
 
 }  // namespace
-}  // namespace switchyard::cpu
+}  // namespace switchyard::cpu::gemm_test

@@ -6,7 +6,7 @@
 #include "device/cpu/plan/plan.h"
 #include "support/compare.h"
 
-namespace switchyard::cpu {
+namespace switchyard::cpu::layout_test {
 namespace {
 
 using testing::poison;
@@ -131,4 +131,4 @@ TEST(LayOut, AStepHearsTheMostRowsAndTheFirstProblem) {
 }
 
 }  // namespace
-}  // namespace switchyard::cpu
+}  // namespace switchyard::cpu::layout_test

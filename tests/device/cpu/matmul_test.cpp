@@ -12,7 +12,7 @@
 #include "support/random.h"
 #include "switchyard/error.h"
 
-namespace switchyard {
+namespace switchyard::matmul_test {
 namespace {
 
 using testing::elsewhere;
@@ -121,4 +121,4 @@ TEST(Matmul, RefusesMemoryThatTheDeviceCannotReach) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::matmul_test

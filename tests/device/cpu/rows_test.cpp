@@ -9,7 +9,7 @@
 #include "support/compare.h"
 #include "support/random.h"
 
-namespace switchyard::cpu {
+namespace switchyard::cpu::rows_test {
 namespace {
 
 using testing::Random;
@@ -233,4 +233,4 @@ TEST(Rows, OffsetsBeyondInt32) {
 }
 
 }  // namespace
-}  // namespace switchyard::cpu
+}  // namespace switchyard::cpu::rows_test

@@ -8,7 +8,7 @@
 #include "support/layer/moe_tensors.h"
 #include "switchyard/device.h"
 
-namespace switchyard {
+namespace switchyard::shared_expert_test {
 namespace {
 
 using testing::Random;
@@ -126,4 +126,4 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SharedExpertTest,
                                            Case{512, 96, Dtype::bf16}));
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::shared_expert_test

@@ -15,7 +15,7 @@
 #include "switchyard/run_ranks.h"
 #include "switchyard/sequence.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::cuda_errors_test {
 namespace {
 
 class CudaErrors : public ::testing::Test {
@@ -106,4 +106,4 @@ TEST_F(CudaErrors, WhatRunsAfterAForwardIsNoStageOfIt) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::cuda_errors_test

@@ -16,7 +16,7 @@
 #include "switchyard/moe_layer.h"
 #include "switchyard/step_graph.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::cuda_graph_test {
 namespace {
 
 constexpr std::int64_t kTokens = 70;
@@ -328,4 +328,4 @@ INSTANTIATE_TEST_SUITE_P(CudaGraph, CudaGraphTest, ::testing::Values(Dtype::f32,
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::cuda_graph_test

@@ -8,7 +8,7 @@
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::cuda_large_test {
 namespace {
 
 // The last tokens of a long batch get what they get alone, though their rows lie beyond 2³¹
@@ -72,4 +72,4 @@ TEST(CudaLargeTest, RowsOfMoreThanAPitchBecomeZero) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::cuda_large_test

@@ -15,7 +15,7 @@
 #include "switchyard/moe_layer.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::cuda_layer_test {
 namespace {
 
 constexpr int kExperts = 7;
@@ -213,4 +213,4 @@ INSTANTIATE_TEST_SUITE_P(CudaLayer, CudaLayerTest,
                          });
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::cuda_layer_test

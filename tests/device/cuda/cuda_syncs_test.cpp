@@ -14,7 +14,7 @@
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::cuda_syncs_test {
 namespace {
 
 // Every call of the runtime that may wait for a GPU, whatever version of it.
@@ -155,4 +155,4 @@ INSTANTIATE_TEST_SUITE_P(CudaSyncs, CudaSyncsTest,
                          });
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::cuda_syncs_test

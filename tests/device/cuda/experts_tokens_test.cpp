@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "switchyard/experts.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::experts_tokens_test {
 namespace {
 
 class CudaExpertsTokens : public ::testing::Test {
@@ -178,4 +178,4 @@ TEST_F(CudaExpertsTokens, OthersDoNotReadTokens) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::experts_tokens_test

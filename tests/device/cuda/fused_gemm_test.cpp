@@ -11,7 +11,7 @@
 #include "support/device/fused_problem.h"
 #include "support/device/fused_runs.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::fused_gemm_test {
 namespace {
 
 constexpr RowWeights kWeights[]{RowWeights::none, RowWeights::of_rows, RowWeights::of_assignments};
@@ -227,4 +227,4 @@ TEST(HopperDivisor, DividesAllNumbersBelowTwoToThe31) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::fused_gemm_test

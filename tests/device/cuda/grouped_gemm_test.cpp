@@ -11,7 +11,7 @@
 #include "support/device/devices.h"
 #include "support/device/grouped_problem.h"
 
-namespace switchyard {
+namespace switchyard::grouped_gemm_test {
 namespace {
 
 using testing::GemmForm;
@@ -254,4 +254,4 @@ TEST_F(CudaGroupedGemm, NoRowsAndNoAlignment) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::grouped_gemm_test

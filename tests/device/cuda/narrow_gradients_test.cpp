@@ -10,7 +10,7 @@
 #include "support/device/fused_problem.h"
 #include "support/device/fused_runs.h"
 
-namespace switchyard::testing {
+namespace switchyard::testing::narrow_gradients_test {
 namespace {
 
 using Side = cuda::WeightGradientGemm::Side;
@@ -149,4 +149,4 @@ TEST_F(CudaFusedGemm, WeightGradientBitsDoNotDependOnAlignment) {
 }
 
 }  // namespace
-}  // namespace switchyard::testing
+}  // namespace switchyard::testing::narrow_gradients_test

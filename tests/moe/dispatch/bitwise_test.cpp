@@ -10,7 +10,7 @@
 #include "support/reference/cut.h"
 #include "switchyard/dispatcher.h"
 
-namespace switchyard {
+namespace switchyard::bitwise_test {
 namespace {
 
 using testing::awkward_piece;
@@ -212,4 +212,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, BitwiseTest, ::testing::ValuesIn(testing::rank_c
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::bitwise_test

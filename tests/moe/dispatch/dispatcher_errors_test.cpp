@@ -9,7 +9,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::dispatcher_errors_test {
 namespace {
 
 using testing::elsewhere;
@@ -168,4 +168,4 @@ TEST(DispatcherErrors, PreReducedIsForThePackedMover) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::dispatcher_errors_test

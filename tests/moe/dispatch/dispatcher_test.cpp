@@ -8,7 +8,7 @@
 #include "support/reference/reference.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::dispatcher_test {
 namespace {
 
 using testing::movers_of;
@@ -308,4 +308,4 @@ TEST(Dispatcher, LargeTransfersEqualTheReference) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::dispatcher_test

@@ -10,7 +10,7 @@
 #include "support/reference/reference.h"
 #include "switchyard/dispatcher.h"
 
-namespace switchyard {
+namespace switchyard::movement_property_test {
 namespace {
 
 using testing::poison;
@@ -192,4 +192,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MovementProperty, ::testing::ValuesIn(testing::r
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::movement_property_test

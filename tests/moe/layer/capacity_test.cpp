@@ -13,7 +13,7 @@
 #include "support/reference/cut.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::capacity_test {
 namespace {
 
 using testing::doubles_of;
@@ -188,4 +188,4 @@ TEST(LayerCapacity, IsAtLeastOne) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::capacity_test

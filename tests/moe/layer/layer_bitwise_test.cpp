@@ -8,7 +8,7 @@
 #include "support/reference/cut.h"
 #include "switchyard/moe_layer.h"
 
-namespace switchyard {
+namespace switchyard::layer_bitwise_test {
 namespace {
 
 using testing::awkward_piece;
@@ -181,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LayerBitwiseTest, ::testing::ValuesIn(testing::r
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layer_bitwise_test

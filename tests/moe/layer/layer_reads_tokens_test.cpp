@@ -12,7 +12,7 @@
 #include "support/layer/layer_step.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::layer_reads_tokens_test {
 namespace {
 
 using testing::backward;
@@ -143,4 +143,4 @@ TEST(LayerReadsTokens, NotAtSeveralRanks) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layer_reads_tokens_test

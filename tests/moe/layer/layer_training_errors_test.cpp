@@ -12,7 +12,7 @@
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::layer_training_errors_test {
 namespace {
 
 using testing::error_of;
@@ -296,4 +296,4 @@ TEST(LayerTrainingErrors, OfOneGroupOfExpertsReachTheOthers) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layer_training_errors_test

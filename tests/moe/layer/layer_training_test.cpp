@@ -9,7 +9,7 @@
 #include "support/reference/cut.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::layer_training_test {
 namespace {
 
 using testing::awkward_piece;
@@ -239,4 +239,4 @@ TEST(LayerTraining, IsTheSameHoweverRowsAreCombined) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layer_training_test

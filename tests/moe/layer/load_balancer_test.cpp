@@ -13,7 +13,7 @@
 #include "switchyard/error.h"
 #include "switchyard/safetensors.h"
 
-namespace switchyard {
+namespace switchyard::load_balancer_test {
 namespace {
 
 using testing::error_of;
@@ -221,4 +221,4 @@ TEST(LoadBalancerErrors, OfUpdatesChangeNothing) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::load_balancer_test

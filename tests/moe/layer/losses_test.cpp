@@ -11,7 +11,7 @@
 #include "support/reference/reference_losses.h"
 #include "switchyard/mesh.h"
 
-namespace switchyard {
+namespace switchyard::losses_test {
 namespace {
 
 using testing::awkward_piece;
@@ -267,4 +267,4 @@ TEST(Losses, OfAnEvenRouterAreOne) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::losses_test

@@ -11,7 +11,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_errors_test {
 namespace {
 
 using testing::elsewhere;
@@ -278,4 +278,4 @@ TEST(MoeLayerErrors, OverflowIsToldByCheck) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_errors_test

@@ -5,7 +5,7 @@
 #include "support/layer/layer_alone.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_keep_test {
 namespace {
 
 using testing::backward;
@@ -143,4 +143,4 @@ TEST(MoeLayerKeep, ReceivedRowsCountAtSeveralRanks) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_keep_test

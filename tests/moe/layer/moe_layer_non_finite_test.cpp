@@ -10,7 +10,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_non_finite_test {
 namespace {
 
 using testing::error_of;
@@ -83,4 +83,4 @@ TEST(MoeLayerNonFinite, IsAStatusOfBoundedLayersAndHurtsNoOtherToken) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_non_finite_test

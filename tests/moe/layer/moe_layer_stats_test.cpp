@@ -6,7 +6,7 @@
 #include "support/layer/layer_alone.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_stats_test {
 namespace {
 
 using testing::gradients_for;
@@ -89,4 +89,4 @@ TEST(MoeLayerStats, TellOfDrops) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_stats_test

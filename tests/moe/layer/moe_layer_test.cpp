@@ -8,7 +8,7 @@
 #include "support/layer/moe_tensors.h"
 #include "support/ranks.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_test {
 namespace {
 
 using testing::doubles_of;
@@ -232,4 +232,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MoeLayerTest, ::testing::ValuesIn([] {
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MoeLayerTest);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_test

@@ -7,7 +7,7 @@
 #include "support/compare.h"
 #include "support/layer/layer_alone.h"
 
-namespace switchyard {
+namespace switchyard::moe_layer_tokens_test {
 namespace {
 
 using testing::backward;
@@ -119,4 +119,4 @@ TEST(MoeLayerGradients, AreAddedToWhereAsked) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::moe_layer_tokens_test

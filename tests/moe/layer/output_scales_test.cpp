@@ -7,7 +7,7 @@
 #include "support/ranks.h"
 #include "support/reference/cut.h"
 
-namespace switchyard {
+namespace switchyard::output_scales_test {
 namespace {
 
 using testing::awkward_piece;
@@ -125,4 +125,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OutputScalesOnRanks, ::testing::ValuesIn(testing
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::output_scales_test

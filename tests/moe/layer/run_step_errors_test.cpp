@@ -11,7 +11,7 @@
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::run_step_errors_test {
 namespace {
 
 using testing::error_of;
@@ -134,4 +134,4 @@ TEST(RunStepErrors, AnErrorOfTheStepLeavesStatisticsAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::run_step_errors_test

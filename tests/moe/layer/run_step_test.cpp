@@ -11,7 +11,7 @@
 #include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::run_step_test {
 namespace {
 
 using testing::copy_of;
@@ -182,4 +182,4 @@ TEST(RunStep, OfNoLayersRunsOnce) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::run_step_test

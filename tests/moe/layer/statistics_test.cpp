@@ -7,7 +7,7 @@
 #include "support/reference/cut.h"
 #include "switchyard/mesh.h"
 
-namespace switchyard {
+namespace switchyard::statistics_test {
 namespace {
 
 using testing::awkward_piece;
@@ -223,4 +223,4 @@ TEST_F(Statistics, AndResultsAreWithoutPadding) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::statistics_test

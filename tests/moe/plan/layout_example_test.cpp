@@ -5,7 +5,7 @@
 #include "switchyard/dispatcher.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::layout_example_test {
 namespace {
 
 using testing::same_bits;
@@ -54,4 +54,4 @@ TEST(LayoutExample, IsWhatTheDocsSay) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::layout_example_test

@@ -11,7 +11,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::plan_test {
 namespace {
 
 using testing::error_of;
@@ -381,4 +381,4 @@ TEST(BoundedPlan, BadIdsAreAStatus) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::plan_test

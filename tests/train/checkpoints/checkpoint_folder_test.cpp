@@ -18,7 +18,7 @@
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard::train {
+namespace switchyard::train::checkpoint_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,4 +183,4 @@ TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesWhenNobodyWritesToIt) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::checkpoint_folder_test

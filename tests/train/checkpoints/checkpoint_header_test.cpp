@@ -6,7 +6,7 @@
 #include "switchyard/build_info.h"
 #include "train/saved_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::checkpoint_header_test {
 namespace {
 
 CheckpointHeader some_header() {
@@ -103,4 +103,4 @@ TEST_F(CheckpointHeaderErrors, AnotherFormatNamesBoth) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::checkpoint_header_test

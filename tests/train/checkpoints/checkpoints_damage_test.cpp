@@ -6,7 +6,7 @@
 
 #include "train/saved_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::checkpoints_damage_test {
 namespace {
 
 const std::string kOffer = "; use the one before it, DIR/step-00000002.safetensors";
@@ -142,4 +142,4 @@ TEST_F(CheckpointsDamage, WhatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::checkpoints_damage_test

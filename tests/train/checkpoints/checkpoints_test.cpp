@@ -11,7 +11,7 @@
 
 #include "train/saved_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::checkpoints_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -159,4 +159,4 @@ TEST_F(CheckpointsTest, WhereNoneCanBeWrittenItIsSaidThatThereIsNone) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::checkpoints_test

@@ -9,7 +9,7 @@
 
 #include "support/random.h"
 
-namespace switchyard::train {
+namespace switchyard::train::content_sum_test {
 namespace {
 
 std::vector<std::byte> random_bytes(std::size_t count) {
@@ -64,4 +64,4 @@ TEST(ContentHash, NameLengthAndOrderCount) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::content_sum_test

@@ -10,7 +10,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::history_tensors_test {
 namespace {
 
 const ModelConfig kConfig{.layers = 4, .experts = 3, .moe_every = 2};  // two layers have experts
@@ -101,4 +101,4 @@ TEST_F(HistoryTensors, WhatDoesNotFitIsNamed) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::history_tensors_test

@@ -10,7 +10,7 @@
 #include "support/ranks.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::together_test {
 namespace {
 
 using testing::error_of;
@@ -62,4 +62,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TogetherTest, ::testing::ValuesIn(testing::rank_
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::together_test

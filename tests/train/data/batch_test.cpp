@@ -9,7 +9,7 @@
 #include "switchyard/error.h"
 #include "switchyard/tensor.h"
 
-namespace switchyard::train {
+namespace switchyard::train::batch_test {
 namespace {
 
 using testing::error_of;
@@ -104,4 +104,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CutBatch, ::testing::ValuesIn(testing::rank_case
                          testing::rank_case_name);
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::batch_test

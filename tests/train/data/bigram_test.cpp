@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-namespace switchyard::train {
+namespace switchyard::train::bigram_test {
 namespace {
 
 using Windows = std::array<std::string_view, 2>;
@@ -35,4 +35,4 @@ TEST(BigramLoss, AllBytesHaveProbabilities) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::bigram_test

@@ -11,7 +11,7 @@
 #include "support/folder.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::corpus_test {
 namespace {
 
 using testing::error_of;
@@ -147,4 +147,4 @@ TEST(Corpus, NamesAPathThatHoldsTooLittleOrTooMuch) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::corpus_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::window_order_test {
 namespace {
 
 using testing::error_of;
@@ -104,4 +104,4 @@ TEST(HeldOutWindows, NeedAWindow) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::window_order_test

@@ -14,7 +14,7 @@
 #include "support/reference/moe_reference.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard::train {
+namespace switchyard::train::attention_test {
 namespace {
 
 using testing::AttentionSizes;
@@ -188,4 +188,4 @@ TEST(Attention, CutsLongSequences) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::attention_test

@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "support/reference/moe_reference.h"
 
-namespace switchyard::train {
+namespace switchyard::train::cross_entropy_test {
 namespace {
 
 using testing::Doubles;
@@ -86,4 +86,4 @@ TEST(CrossEntropy, NoTokensHaveNoLoss) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::cross_entropy_test

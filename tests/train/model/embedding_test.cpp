@@ -7,7 +7,7 @@
 #include "support/compare.h"
 #include "support/random.h"
 
-namespace switchyard::train {
+namespace switchyard::train::embedding_test {
 namespace {
 
 using testing::Random;
@@ -61,4 +61,4 @@ TEST(Embedding, NoTokensChangeNothing) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::embedding_test

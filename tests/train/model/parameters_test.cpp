@@ -12,7 +12,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/tiny_run.h"
 
-namespace switchyard {
+namespace switchyard::parameters_test {
 namespace {
 
 using testing::MeshSizes;
@@ -74,4 +74,4 @@ TEST(ParameterSet, BeginsTheSameOnEveryMesh) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::parameters_test

@@ -10,7 +10,7 @@
 #include "support/random.h"
 #include "support/reference/moe_reference.h"
 
-namespace switchyard::train {
+namespace switchyard::train::rms_norm_test {
 namespace {
 
 using testing::Doubles;
@@ -100,4 +100,4 @@ TEST(RmsNorm, ARowOfZerosStaysZero) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::rms_norm_test

@@ -7,7 +7,7 @@
 #include "support/compare.h"
 #include "support/random.h"
 
-namespace switchyard::train {
+namespace switchyard::train::rotary_test {
 namespace {
 
 using testing::Random;
@@ -69,4 +69,4 @@ TEST(Rotary, BitsDependNeitherOnThreadsNorOnCuts) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::rotary_test

@@ -8,7 +8,7 @@
 
 #include "support/random.h"
 
-namespace switchyard::train {
+namespace switchyard::train::row_math_test {
 namespace {
 
 std::vector<float> random_row(std::int64_t n, std::uint64_t seed) {
@@ -71,4 +71,4 @@ TEST(RowMath, ExpRowIsRelativeToTheLargest) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::row_math_test

@@ -12,7 +12,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/tiny_run.h"
 
-namespace switchyard {
+namespace switchyard::transformer_test {
 namespace {
 
 using testing::MeshSizes;
@@ -178,4 +178,4 @@ TEST(Transformer, EvaluationCountsNothing) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::transformer_test

@@ -6,7 +6,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::check_options_test {
 namespace {
 
 using testing::error_of;
@@ -66,4 +66,4 @@ TEST(MeshAxes, ExpertsTakeWhatIsLeft) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::check_options_test

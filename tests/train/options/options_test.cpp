@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "switchyard/error.h"
 
-namespace switchyard::train {
+namespace switchyard::train::options_test {
 namespace {
 
 using testing::error_of;
@@ -260,4 +260,4 @@ TEST(Merge, NamesWhatAResumedRunMustKeep) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::options_test

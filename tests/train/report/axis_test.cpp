@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-namespace switchyard::train {
+namespace switchyard::train::axis_test {
 namespace {
 
 using Labels = std::vector<std::string>;
@@ -92,4 +92,4 @@ TEST(ReportAxis, AnyRangeHasSensibleTicks) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::axis_test

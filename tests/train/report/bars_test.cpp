@@ -6,7 +6,7 @@
 
 #include "train/report/markup.h"
 
-namespace switchyard::train {
+namespace switchyard::train::bars_test {
 namespace {
 
 TEST(ReportBars, TheLongestComesFirstAndFillsTheWidth) {
@@ -37,4 +37,4 @@ TEST(ReportBars, NothingIsNoDivisionByZero) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::bars_test

@@ -6,7 +6,7 @@
 
 #include "train/report/markup.h"
 
-namespace switchyard::train {
+namespace switchyard::train::chart_test {
 namespace {
 
 using testing::markup_of;
@@ -76,4 +76,4 @@ TEST(ReportChart, SpikesMakeTheAxisLogarithmic) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::chart_test

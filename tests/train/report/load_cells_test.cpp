@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace switchyard::train {
+namespace switchyard::train::load_cells_test {
 namespace {
 
 TEST(ReportLoadCells, SharesAreRelativeToAnEvenOne) {
@@ -88,4 +88,4 @@ TEST(ReportLoadCells, ColoursAreStrongestWhereFewSharesLie) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::load_cells_test

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace switchyard::train {
+namespace switchyard::train::numbers_test {
 namespace {
 
 TEST(ReportNumbers, Losses) {
@@ -76,4 +76,4 @@ TEST(ReportNumbers, WhatIsNotFiniteIsADash) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::numbers_test

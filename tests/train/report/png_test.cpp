@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace switchyard::train {
+namespace switchyard::train::png_test {
 namespace {
 
 TEST(ReportPng, Base64) {  // the examples of RFC 4648
@@ -37,4 +37,4 @@ TEST(ReportPng, TheFileByteByByte) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::png_test

@@ -12,7 +12,7 @@
 #include "support/shell.h"
 #include "train/report/synthetic_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::rendering_test {
 namespace {
 
 using testing::Folder;
@@ -150,4 +150,4 @@ TEST_F(ReportRendering, NothingIsWiderThanThePage) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::rendering_test

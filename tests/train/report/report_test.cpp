@@ -10,7 +10,7 @@
 #include "train/report/markup.h"
 #include "train/report/synthetic_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::report_test {
 namespace {
 
 using testing::Markup;
@@ -215,4 +215,4 @@ TEST(Report, OfManyLayersAndExperts) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::report_test

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace switchyard::train {
+namespace switchyard::train::series_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -84,4 +84,4 @@ TEST(ReportSeries, SmoothingIsAtFewPlacesFromFirstToLast) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::series_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace switchyard::train {
+namespace switchyard::train::text_test {
 namespace {
 
 TEST(ReportText, WhatHtmlWouldReadIsEscaped) {
@@ -39,4 +39,4 @@ TEST(ReportText, WhatIsNotUtf8IsMarked) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::text_test

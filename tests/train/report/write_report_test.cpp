@@ -14,7 +14,7 @@
 #include "switchyard/error.h"
 #include "train/report/synthetic_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::write_report_test {
 namespace {
 
 using testing::error_of;
@@ -97,4 +97,4 @@ TEST(WriteReport, AFullDiskLeavesTheReportThatWasThere) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::write_report_test

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace switchyard::train {
+namespace switchyard::train::console_test {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -214,4 +214,4 @@ TEST(Console, OutsideOfATerminalLinesArePlain) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::console_test

@@ -8,7 +8,7 @@
 #include "run/stop_signals.h"
 #include "switchyard/run_ranks.h"
 
-namespace switchyard {
+namespace switchyard::run_parts_test {
 namespace {
 
 TEST(SumOverRanks, AddsInRankOrder) {
@@ -41,4 +41,4 @@ TEST(StopSignals, TheFirstIsNotedAndTheSecondAsEver) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::run_parts_test

@@ -17,7 +17,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/small_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::run_test {
 namespace {
 
 using testing::error_of;
@@ -134,4 +134,4 @@ TEST(Summary, NamesTheSizesOfTheMesh) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::run_test

@@ -12,7 +12,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/small_run.h"
 
-namespace switchyard::train {
+namespace switchyard::train::sampler_test {
 namespace {
 
 std::vector<float> logits_of(const std::vector<std::pair<int, float>>& some) {
@@ -111,4 +111,4 @@ TEST(Sample, EachByteIsPickedFromTheLogitsOfTheLast) {
 }
 
 }  // namespace
-}  // namespace switchyard::train
+}  // namespace switchyard::train::sampler_test

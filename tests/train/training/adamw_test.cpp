@@ -9,7 +9,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/tiny_run.h"
 
-namespace switchyard {
+namespace switchyard::adamw_test {
 namespace {
 
 using testing::MeshSizes;
@@ -123,4 +123,4 @@ TEST(GradientNorm, DoesNotDependOnWhoOwnsExperts) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::adamw_test

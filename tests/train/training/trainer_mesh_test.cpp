@@ -9,7 +9,7 @@
 #include "switchyard/run_ranks.h"
 #include "train/tiny_run.h"
 
-namespace switchyard {
+namespace switchyard::trainer_mesh_test {
 namespace {
 
 using testing::MeshSizes;
@@ -142,4 +142,4 @@ TEST(TrainerBits, BoundedBuffersChangeNothing) {
 }
 
 }  // namespace
-}  // namespace switchyard
+}  // namespace switchyard::trainer_mesh_test
