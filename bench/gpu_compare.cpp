@@ -117,26 +117,26 @@ struct Layer {
   Unpacked<ExpertGradients> gradients;
   // From forward to backward.
   std::optional<Plan> plan;
-  std::optional<Tensor> hidden;
+  std::optional<Tensor> inner;
   std::optional<StepGraph> graph;
 };
 
 void Layer::forward(const Tensors& t, bool training) {
   plan.reset();  // their memory is this step's
-  hidden.reset();
+  inner.reset();
   const Shape picks{s.num_tokens, s.top_k};
   plan = dispatcher.plan(TensorView(static_cast<std::int32_t*>(t.ids), picks, Memory::gpu));
   std::optional<TensorView> kept;
-  if (training) kept = hidden.emplace(take_rows(2 * s.intermediate));
+  if (training) kept = inner.emplace(take_rows(2 * s.intermediate));
   const auto& matrices = weights_of(t);
   const auto groups = RowGroups::of(*plan);
   Tensor rows;
   if (experts.reads_tokens(matrices)) {
     rows = take_rows(s.hidden);
-    experts.forward(matrices, groups, {.tokens = token_rows(t)}, {.out = rows, .hidden = kept});
+    experts.forward(matrices, groups, {.tokens = token_rows(t)}, {.out = rows, .inner = kept});
   } else {
     rows = dispatcher.dispatch(*plan, tokens(t.x));
-    experts.forward(matrices, groups, {.rows = rows}, {.out = rows, .hidden = kept});
+    experts.forward(matrices, groups, {.rows = rows}, {.out = rows, .inner = kept});
   }
   dispatcher.combine(*plan, {.rows = rows, .weights = scalars(t.weights)}, tokens(t.y));
 }
@@ -147,7 +147,7 @@ void Layer::backward(const Tensors& t) {
   } else {
     backward_of_rows(t);
   }
-  hidden.reset();
+  inner.reset();
 }
 
 void Layer::backward_of_tokens(const Tensors& t) {
@@ -156,7 +156,7 @@ void Layer::backward_of_tokens(const Tensors& t) {
   device.set_zero(d_weights);  // of picks without a row
   experts.backward(weights_of(t), RowGroups::of(*plan),
                    {.row_weights = scalars(t.weights),
-                    .hidden = *hidden,
+                    .inner = *inner,
                     .d_out = tokens(t.d_y),
                     .tokens = token_rows(t)},
                    {.d_rows = d_rows, .d_row_weights = d_weights, .gradients = gradients_of(t)});
@@ -174,7 +174,7 @@ void Layer::backward_of_rows(const Tensors& t) {
       weights_of(t), RowGroups::of(*plan),
       {.rows = dispatcher.dispatch(*plan, tokens(t.x)),
        .row_weights = row_weights,
-       .hidden = *hidden,
+       .inner = *inner,
        .d_out = d_out},
       {.d_rows = d_rows, .d_row_weights = d_row_weights, .gradients = gradients_of(t)});
   dispatcher.dispatch_backward(*plan, {.d_rows = d_rows, .d_row_weights = d_row_weights},
@@ -183,8 +183,8 @@ void Layer::backward_of_rows(const Tensors& t) {
 
 Numbers Layer::numbers() const {
   Numbers result{.host_syncs = device.host_syncs(), .bytes_held = device.bytes_held()};
-  if (!hidden) return result;
-  result.saved_activations = s.num_tokens * s.hidden * size_of(Dtype::bf16) + hidden->bytes();
+  if (!inner) return result;
+  result.saved_activations = s.num_tokens * s.hidden * size_of(Dtype::bf16) + inner->bytes();
   // sources() would wait; it has as many numbers as slots.
   result.saved_integers = 2 * plan->slots().bytes() + plan->target_ranks().bytes() +
                           plan->row_sources().bytes() + plan->source_offsets().bytes() +

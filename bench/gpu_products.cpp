@@ -54,7 +54,7 @@ class Products {
     d_weights_ = device.empty({s_.tokens, s_.top_k}, Dtype::f32);
     wide_ = make({rows, s_.hidden});
     out_ = make({rows, s_.hidden});
-    hidden_ = make({rows, 2 * s_.intermediate});
+    inner_rows_ = make({rows, 2 * s_.intermediate});
     activated_ = make({rows, s_.intermediate});
     gate_up_ = make({s_.experts, 2 * s_.intermediate, s_.hidden});
     down_ = make({s_.experts, s_.hidden, s_.intermediate});
@@ -83,7 +83,7 @@ class Products {
   }
   // Products of products leave the range of numbers, and a GPU is faster with NaN.
   void refill() {
-    fill(hidden_);
+    fill(inner_rows_);
     fill(activated_);
   }
   double flops_of_part() const {
@@ -143,7 +143,7 @@ class Products {
                                          .groups = groups(),
                                          .a = rows(),
                                          .b = inner(),
-                                         .c = rows_of(hidden_)},
+                                         .c = rows_of(inner_rows_)},
                        context_);
   }
   void activated(const SourceRows& a) {
@@ -151,7 +151,7 @@ class Products {
                                                    .groups = groups(),
                                                    .a = a,
                                                    .b = inner(),
-                                                   .hidden = rows_of(hidden_),
+                                                   .inner = rows_of(inner_rows_),
                                                    .activated = rows_of(activated_)},
                                context_);
   }
@@ -177,7 +177,7 @@ class Products {
                                      .groups = groups(),
                                      .a = a,
                                      .b = outer(),
-                                     .hidden = rows_of(hidden_),
+                                     .inner = rows_of(inner_rows_),
                                      .activated = rows_of(activated_),
                                      .weights = numbers<const float>(weights_),
                                      .d_weights = numbers<float>(d_weights_)},
@@ -186,7 +186,7 @@ class Products {
   void up_backward() {
     cuda::grouped_gemm(cuda::InputGradientGemm{.dtype = Dtype::bf16,
                                                .groups = groups(),
-                                               .a = rows_of(hidden_),
+                                               .a = rows_of(inner_rows_),
                                                .b = inner(),
                                                .c = rows_of(out_)},
                        context_);
@@ -194,7 +194,7 @@ class Products {
   void up_gradient(const SourceRows& x) {
     cuda::grouped_gemm(cuda::WeightGradientGemm{.dtype = Dtype::bf16,
                                                 .groups = groups(),
-                                                .a = {rows_of(hidden_)},
+                                                .a = {rows_of(inner_rows_)},
                                                 .b = x,
                                                 .narrow = Side::b,
                                                 .c = inner(),
@@ -219,7 +219,7 @@ class Products {
   std::unique_ptr<Communicator> comm_;
   Planner planner_;
   Plan plan_;
-  Tensor tokens_, weights_, d_weights_, wide_, out_, hidden_, activated_, gate_up_, down_;
+  Tensor tokens_, weights_, d_weights_, wide_, out_, inner_rows_, activated_, gate_up_, down_;
   std::vector<MatrixRef> inner_, outer_;
 };
 

@@ -49,7 +49,7 @@ struct ExpertsOptions {
   float clamp_limit = 7.0F;  // for clamped_swiglu
 
   // Values that a row leaves for backward: 2I with a gate, I without.
-  std::int64_t hidden_width() const {
+  std::int64_t inner_width() const {
     return has_gate(activation) ? 2 * intermediate : intermediate;
   }
 };
@@ -112,19 +112,19 @@ struct ExpertsInput {
   std::optional<TokenRows> tokens = {};
 };
 struct ExpertsOutput {
-  TensorView out;                         // [R, H]; may be the memory of rows
-  std::optional<TensorView> hidden = {};  // [R, hidden_width] for backward; none: nothing is kept
+  TensorView out;                        // [R, H]; may be the memory of rows
+  std::optional<TensorView> inner = {};  // [R, inner_width] for backward; none: nothing is kept
 };
 
-// What `hidden` holds when backward begins.
-enum class HiddenRows { kept, to_be_computed };
+// What `inner` holds when backward begins.
+enum class InnerRows { kept, to_be_computed };
 
 // For the stages output and activation d_out is the gradient of w · out, unweighted: row d_y[t].
 struct ExpertsBackwardInput {
   TensorView rows = {};                             // [R, H] as in forward, used up; or `tokens`
   std::optional<ConstTensorView> row_weights = {};  // [R] f32, with `tokens` [T, K]; none: 1
-  TensorView hidden;                                // [R, hidden_width]; used up
-  HiddenRows hidden_rows = HiddenRows::kept;
+  TensorView inner;                                 // [R, inner_width]; used up
+  InnerRows inner_rows = InnerRows::kept;
   ConstTensorView d_out;  // [R, H]; with `tokens` d_y [T, H]
   std::optional<TokenRows> tokens = {};
 };

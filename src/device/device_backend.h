@@ -210,16 +210,16 @@ struct ExpertsBackward {
 struct SharedForward {
   const ExpertsOptions& options;
   const ExpertWeights& weights;
-  ConstTensorView x;                      // [T, H]
-  std::optional<TensorView> hidden = {};  // out [T, hidden_width]: kept for backward
-  TensorView y;                           // [T, H]: added to
+  ConstTensorView x;                     // [T, H]
+  std::optional<TensorView> inner = {};  // out [T, inner_width]: kept for backward
+  TensorView y;                          // [T, H]: added to
 };
 struct SharedBackward {
   const ExpertsOptions& options;
   const ExpertWeights& weights;
   ConstTensorView x;
-  TensorView hidden;  // [T, hidden_width]; used up
-  HiddenRows hidden_rows = HiddenRows::kept;
+  TensorView inner;  // [T, inner_width]; used up
+  InnerRows inner_rows = InnerRows::kept;
   ConstTensorView d_y;  // [T, H]
   TensorView d_x;       // [T, H]: added to
   const ExpertGradients& gradients;

@@ -117,11 +117,11 @@ std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const
 void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                       const ExpertsInput& in, const ExpertsOutput& out) const {
   const ExpertRowChecks expected{options_, device_.memory(),
-                            checked_rows(weights, groups, row_extent(in)), in.tokens};
+                                 checked_rows(weights, groups, row_extent(in)), in.tokens};
   expected.require_source(in.rows, in.tokens && reads_tokens(weights));
   expected.require_rows(out.out, options_.hidden, "out");
   expected.require_row_weights(in.row_weights, "row_weights");
-  if (out.hidden) expected.require_rows(*out.hidden, options_.hidden_width(), "hidden");
+  if (out.inner) expected.require_rows(*out.inner, options_.inner_width(), "inner");
   if (in.tokens) require_apart(in.tokens->x, out.out, "tokens.x and out");
   device_.backend().experts_forward({.options = options_,
                                      .weights = weights,
@@ -135,10 +135,10 @@ void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& g
 void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                        const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const {
   const ExpertRowChecks expected{options_, device_.memory(),
-                            checked_rows(weights, groups, row_extent(in)), in.tokens};
+                                 checked_rows(weights, groups, row_extent(in)), in.tokens};
   check(weights, out.gradients);
   expected.require_source(in.rows, in.tokens && reads_tokens(weights));
-  expected.require_rows(in.hidden, options_.hidden_width(), "hidden");
+  expected.require_rows(in.inner, options_.inner_width(), "inner");
   expected.require_d_out(in.d_out);
   expected.require_rows(out.d_rows, options_.hidden, "d_rows");
   expected.require_row_weights(in.row_weights, "row_weights");

@@ -68,7 +68,7 @@ TensorView zeros(const Device& device, const Shape& shape, Dtype dtype) {
 std::vector<ExpertGradients> make_experts(const Device& device, const ExpertsOptions& options,
                                           std::int64_t count, Biases biases) {
   if (count == 0) return {};
-  const auto width = options.hidden_width();
+  const auto width = options.inner_width();
   PackedExpertGradients packed{
       .gate_up = zeros(device, {count, width, options.hidden}, options.dtype),
       .down = zeros(device, {count, options.hidden, options.intermediate}, options.dtype)};

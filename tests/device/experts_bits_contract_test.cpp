@@ -89,7 +89,7 @@ TEST_P(ExpertsBitsContract, AnExpertsBitsDependOnItsRowsAlone) {
         EXPECT_TRUE(same_bits(group(alone, a), group(together, b))) << name;
       };
       check(actual.out, expected.out, "out");
-      check(actual.hidden, expected.hidden, "hidden");
+      check(actual.inner, expected.inner, "inner");
       check(actual.d_rows, expected.d_rows, "d_rows");
       check(actual.d_row_weights, expected.d_row_weights, "d_row_weights");
       expect_same_bits(actual.gradients[2], expected.gradients[2]);

@@ -74,7 +74,7 @@ void ExpertsContract::expect_results(const ExpertsProblem& problem, const Expert
         << name;
   };
   check(actual.out, expected.out, "out");
-  check(actual.hidden, expected.hidden, "hidden");
+  check(actual.inner, expected.inner, "inner");
   check(actual.d_rows, expected.d_rows, "d_rows");
   check(actual.d_row_weights, expected.d_row_weights, "d_row_weights");
   for (std::size_t e = 0; e < actual.gradients.size(); ++e) {
@@ -138,7 +138,7 @@ TEST_P(ExpertsContract, AllFormsAreNearF32) {
           const auto expected = results_in_f32(problem);
           const auto kept = run(problem);
           expect_results(problem, kept, expected);
-          const auto again = run(problem, {.hidden_rows = HiddenRows::to_be_computed});
+          const auto again = run(problem, {.inner_rows = InnerRows::to_be_computed});
           EXPECT_TRUE(same_bits(again.d_rows, kept.d_rows));
           EXPECT_TRUE(same_bits(again.d_row_weights, kept.d_row_weights));
           for (std::size_t e = 0; e < kept.gradients.size(); ++e) {

@@ -53,7 +53,7 @@ class ExpertsTokensContract : public testing::OnDevices {
     way.tokens = &tokens;
     const ExpertsResults actual = run_experts_on(device, problem, way);
     EXPECT_TRUE(same_bits(actual.out, expected.out));
-    EXPECT_TRUE(same_bits(actual.hidden, expected.hidden));
+    EXPECT_TRUE(same_bits(actual.inner, expected.inner));
     EXPECT_TRUE(same_bits(actual.d_rows, expected.d_rows));
     if (way.row_weights) {
       EXPECT_TRUE(
@@ -93,7 +93,7 @@ TEST_P(ExpertsTokensContract, HoweverTheyAreRun) {
     const auto options = options_of(136, 72, Dtype::bf16, activation, WeightStage::activation);
     for (const ExpertsWay& way :
          {ExpertsWay{.storage = Storage::apart}, ExpertsWay{.storage = Storage::askew},
-          ExpertsWay{.interleaved = true}, ExpertsWay{.hidden_rows = HiddenRows::to_be_computed},
+          ExpertsWay{.interleaved = true}, ExpertsWay{.inner_rows = InnerRows::to_be_computed},
           ExpertsWay{.row_weights = false}}) {
       if (!expect_same(ExpertsProblem(options, Biases::none, kGroups, 1), 8, way)) {
         GTEST_SKIP() << kNoTokens;

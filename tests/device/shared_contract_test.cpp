@@ -34,13 +34,13 @@ struct Problem {
 };
 
 struct Results {
-  Tensor y, hidden, d_x;
+  Tensor y, inner, d_x;
   ExpertGradients gradients;
 };
 
 struct Way {
   Storage storage = Storage::together;
-  HiddenRows hidden_rows = HiddenRows::kept;
+  InnerRows inner_rows = InnerRows::kept;
   GradientMode mode = GradientMode::overwrite;
   ExpertGradients gradients = {};  // to begin with; none: NaN
 };
@@ -52,8 +52,8 @@ Results run_part(const Device& device, const Problem& problem, std::int64_t firs
   const auto part = [&](const Tensor& rows) {
     return copy_on(device, rows.view().slice(first, last), way.storage);
   };
-  const auto take_hidden = [&] {
-    return poisoned_on(device, {last - first, options.hidden_width()}, options.dtype, way.storage);
+  const auto take_inner = [&] {
+    return poisoned_on(device, {last - first, options.inner_width()}, options.dtype, way.storage);
   };
   const ExpertWeights weights = testing::expert_on(device, problem.weights, way.storage);
   const ExpertGradients gradients = testing::gradients_on(
@@ -63,12 +63,12 @@ Results run_part(const Device& device, const Problem& problem, std::int64_t firs
   const TensorView x = part(problem.x);
   const TensorView y = part(problem.y);
   const TensorView d_x = part(problem.d_x);
-  const TensorView hidden = take_hidden();
-  device.backend().shared_forward({options, weights, x, hidden, y});
-  Results results{device.to_host(y), device.to_host(hidden), {}, {}};
-  const bool kept = way.hidden_rows == HiddenRows::kept;
-  device.backend().shared_backward({options, weights, x, kept ? hidden : take_hidden(),
-                                    way.hidden_rows, part(problem.d_y), d_x, gradients, way.mode});
+  const TensorView inner = take_inner();
+  device.backend().shared_forward({options, weights, x, inner, y});
+  Results results{device.to_host(y), device.to_host(inner), {}, {}};
+  const bool kept = way.inner_rows == InnerRows::kept;
+  device.backend().shared_backward({options, weights, x, kept ? inner : take_inner(),
+                                    way.inner_rows, part(problem.d_y), d_x, gradients, way.mode});
   EXPECT_TRUE(same_bits(device.to_host(x), device.to_host(part(problem.x))));
   results.d_x = device.to_host(d_x);
   results.gradients = testing::gradients_of(device, gradients);
@@ -94,7 +94,7 @@ Results results_in_f32(const Problem& problem) {
 
 void expect_results(const Results& actual, const Results& expected, double tolerance) {
   EXPECT_TRUE(near(actual.y, expected.y, tolerance));
-  EXPECT_TRUE(near(actual.hidden, expected.hidden, tolerance));
+  EXPECT_TRUE(near(actual.inner, expected.inner, tolerance));
   EXPECT_TRUE(near(actual.d_x, expected.d_x, tolerance));
   const auto tensors = testing::named_tensors(actual.gradients);
   const auto expected_tensors = testing::named_tensors(expected.gradients);
@@ -146,7 +146,7 @@ TEST_P(SharedContract, AllFormsAreNearF32) {
           const Problem problem(options_of(dtype, activation), biases, num_tokens);
           const auto kept = run(device, problem);
           expect_results(kept, results_in_f32(problem), tolerance_of(dtype));
-          const auto again = run(device, problem, {.hidden_rows = HiddenRows::to_be_computed});
+          const auto again = run(device, problem, {.inner_rows = InnerRows::to_be_computed});
           EXPECT_TRUE(same_bits(again.d_x, kept.d_x));
           testing::expect_same_bits(again.gradients, kept.gradients);
         }
@@ -206,14 +206,14 @@ TEST_P(SharedContract, ATokensBitsDependOnTheTokenAlone) {
           return all.view().slice(first, first + count);
         };
         EXPECT_TRUE(same_bits(part.y, slice(whole.y))) << count << " tokens from " << first;
-        EXPECT_TRUE(same_bits(part.hidden, slice(whole.hidden))) << count << " from " << first;
+        EXPECT_TRUE(same_bits(part.inner, slice(whole.inner))) << count << " from " << first;
         EXPECT_TRUE(same_bits(part.d_x, slice(whole.d_x))) << count << " tokens from " << first;
       }
     }
   }
 }
 
-TEST_P(SharedContract, HiddenNeedNotBeKept) {
+TEST_P(SharedContract, InnerValuesNeedNotBeKept) {
   const Problem problem(options_of(Dtype::bf16), Biases::all, 33);
   const TensorView y = copy_on(device, problem.y);
   device.backend().shared_forward(

@@ -25,7 +25,7 @@ void expect_same(const ExpertsProblem& a_problem, const ExpertsResults& a,
     return same_bits(without_pads(a_problem, of_a), without_pads(b_problem, of_b));
   };
   EXPECT_TRUE(same(a.out, b.out));
-  EXPECT_TRUE(same(a.hidden, b.hidden));
+  EXPECT_TRUE(same(a.inner, b.inner));
   EXPECT_TRUE(same(a.d_rows, b.d_rows));
   EXPECT_TRUE(same(a.d_row_weights, b.d_row_weights));
   for (std::size_t e = 0; e < a.gradients.size(); ++e) {
@@ -61,7 +61,7 @@ TEST_P(ExpertsBitsTest, DoNotDependOnPads) {
     const auto results = run_experts(padded);
     expect_same(padded, results, packed, one);
     for (const Tensor* rows :
-         {&results.out, &results.hidden, &results.d_rows, &results.d_row_weights}) {
+         {&results.out, &results.inner, &results.d_rows, &results.d_row_weights}) {
       EXPECT_TRUE(has_poisoned_pads(padded, *rows));
     }
   }
@@ -103,14 +103,14 @@ TEST_P(ExpertsBitsTest, GradientsWaitForTheirPanels) {
   const auto one = run_experts(p);
   const Device device = Device::cpu({.num_threads = 2});
   for (int round = 0; round < 8; ++round) {
-    expect_same(p, run_experts(p, {.device = device, .hidden_rows = HiddenRows::to_be_computed}), p,
+    expect_same(p, run_experts(p, {.device = device, .inner_rows = InnerRows::to_be_computed}), p,
                 one);
   }
 }
 
 TEST_P(ExpertsBitsTest, HiddenRowsComputedAgainEqualThoseKept) {
   const auto p = problem();
-  expect_same(p, run_experts(p, {.hidden_rows = HiddenRows::to_be_computed}), p, run_experts(p));
+  expect_same(p, run_experts(p, {.inner_rows = InnerRows::to_be_computed}), p, run_experts(p));
 }
 
 TEST_P(ExpertsBitsTest, OutMayBeTheMemoryOfRows) {
@@ -158,11 +158,11 @@ TEST_P(ExpertsBitsTest, GradientsMayBeStrided) {
     gradients.push_back(g);
   }
   Tensor rows = p.rows.clone();
-  Tensor hidden = expected.hidden.clone();
+  Tensor inner = expected.inner.clone();
   Tensor d_rows = p.rows.clone();
   Experts(p.options).backward(
       p.weights, p.groups(),
-      {.rows = rows, .row_weights = p.row_weights, .hidden = hidden, .d_out = p.d_out},
+      {.rows = rows, .row_weights = p.row_weights, .inner = inner, .d_out = p.d_out},
       {.d_rows = d_rows, .gradients = gradients});
   for (std::size_t e = 0; e < gradients.size(); ++e) {
     expect_same_bits(gradients[e], expected.gradients[e]);

@@ -147,24 +147,24 @@ TEST(ExpertsErrors, OfRows) {
   const ExpertsProblem p(kOptions, Biases::none, {2, 3});
   const Experts experts(kOptions);
   Tensor rows = zeros({5, 6});
-  Tensor hidden = zeros({5, 8});
+  Tensor inner = zeros({5, 8});
   const Tensor weights = zeros({5});
   const auto forward = [&](const ExpertsInput& in, const ExpertsOutput& out) {
     return error_of<InvalidArgument>([&] { experts.forward(p.weights, p.groups(), in, out); });
   };
-  EXPECT_EQ(forward({.rows = rows}, {.out = rows, .hidden = hidden}), "no error");
+  EXPECT_EQ(forward({.rows = rows}, {.out = rows, .inner = inner}), "no error");
   EXPECT_EQ(forward({.rows = zeros({5, 6}, Dtype::bf16)}, {.out = rows}),
             "rows is bf16 [5,6], but must be f32 [5,6] or more rows");
   EXPECT_EQ(forward({.rows = rows}, {.out = zeros({4, 6})}),
             "out is f32 [4,6], but must be f32 [5,6] or more rows");
-  EXPECT_EQ(forward({.rows = rows}, {.out = rows, .hidden = zeros({5, 4})}),
-            "hidden is f32 [5,4], but must be f32 [5,8] or more rows");
+  EXPECT_EQ(forward({.rows = rows}, {.out = rows, .inner = zeros({5, 4})}),
+            "inner is f32 [5,4], but must be f32 [5,8] or more rows");
   EXPECT_EQ(forward({.rows = rows, .row_weights = zeros({4})}, {.out = rows}),
             "row_weights is f32 [4], but must be contiguous f32 [5] or more");
 
   std::vector<ExpertGradients> gradients;
   for (const auto& expert : p.weights) gradients.push_back(gradients_for(expert));
-  ExpertsBackwardInput in{.rows = rows, .row_weights = weights, .hidden = hidden, .d_out = rows};
+  ExpertsBackwardInput in{.rows = rows, .row_weights = weights, .inner = inner, .d_out = rows};
   Tensor d_rows = zeros({5, 6});
   ExpertsBackwardOutput out{.d_rows = d_rows, .gradients = gradients};
   const auto backward = [&] {
@@ -181,9 +181,9 @@ TEST(ExpertsErrors, OfRows) {
   in.d_out = zeros({5, 5});
   EXPECT_EQ(backward(), "d_out is f32 [5,5], but must be f32 [5,6] or more rows");
   in.d_out = rows;
-  in.hidden = zeros({3, 8});
-  EXPECT_EQ(backward(), "hidden is f32 [3,8], but must be f32 [5,8] or more rows");
-  in.hidden = hidden;
+  in.inner = zeros({3, 8});
+  EXPECT_EQ(backward(), "inner is f32 [3,8], but must be f32 [5,8] or more rows");
+  in.inner = inner;
   out.d_rows = zeros({6});
   EXPECT_EQ(backward(), "d_rows is f32 [6], but must be f32 [5,6] or more rows");
   out.d_rows = d_rows;

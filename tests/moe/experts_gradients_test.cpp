@@ -24,7 +24,7 @@ ExpertsResults run_twice(const ExpertsProblem& p, GradientDtype dtype) {
   Tensor rows = p.rows.clone();
   Experts(p.options).backward(
       p.weights, p.groups(),
-      {.rows = rows, .row_weights = p.row_weights, .hidden = results.hidden, .d_out = p.d_out},
+      {.rows = rows, .row_weights = p.row_weights, .inner = results.inner, .d_out = p.d_out},
       {.d_rows = results.d_rows, .gradients = results.gradients, .mode = GradientMode::accumulate});
   return results;
 }
@@ -65,7 +65,7 @@ TEST(ExpertsGradients, OfExpertsWithoutRowsAreZeroOrUntouched) {
     Tensor rows = p.rows.clone();
     Experts(options).backward(
         p.weights, p.groups(),
-        {.rows = rows, .row_weights = p.row_weights, .hidden = results.hidden, .d_out = p.d_out},
+        {.rows = rows, .row_weights = p.row_weights, .inner = results.inner, .d_out = p.d_out},
         {.d_rows = results.d_rows,
          .gradients = results.gradients,
          .mode = GradientMode::accumulate});

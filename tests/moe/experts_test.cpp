@@ -151,14 +151,14 @@ Point clamped_swiglu_at(float gate, float up, Dtype dtype) {
   const Tensor counts = Tensor::from<std::int32_t>({1}, {1});
   Tensor rows = scalar(1, matrix);
   Tensor out = scalar(0, matrix);
-  Tensor hidden({1, 2}, dtype);
+  Tensor inner({1, 2}, dtype);
   const Experts experts(options);
-  experts.forward({&expert, 1}, {offsets, counts}, {.rows = rows}, {.out = out, .hidden = hidden});
+  experts.forward({&expert, 1}, {offsets, counts}, {.rows = rows}, {.out = out, .inner = inner});
   const auto gradients = gradients_for(expert, GradientDtype::f32);
   const double value = testing::doubles_of(out.view()).values[0];
   Tensor d_rows = scalar(0, matrix);
   experts.backward({&expert, 1}, {offsets, counts},
-                   {.rows = rows, .hidden = hidden, .d_out = scalar(1, matrix)},
+                   {.rows = rows, .inner = inner, .d_out = scalar(1, matrix)},
                    {.d_rows = d_rows, .gradients = {&gradients, 1}});
   return {gate, up, value, gradients.gate_bias.span<float>()[0],
           gradients.up_bias.span<float>()[0]};

@@ -30,13 +30,13 @@ struct TokensProblem {
   Tensor x = zeros({3, 6});
   Tensor sources = Tensor::from<std::int32_t>({5}, {0, 1, 2, 4, 5});
   Tensor out = zeros({5, 6});
-  Tensor hidden = zeros({5, 8});
+  Tensor inner = zeros({5, 8});
   TokenRows tokens{.x = x, .row_sources = sources, .top_k = 2};
   std::vector<ExpertGradients> gradients{gradients_for(p.weights[0]), gradients_for(p.weights[1])};
 
   std::string forward(const ExpertsInput& in) {
     return error_of<InvalidArgument>(
-        [&] { experts.forward(p.weights, p.groups(), in, {.out = out, .hidden = hidden}); });
+        [&] { experts.forward(p.weights, p.groups(), in, {.out = out, .inner = inner}); });
   }
   std::string backward(const ExpertsBackwardInput& in, const ExpertsBackwardOutput& made) {
     return error_of<InvalidArgument>([&] { experts.backward(p.weights, p.groups(), in, made); });
@@ -110,7 +110,7 @@ TEST(ExpertsTokensErrors, OfWhatTokensHave) {
   const Tensor weights = zeros({3, 2});
   const Tensor d_y = zeros({3, 6});
   ExpertsBackwardInput in{
-      .row_weights = weights, .hidden = t.hidden, .d_out = d_y, .tokens = t.tokens};
+      .row_weights = weights, .inner = t.inner, .d_out = d_y, .tokens = t.tokens};
   ExpertsBackwardOutput made{.d_rows = t.out, .gradients = t.gradients};
   made.d_row_weights = zeros({3, 2});
   EXPECT_EQ(t.backward(in, made), "no error");

@@ -83,11 +83,11 @@ Tensor Transformer::dense_forward(const ExpertGradients& tensors, LayerSaved& sa
   const auto num_tokens = saved.feed_forward_normed.rows();
   const ExpertWeights weights = weights_of(tensors);
   Tensor y = floats({num_tokens, config_.hidden});
-  saved.dense_hidden = floats({num_tokens, 2 * config_.dense_intermediate});
+  saved.dense_inner = floats({num_tokens, 2 * config_.dense_intermediate});
   const OneGroup all(num_tokens);
   times_.timed(kDenseFeedForward, [&] {
     dense_.forward({&weights, 1}, all.groups(), {.rows = saved.feed_forward_normed},
-                   {.out = y, .hidden = saved.dense_hidden});
+                   {.out = y, .inner = saved.dense_inner});
   });
   return y;
 }
@@ -142,7 +142,7 @@ void Transformer::dense_backward(int layer, LayerSaved& saved, const Tensor& d_y
   const OneGroup all(d_y.rows());
   times_.timed(kDenseFeedForward, [&] {
     dense_.backward({&weights, 1}, all.groups(),
-                    {.rows = saved.feed_forward_normed, .hidden = saved.dense_hidden, .d_out = d_y},
+                    {.rows = saved.feed_forward_normed, .inner = saved.dense_inner, .d_out = d_y},
                     {.d_rows = d_normed, .gradients = {&gradients, 1}});
   });
 }

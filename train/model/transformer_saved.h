@@ -21,7 +21,7 @@ struct Transformer::LayerSaved {
   Tensor feed_forward_rms;
   Tensor feed_forward_normed;
   SavedForBackward moe;
-  Tensor dense_hidden;
+  Tensor dense_inner;
 };
 
 struct Transformer::Saved {

@@ -87,26 +87,26 @@ struct WeightGradientGemm {
   bool accumulate = false;     // to what is there, rather than overwrite it
 };
 
-// hidden[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded; from that
-// activated[r, i] = weight · activation(hidden[r]).
+// inner[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded; from that
+// activated[r, i] = weight · activation(inner[r]).
 struct ActivatedGemm {
   const ExpertsOptions& options;
   Groups groups;
   SourceRows a;     // [R, H]
   GroupMatrices b;  // gate and up [I, H]
-  Rows hidden;      // out [R, 2I], or no data: not kept
+  Rows inner;       // out [R, 2I], or no data: not kept
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
 };
 
-// With d = Σ_k a[r, k] · B_g[k, i], rounded: hidden becomes its own gradient,
-// activated[r, i] = weight · activation(hidden[r]), d_weights[r] = ⟨d, activation(hidden[r])⟩.
+// With d = Σ_k a[r, k] · B_g[k, i], rounded: inner becomes its own gradient,
+// activated[r, i] = weight · activation(inner[r]), d_weights[r] = ⟨d, activation(inner[r])⟩.
 struct ActivationGradientGemm {
   const ExpertsOptions& options;
   Groups groups;
   SourceRows a;     // [R, H]
   GroupMatrices b;  // down [H, I]
-  Rows hidden;      // [R, 2I]
+  Rows inner;       // [R, 2I]
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
   RowNumbers<float> d_weights = {};  // out; also without weights, which are then 1

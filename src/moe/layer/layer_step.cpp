@@ -9,8 +9,8 @@ TensorView MoeLayer::Data::take_rows(const Plan& plan, std::int64_t width) const
 TensorView MoeLayer::Data::take_row_weights(const Plan& plan) const {
   return device.backend().take({plan.row_capacity()}, Dtype::f32);
 }
-TensorView MoeLayer::Data::take_shared_hidden(std::int64_t num_tokens) const {
-  return device.backend().take({num_tokens, shared->options().hidden_width()}, options.dtype);
+TensorView MoeLayer::Data::take_shared_inner(std::int64_t num_tokens) const {
+  return device.backend().take({num_tokens, shared->options().inner_width()}, options.dtype);
 }
 
 MoeLayer::Data::Step MoeLayer::Data::forward(const MoeWeights& weights, const LayerInput& in,
@@ -57,11 +57,11 @@ void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, cons
   const auto spent = experts.seconds_spent();
   if (keep_rows) step.rows = rows;
   if (training && options.keep != Keep::nothing) {
-    step.hidden = take_rows(step.plan, experts.options().hidden_width());
+    step.inner = take_rows(step.plan, experts.options().inner_width());
   }
   const TensorView results = keep_rows ? take_rows(step.plan, options.hidden) : rows;
   experts.forward(weights.experts, RowGroups::of(step.plan), in,
-                  {.out = results, .hidden = step.hidden});
+                  {.out = results, .inner = step.inner});
   clock.end_experts(spent, experts.seconds_spent());
 
   CombineInput returned{.rows = results};
@@ -73,12 +73,12 @@ void MoeLayer::Data::forward_experts(const MoeWeights& weights, Step& step, cons
 void MoeLayer::Data::forward_shared(const MoeWeights& weights, Step& step, const TensorView& y,
                                     Purpose purpose, StageClock& clock) {
   if (purpose == Purpose::training && options.keep != Keep::nothing) {
-    step.shared_hidden = take_shared_hidden(step.x.rows());
+    step.shared_inner = take_shared_inner(step.x.rows());
   }
   device.backend().shared_forward({.options = shared->options(),
                                    .weights = weights.shared,
                                    .x = step.x,
-                                   .hidden = step.shared_hidden,
+                                   .inner = step.shared_inner,
                                    .y = y});
   if (step.valid) device.backend().zero_padding(y, *step.valid);  // a bias is no zero
   clock.end("shared");
@@ -109,14 +109,12 @@ void MoeLayer::Data::backward(const MoeWeights& weights, Step& step, const Layer
 ExpertsBackwardInput MoeLayer::Data::bring_gradients(const MoeWeights& weights, Step& step,
                                                      const ConstTensorView& d_y,
                                                      StageClock& clock) {
-  const auto hidden_rows = step.hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
-  if (!step.hidden) step.hidden = take_rows(step.plan, experts.options().hidden_width());
+  const auto inner_rows = step.inner ? InnerRows::kept : InnerRows::to_be_computed;
+  if (!step.inner) step.inner = take_rows(step.plan, experts.options().inner_width());
   // The gradient comes unweighted and its weights beside it: then the experts find the weights'
   // gradients without their outputs.
-  ExpertsBackwardInput in{.row_weights = step.weights(),
-                          .hidden = *step.hidden,
-                          .hidden_rows = hidden_rows,
-                          .d_out = d_y};
+  ExpertsBackwardInput in{
+      .row_weights = step.weights(), .inner = *step.inner, .inner_rows = inner_rows, .d_out = d_y};
   if (reads_tokens(weights)) {
     in.tokens = tokens_of(step);
     return in;
@@ -185,13 +183,13 @@ void MoeLayer::Data::backward_router(const MoeWeights& weights, const Step& step
 void MoeLayer::Data::backward_shared(const MoeWeights& weights, Step& step,
                                      const ConstTensorView& d_y, const LayerBackwardOutput& out,
                                      StageClock& clock) {
-  const auto hidden_rows = step.shared_hidden ? HiddenRows::kept : HiddenRows::to_be_computed;
-  if (!step.shared_hidden) step.shared_hidden = take_shared_hidden(step.x.rows());
+  const auto inner_rows = step.shared_inner ? InnerRows::kept : InnerRows::to_be_computed;
+  if (!step.shared_inner) step.shared_inner = take_shared_inner(step.x.rows());
   device.backend().shared_backward({.options = shared->options(),
                                     .weights = weights.shared,
                                     .x = step.x,
-                                    .hidden = *step.shared_hidden,
-                                    .hidden_rows = hidden_rows,
+                                    .inner = *step.shared_inner,
+                                    .inner_rows = inner_rows,
                                     .d_y = d_y,
                                     .d_x = out.d_x,
                                     .gradients = out.gradients.shared,

@@ -51,7 +51,7 @@ std::int64_t SavedForBackward::bytes() const {
          plan.slots().bytes() + plan.target_ranks().bytes() + plan.data().sources.bytes() +
          plan.data().row_sources.bytes() + plan.source_offsets().bytes() +
          plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
-         bytes_of(data_->hidden) + bytes_of(data_->shared_hidden) + bytes_of(data_->valid) +
+         bytes_of(data_->inner) + bytes_of(data_->shared_inner) + bytes_of(data_->valid) +
          bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
          (data_->sums ? bytes_of(*data_->sums) : 0) +
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);

@@ -34,8 +34,8 @@ struct SavedForBackward::Data {
   std::optional<TensorView> output_scales = {};
   std::optional<TensorView> scaled_weights = {};
   std::optional<TensorView> rows = {};
-  std::optional<TensorView> hidden = {};
-  std::optional<TensorView> shared_hidden = {};
+  std::optional<TensorView> inner = {};
+  std::optional<TensorView> shared_inner = {};
 
   // What combine weighs with.
   ConstTensorView weights() const {
@@ -150,7 +150,7 @@ struct MoeLayer::Data {
   }
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
   TensorView take_row_weights(const Plan& plan) const;
-  TensorView take_shared_hidden(std::int64_t num_tokens) const;
+  TensorView take_shared_inner(std::int64_t num_tokens) const;
 
   // What comes before a plan.
   struct Routed {

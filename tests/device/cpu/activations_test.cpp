@@ -54,17 +54,17 @@ TEST_P(ActivationTest, ActivationsAndGradientsAreNearTheReference) {
     std::vector<float> gates(ups.rbegin(), ups.rend());
     std::ranges::rotate(gates, gates.begin() + 777);
     const auto n = static_cast<std::int64_t>(ups.size());
-    std::vector<float> hidden;
-    if (gated) hidden = gates;
-    hidden.insert(hidden.end(), ups.begin(), ups.end());
+    std::vector<float> inner;
+    if (gated) inner = gates;
+    inner.insert(inner.end(), ups.begin(), ups.end());
     std::vector<float> out(ups.size());
     const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
     const auto index = static_cast<std::size_t>(a);
     constexpr float kWeight = -0.5F;
-    kernels().f32.activation[index]({bytes(hidden), bytes(out), n, kWeight, 6.0F});
+    kernels().f32.activation[index]({bytes(inner), bytes(out), n, kWeight, 6.0F});
     const std::vector<float> d_out(ups.size(), 2.0F);
     std::vector<float> out_again(ups.size());
-    auto gradient = hidden;
+    auto gradient = inner;
     const float d_weight = kernels().f32.activation_gradient[index](
         {bytes(gradient), d_out.data(), bytes(out_again), n, kWeight, 6.0F});
     double expected_d_weight = 0.0;
@@ -108,10 +108,10 @@ TEST_P(ActivationTest, GeluIsAccurateInItsTail) {
 
 // Where the sigmoid is 0, not nearly 0.
 TEST_P(ActivationTest, HugeNegativeGatesGiveNothing) {
-  std::vector<float> hidden{-3e38F, -1e36F, -200.0F, 1.0F, 1.0F, 1.0F};
+  std::vector<float> inner{-3e38F, -1e36F, -200.0F, 1.0F, 1.0F, 1.0F};
   std::vector<float> out(3);
   kernels().f32.activation[static_cast<std::size_t>(Activation::swiglu)](
-      {reinterpret_cast<std::byte*>(hidden.data()), reinterpret_cast<std::byte*>(out.data()), 3,
+      {reinterpret_cast<std::byte*>(inner.data()), reinterpret_cast<std::byte*>(out.data()), 3,
        1.0F, 0.0F});
   EXPECT_EQ(out, (std::vector{0.0F, 0.0F, 0.0F}));
 }
@@ -123,12 +123,12 @@ TEST_P(ActivationTest, ActivationsPropagateNaN) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const std::int64_t n : {3, 16, 33, 70}) {
         const auto width = gated ? 2 * n : n;
-        Tensor hidden = Random(3).tensor({width}, dtype);
-        testing::poison(hidden.view().slice(n - 1, n));
+        Tensor inner = Random(3).tensor({width}, dtype);
+        testing::poison(inner.view().slice(n - 1, n));
         Tensor out({n + 1}, dtype);
         testing::poison(out);
         const auto& typed = dtype == Dtype::f32 ? kernels().f32 : kernels().bf16;
-        typed.activation[static_cast<std::size_t>(a)]({hidden.data(), out.data(), n, 1.0F, 7.0F});
+        typed.activation[static_cast<std::size_t>(a)]({inner.data(), out.data(), n, 1.0F, 7.0F});
         const auto values = testing::doubles_of(out.view()).values;
         for (std::int64_t i = 0; i < n - 1; ++i) {
           ASSERT_TRUE(std::isfinite(values[static_cast<std::size_t>(i)]));

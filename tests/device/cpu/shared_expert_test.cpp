@@ -15,7 +15,7 @@ using testing::Random;
 using testing::same_bits;
 
 struct Step {
-  Tensor y, hidden, d_x;
+  Tensor y, inner, d_x;
   ExpertGradients gradients;
 };
 
@@ -47,26 +47,26 @@ class SharedExpertTest : public ::testing::TestWithParam<Case> {
 
   // Tokens first … last − 1 alone.
   Step run(std::int64_t first, std::int64_t last, const Device& device,
-           HiddenRows hidden_rows = HiddenRows::kept) const {
+           InnerRows inner_rows = InnerRows::kept) const {
     const auto part = [&](const Tensor& all) { return all.view().slice(first, last); };
     const std::int64_t count = last - first;
     Step step{Tensor({count, options_.hidden}, options_.dtype),
-              Tensor({count, options_.hidden_width()}, options_.dtype),
+              Tensor({count, options_.inner_width()}, options_.dtype),
               Tensor::zeros({count, options_.hidden}, options_.dtype),
               testing::gradients_for(weights_)};
     std::memcpy(step.y.data(), part(y_).data(), static_cast<std::size_t>(step.y.bytes()));
     device.backend().shared_forward({.options = options_,
                                      .weights = weights_,
                                      .x = part(x_),
-                                     .hidden = step.hidden,
+                                     .inner = step.inner,
                                      .y = step.y});
-    Tensor hidden = step.hidden.clone();
-    if (hidden_rows == HiddenRows::to_be_computed) testing::poison(hidden);
+    Tensor inner = step.inner.clone();
+    if (inner_rows == InnerRows::to_be_computed) testing::poison(inner);
     device.backend().shared_backward({.options = options_,
                                       .weights = weights_,
                                       .x = part(x_),
-                                      .hidden = hidden,
-                                      .hidden_rows = hidden_rows,
+                                      .inner = inner,
+                                      .inner_rows = inner_rows,
                                       .d_y = part(d_y_),
                                       .d_x = step.d_x,
                                       .gradients = step.gradients});
@@ -85,7 +85,7 @@ TEST_P(SharedExpertTest, ATokensBitsDependOnTheTokenAlone) {
       const Step part = run(first, first + count, {});
       const auto slice = [&](const Tensor& all) { return all.view().slice(first, first + count); };
       ASSERT_TRUE(same_bits(part.y, slice(whole.y))) << count << " tokens from " << first;
-      ASSERT_TRUE(same_bits(part.hidden, slice(whole.hidden))) << count << " from " << first;
+      ASSERT_TRUE(same_bits(part.inner, slice(whole.inner))) << count << " from " << first;
       ASSERT_TRUE(same_bits(part.d_x, slice(whole.d_x))) << count << " tokens from " << first;
     }
   }
@@ -94,9 +94,9 @@ TEST_P(SharedExpertTest, ATokensBitsDependOnTheTokenAlone) {
 TEST_P(SharedExpertTest, BitsDoNotDependOnThreadsOrWhatIsKept) {
   const Step expected = run(0, kTokens, {});
   for (const int num_threads : {1, 2, 4}) {
-    for (const auto hidden_rows : {HiddenRows::kept, HiddenRows::to_be_computed}) {
+    for (const auto inner_rows : {InnerRows::kept, InnerRows::to_be_computed}) {
       const Device device = Device::cpu({.num_threads = num_threads});
-      const Step step = run(0, kTokens, device, hidden_rows);
+      const Step step = run(0, kTokens, device, inner_rows);
       EXPECT_TRUE(same_bits(step.y, expected.y));
       EXPECT_TRUE(same_bits(step.d_x, expected.d_x));
       testing::expect_same_bits(step.gradients, expected.gradients);

@@ -35,7 +35,7 @@ void expect_bits_of_rows(const TokenStep& step, TokenWay way) {
   way.from_tokens = true;
   const auto actual = step.run(way);
   EXPECT_TRUE(same_bits(actual.out, expected.out)) << "out";
-  EXPECT_TRUE(same_bits(actual.hidden, expected.hidden)) << "hidden";
+  EXPECT_TRUE(same_bits(actual.inner, expected.inner)) << "inner";
   EXPECT_TRUE(same_bits(actual.d_rows, expected.d_rows)) << "d_rows";
   EXPECT_TRUE(same_bits(actual.d_row_weights, expected.d_row_weights)) << "d_row_weights";
   for (std::size_t e = 0; e < expected.gradients.size(); ++e) {
@@ -62,9 +62,9 @@ TEST_F(CudaExpertsTokens, BitsAreThoseOfRows) {
         const TokenStep step(device, setup);
         SCOPED_TRACE(::testing::Message()
                      << "H " << hidden << ", " << name_of(activation) << ", " << name_of(stage));
-        for (const auto hidden_rows : {HiddenRows::kept, HiddenRows::to_be_computed}) {
+        for (const auto inner_rows : {InnerRows::kept, InnerRows::to_be_computed}) {
           for (const bool has_weights : {false, true}) {
-            expect_bits_of_rows(step, {.hidden_rows = hidden_rows, .has_weights = has_weights});
+            expect_bits_of_rows(step, {.inner_rows = inner_rows, .has_weights = has_weights});
           }
         }
       }
@@ -77,7 +77,7 @@ TEST_F(CudaExpertsTokens, HiddenThatIsMadeAgainHasTheSameBits) {
     const TokenStep step(device,
                          {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage)});
     const auto kept = step.run({.from_tokens = true});
-    const auto again = step.run({.from_tokens = true, .hidden_rows = HiddenRows::to_be_computed});
+    const auto again = step.run({.from_tokens = true, .inner_rows = InnerRows::to_be_computed});
     EXPECT_TRUE(same_bits(again.out, kept.out));
     EXPECT_TRUE(same_bits(again.d_rows, kept.d_rows));
     EXPECT_TRUE(same_bits(again.d_row_weights, kept.d_row_weights));
@@ -109,7 +109,7 @@ TEST_F(CudaExpertsTokens, TensorsMayLieApart) {
                             .storage = storage});
       SCOPED_TRACE(storage == Storage::apart ? "apart" : "askew");
       expect_bits_of_rows(step, {});
-      expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+      expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
     }
   }
 }
@@ -125,7 +125,7 @@ TEST_F(CudaExpertsTokens, WideExpertsGatherRows) {
       const TokenStep step(device, setup);
       SCOPED_TRACE(::testing::Message() << "I " << intermediate);
       expect_bits_of_rows(step, {});
-      expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+      expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
     }
   }
 }
@@ -140,7 +140,7 @@ TEST_F(CudaExpertsTokens, DroppedAssignmentsAndEmptyExperts) {
   const TokenStep step(device, setup);
   ASSERT_GT(step.num_dropped(), 0);
   expect_bits_of_rows(step, {});
-  expect_bits_of_rows(step, {.hidden_rows = HiddenRows::to_be_computed});
+  expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
 }
 
 TEST_F(CudaExpertsTokens, WithoutTokensGradientsAreZerosOrAsTheyWere) {

@@ -31,8 +31,8 @@ bool is_given(const Tensor& results) { return results.rows() > 0; }
 void expect_steps(const FusedProblem& problem, const FusedResults& actual,
                   const FusedResults& steps) {
   EXPECT_TRUE(same_bits(actual.activated, steps.activated)) << "activated";
-  if (is_given(actual.hidden)) {
-    EXPECT_TRUE(same_bits(actual.hidden, steps.hidden)) << "hidden";
+  if (is_given(actual.inner)) {
+    EXPECT_TRUE(same_bits(actual.inner, steps.inner)) << "inner";
   }
   if (is_given(actual.d_weights)) {
     EXPECT_TRUE(near(problem.grouped(actual.d_weights), problem.grouped(steps.d_weights), 1e-5))
@@ -56,10 +56,10 @@ void expect_steps(const Device& device, const FusedSetup& setup, const Direction
                      << setup << ", " << way << (runs == &packed ? "" : ", scattered matrices"));
         const auto actual = (runs->*direction.fused)(way);
         expect_steps(problem, actual, steps);
-        EXPECT_TRUE(same_bits(actual.hidden, steps.hidden));
+        EXPECT_TRUE(same_bits(actual.inner, steps.inner));
         EXPECT_TRUE(same_bits(actual.d_weights, d_weights));
       }
-      way.keeps_hidden = false;
+      way.keeps_inner = false;
       way.has_d_weights = false;
       SCOPED_TRACE(::testing::Message() << setup << ", " << way);
       expect_steps(problem, (packed.*direction.fused)(way), steps);
@@ -118,7 +118,7 @@ TEST_F(CudaFusedGemm, BitsDoNotDependOnOtherGroups) {
           EXPECT_TRUE(
               same_bits(problem.group(way.group, actual), problem.group(way.group, expected)));
         };
-        expect_same(alone.hidden, together.hidden);
+        expect_same(alone.inner, together.inner);
         expect_same(alone.activated, together.activated);
         expect_same(alone.d_weights, together.d_weights);
       }
@@ -138,10 +138,10 @@ TEST_F(CudaFusedGemm, BitsDoNotDependOnAlignment) {
       const FusedRuns apart(device, problem, {.scattered = spare == 4, .spare = spare});
       for (const Pass pass : {kForward.fused, kBackward.fused}) {
         for (const bool from_tokens : {false, true}) {
-          for (const bool keeps_hidden : {false, true}) {
+          for (const bool keeps_inner : {false, true}) {
             const FusedWay way{.from_tokens = from_tokens,
                                .weights = RowWeights::of_assignments,
-                               .keeps_hidden = keeps_hidden};
+                               .keeps_inner = keeps_inner};
             SCOPED_TRACE(::testing::Message()
                          << problem.setup << ", " << way << ", spare " << spare);
             expect_same_bits((apart.*pass)(way), (aligned.*pass)(way));
@@ -191,13 +191,13 @@ TEST_F(CudaFusedGemm, WhatFitsIsTaken) {
                                       .groups = {},
                                       .a = {},
                                       .b = {{}, 2, options.intermediate, options.hidden},
-                                      .hidden = {},
+                                      .inner = {},
                                       .activated = {}};
     const cuda::ActivationGradientGemm backward{.options = options,
                                                 .groups = {},
                                                 .a = {},
                                                 .b = {{}, 1, options.hidden, options.intermediate},
-                                                .hidden = {},
+                                                .inner = {},
                                                 .activated = {}};
     EXPECT_EQ(cuda::hopper::grouped_gemm(forward, context), fits);
     EXPECT_EQ(cuda::hopper::grouped_gemm(backward, context), fits);

@@ -103,7 +103,7 @@ inline ExpertWeights widened(const ExpertWeights& expert) {
 struct ExpertsWay {
   Storage storage = Storage::together;
   bool interleaved = false;  // gate and up
-  HiddenRows hidden_rows = HiddenRows::kept;
+  InnerRows inner_rows = InnerRows::kept;
   bool row_weights = true;
   GradientMode mode = GradientMode::overwrite;
   std::vector<ExpertGradients> gradients = {};  // to begin with; none: NaN, as the weights
@@ -122,13 +122,13 @@ inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device
   return gradients;
 }
 
-// All but `hidden`.
+// All but `inner`.
 inline ExpertsBackwardInput input_on(const Device& device, const ExpertsProblem& problem,
                                      const ExpertsWay& way) {
   const TokensProblem* const tokens = way.tokens;
   ExpertsBackwardInput in{
-      .hidden = {},
-      .hidden_rows = way.hidden_rows,
+      .inner = {},
+      .inner_rows = way.inner_rows,
       .d_out = copy_on(device, tokens ? tokens->d_y : problem.d_out, way.storage)};
   if (way.row_weights) {
     in.row_weights = copy_on(device, tokens ? tokens->weights : problem.row_weights);
@@ -161,12 +161,12 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
   const TensorView offsets = copy_on(device, problem.row_offsets);
   const TensorView counts = copy_on(device, problem.group_rows);
   const ExpertsInput in{.rows = d_in.rows, .row_weights = d_in.row_weights, .tokens = d_in.tokens};
-  const ExpertsOutput out{.out = take(options.hidden), .hidden = take(options.hidden_width())};
+  const ExpertsOutput out{.out = take(options.hidden), .inner = take(options.inner_width())};
   device.backend().experts_forward({options, weights, offsets, counts, in, out});
-  ExpertsResults results{device.to_host(out.out), device.to_host(*out.hidden), {}, {}, {}};
+  ExpertsResults results{device.to_host(out.out), device.to_host(*out.inner), {}, {}, {}};
 
-  const bool kept = way.hidden_rows == HiddenRows::kept;
-  d_in.hidden = kept ? *out.hidden : take(options.hidden_width());
+  const bool kept = way.inner_rows == InnerRows::kept;
+  d_in.inner = kept ? *out.inner : take(options.inner_width());
   ExpertsBackwardOutput d{.d_rows = take(options.hidden), .gradients = gradients, .mode = way.mode};
   if (d_in.row_weights) {
     d.d_row_weights = poisoned_on(device, d_in.row_weights->shape(), Dtype::f32);

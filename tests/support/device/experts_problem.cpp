@@ -96,25 +96,24 @@ ExpertsResults run_experts(const ExpertsProblem& problem, const ExpertsRun& run)
   const Experts experts(options, run.device);
   const auto capacity = problem.num_rows();
   ExpertsResults results{poisoned({capacity, options.hidden}, options.dtype),
-                         poisoned({capacity, options.hidden_width()}, options.dtype),
+                         poisoned({capacity, options.inner_width()}, options.dtype),
                          poisoned({capacity, options.hidden}, options.dtype),
                          poisoned({capacity}, Dtype::f32),
                          {}};
   experts.forward(problem.weights, problem.groups(),
                   {.rows = problem.rows, .row_weights = problem.row_weights},
-                  {.out = results.out, .hidden = results.hidden});
+                  {.out = results.out, .inner = results.inner});
   for (const auto& expert : problem.weights) {
     results.gradients.push_back(gradients_for(expert, run.gradient_dtype));
   }
   Tensor rows = problem.rows.clone();
-  Tensor hidden = run.hidden_rows == HiddenRows::kept
-                      ? results.hidden.clone()
-                      : poisoned(results.hidden.shape(), options.dtype);
+  Tensor inner = run.inner_rows == InnerRows::kept ? results.inner.clone()
+                                                   : poisoned(results.inner.shape(), options.dtype);
   experts.backward(problem.weights, problem.groups(),
                    {.rows = rows,
                     .row_weights = problem.row_weights,
-                    .hidden = hidden,
-                    .hidden_rows = run.hidden_rows,
+                    .inner = inner,
+                    .inner_rows = run.inner_rows,
                     .d_out = problem.d_out},
                    {.d_rows = results.d_rows,
                     .d_row_weights = results.d_row_weights,

@@ -38,16 +38,16 @@ struct TokensProblem {
 };
 
 struct ExpertsResults {
-  Tensor out, hidden, d_rows, d_row_weights;  // pads are NaN
+  Tensor out, inner, d_rows, d_row_weights;  // pads are NaN
   std::vector<ExpertGradients> gradients;
 };
 
 struct ExpertsRun {
   Device device = {};
-  HiddenRows hidden_rows = HiddenRows::kept;
+  InnerRows inner_rows = InnerRows::kept;
   GradientDtype gradient_dtype = GradientDtype::as_weights;
 };
-// Forward with `hidden` kept, and backward.
+// Forward with `inner` kept, and backward.
 ExpertsResults run_experts(const ExpertsProblem& problem, const ExpertsRun& run = {});
 
 // The rows of the groups without their pads, as they would be with alignment 1.

@@ -95,11 +95,11 @@ FusedProblem::FusedProblem(const FusedSetup& the_setup)
   lay_out_groups();
   assign_tokens();
   Random random(3);
-  hidden = random.tensor({capacity(), 2 * setup.intermediate}, Dtype::bf16);
+  inner = random.tensor({capacity(), 2 * setup.intermediate}, Dtype::bf16);
   for (std::int64_t r = 0; r < capacity(); ++r) {
-    if (groups_of_rows[at(r)] < 0) poison(hidden.view().slice(r, r + 1));
+    if (groups_of_rows[at(r)] < 0) poison(inner.view().slice(r, r + 1));
   }
-  inner = random.tensor({num_groups() * 2 * setup.intermediate, setup.hidden}, Dtype::bf16);
+  gate_up = random.tensor({num_groups() * 2 * setup.intermediate, setup.hidden}, Dtype::bf16);
   down = random.tensor({num_groups() * setup.hidden, setup.intermediate}, Dtype::bf16);
 }
 
@@ -173,7 +173,7 @@ Tensor FusedProblem::gradients_before(const GradientWay& way) const {
 
 Doubles FusedProblem::expected_gradient(const GradientWay& way, int index, int part) const {
   const Doubles x = doubles_of(group(index, rows));
-  const Doubles wide = doubles_of(group(index, hidden));
+  const Doubles wide = doubles_of(group(index, inner));
   const StackShape shape = gradient_shape(way);
   Doubles sums = zeros({shape.rows, shape.columns});
   for (std::int64_t r = 0; r < x.rows(); ++r) {

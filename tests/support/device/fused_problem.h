@@ -62,8 +62,8 @@ struct FusedProblem {
   Tensor rows;                      // [R, H]: those tokens
   Tensor token_weights;             // [T · K]
   Tensor row_weights;               // [R]
-  Tensor hidden;                    // [R, 2I]
-  Tensor inner;                     // [groups · 2 · I, H]
+  Tensor inner;                     // [R, 2I]
+  Tensor gate_up;                   // [groups · 2 · I, H]
   Tensor down;                      // [groups · H, I]
 
  private:

@@ -25,12 +25,12 @@ std::ostream& operator<<(std::ostream& out, const FusedWay& way) {
   const char* const weights[] = {"without weights", "weights of rows", "weights of assignments"};
   return out << (way.from_tokens ? "from tokens, " : "from rows, ")
              << weights[static_cast<int>(way.weights)]
-             << (way.keeps_hidden ? "" : ", hidden not kept")
+             << (way.keeps_inner ? "" : ", inner not kept")
              << (way.has_d_weights ? "" : ", without gradients of weights");
 }
 
 void expect_same_bits(const FusedResults& actual, const FusedResults& expected) {
-  EXPECT_TRUE(same_bits(actual.hidden, expected.hidden)) << "hidden";
+  EXPECT_TRUE(same_bits(actual.inner, expected.inner)) << "inner";
   EXPECT_TRUE(same_bits(actual.activated, expected.activated)) << "activated";
   EXPECT_TRUE(same_bits(actual.d_weights, expected.d_weights)) << "d_weights";
 }
@@ -39,7 +39,7 @@ FusedRuns::FusedRuns(const Device& device, const FusedProblem& problem, const La
     : device_(device),
       problem_(problem),
       layout_(layout),
-      no_hidden_(poisoned(problem.hidden.shape(), Dtype::bf16)),
+      no_inner_(poisoned(problem.inner.shape(), Dtype::bf16)),
       no_activated_(poisoned({problem.capacity(), problem.setup.intermediate}, Dtype::bf16)),
       row_offsets_(device.copy_of(problem.row_offsets)),
       group_rows_(device.copy_of(problem.group_rows)),
@@ -48,9 +48,9 @@ FusedRuns::FusedRuns(const Device& device, const FusedProblem& problem, const La
       tokens_(place(problem.tokens)),
       row_weights_(place(as_row(problem.row_weights))),
       token_weights_(place(as_row(problem.token_weights))),
-      hidden_(place(problem.hidden)),
-      inner_(device, problem.inner,
-             {problem.num_groups(), 2, problem.setup.intermediate, problem.setup.hidden}, layout),
+      inner_(place(problem.inner)),
+      gate_up_(device, problem.gate_up,
+               {problem.num_groups(), 2, problem.setup.intermediate, problem.setup.hidden}, layout),
       down_(device, problem.down,
             {problem.num_groups(), 1, problem.setup.hidden, problem.setup.intermediate}, layout) {}
 
@@ -114,17 +114,17 @@ Tensor FusedRuns::fetch_numbers(const ApartRows& numbers, const FusedWay& way) c
 }
 
 struct FusedRuns::Outputs {
-  ApartRows hidden, activated, d_weights;
+  ApartRows inner, activated, d_weights;
 };
 
 template <typename Launch>
-FusedResults FusedRuns::run(const FusedWay& way, const Tensor& hidden, const Launch& launch) const {
+FusedResults FusedRuns::run(const FusedWay& way, const Tensor& inner, const Launch& launch) const {
   const bool by_row = way.weights != RowWeights::of_assignments;
   const std::int64_t numbers = by_row ? problem_.capacity() : problem_.token_weights.rows();
-  const Outputs out{place(hidden), place(no_activated_), place(poisoned({1, numbers}, Dtype::f32))};
+  const Outputs out{place(inner), place(no_activated_), place(poisoned({1, numbers}, Dtype::f32))};
   launch(out, cuda::context_of(device_));
   FusedResults results;
-  if (way.keeps_hidden) results.hidden = fetch(out.hidden, hidden, way.group);
+  if (way.keeps_inner) results.inner = fetch(out.inner, inner, way.group);
   results.activated = fetch(out.activated, no_activated_, way.group);
   if (way.has_d_weights) results.d_weights = fetch_numbers(out.d_weights, way);
   return results;
@@ -132,14 +132,14 @@ FusedResults FusedRuns::run(const FusedWay& way, const Tensor& hidden, const Lau
 
 FusedResults FusedRuns::activate(FusedWay way) const {
   way.has_d_weights = false;
-  const auto matrices = inner_.refs(way.group);
-  return run(way, no_hidden_, [&](const Outputs& out, cuda::Context& context) {
+  const auto matrices = gate_up_.refs(way.group);
+  return run(way, no_inner_, [&](const Outputs& out, cuda::Context& context) {
     EXPECT_TRUE(cuda::hopper::grouped_gemm(
         cuda::ActivatedGemm{.options = problem_.options,
                             .groups = groups(way.group),
                             .a = source_rows(way.from_tokens),
                             .b = {matrices, 2, problem_.setup.intermediate, problem_.setup.hidden},
-                            .hidden = way.keeps_hidden ? out.hidden.rows() : cuda::Rows{},
+                            .inner = way.keeps_inner ? out.inner.rows() : cuda::Rows{},
                             .activated = out.activated.rows(),
                             .weights = weights(way.weights)},
         context));
@@ -148,18 +148,18 @@ FusedResults FusedRuns::activate(FusedWay way) const {
 
 FusedResults FusedRuns::activate_in_steps(FusedWay way) const {
   way.has_d_weights = false;
-  const auto matrices = inner_.refs(way.group);
-  return run(way, no_hidden_, [&](const Outputs& out, cuda::Context& context) {
+  const auto matrices = gate_up_.refs(way.group);
+  return run(way, no_inner_, [&](const Outputs& out, cuda::Context& context) {
     cuda::grouped_gemm(
         cuda::ForwardGemm{.dtype = Dtype::bf16,
                           .groups = groups(way.group),
                           .a = rows_.rows(),
                           .b = {matrices, 2, problem_.setup.intermediate, problem_.setup.hidden},
-                          .c = out.hidden.rows()},
+                          .c = out.inner.rows()},
         context);
     cuda::activate({.options = problem_.options,
                     .groups = groups(way.group),
-                    .hidden = out.hidden.rows(),
+                    .inner = out.inner.rows(),
                     .row_weights = weights_of_rows(way),
                     .activated = out.activated.rows()},
                    context);
@@ -167,9 +167,9 @@ FusedResults FusedRuns::activate_in_steps(FusedWay way) const {
 }
 
 FusedResults FusedRuns::activate_backward(FusedWay way) const {
-  way.keeps_hidden = true;
+  way.keeps_inner = true;
   const auto matrices = down_.refs(way.group);
-  return run(way, problem_.hidden, [&](const Outputs& out, cuda::Context& context) {
+  return run(way, problem_.inner, [&](const Outputs& out, cuda::Context& context) {
     cuda::RowNumbers<float> d_weights;
     if (way.has_d_weights) d_weights = {out.d_weights.data<float>(), weights(way.weights).sources};
     EXPECT_TRUE(cuda::hopper::grouped_gemm(
@@ -178,7 +178,7 @@ FusedResults FusedRuns::activate_backward(FusedWay way) const {
             .groups = groups(way.group),
             .a = source_rows(way.from_tokens),
             .b = {matrices, 1, problem_.setup.hidden, problem_.setup.intermediate},
-            .hidden = out.hidden.rows(),
+            .inner = out.inner.rows(),
             .activated = out.activated.rows(),
             .weights = weights(way.weights),
             .d_weights = d_weights},
@@ -187,11 +187,11 @@ FusedResults FusedRuns::activate_backward(FusedWay way) const {
 }
 
 FusedResults FusedRuns::activate_backward_in_steps(FusedWay way) const {
-  way.keeps_hidden = true;
+  way.keeps_inner = true;
   const float* const row_weights = weights_of_rows(way);
   if (way.weights == RowWeights::of_assignments) way.weights = RowWeights::of_rows;
   const auto matrices = down_.refs(way.group);
-  return run(way, problem_.hidden, [&](const Outputs& out, cuda::Context& context) {
+  return run(way, problem_.inner, [&](const Outputs& out, cuda::Context& context) {
     cuda::grouped_gemm(cuda::InputGradientGemm{.dtype = Dtype::bf16,
                                                .groups = groups(way.group),
                                                .a = rows_.rows(),
@@ -202,7 +202,7 @@ FusedResults FusedRuns::activate_backward_in_steps(FusedWay way) const {
     cuda::activate_backward(
         {.options = problem_.options,
          .groups = groups(way.group),
-         .hidden = out.hidden.rows(),
+         .inner = out.inner.rows(),
          .activated = out.activated.rows(),
          .row_weights = row_weights,
          .d_row_weights = way.has_d_weights ? out.d_weights.data<float>() : nullptr},
@@ -216,7 +216,7 @@ std::vector<ConstTensorView> FusedRuns::weight_gradients(const GradientWay& way)
   const ApartMatrices gradients(device_, before, shape, layout_);
   const auto matrices = gradients.refs(way.group);
   const cuda::SourceRows narrow = source_rows(way.from_tokens);
-  const cuda::SourceRows wide = {hidden_.rows()};
+  const cuda::SourceRows wide = {inner_.rows()};
   const bool b_is_narrow = way.narrow == cuda::WeightGradientGemm::Side::b;
   EXPECT_TRUE(cuda::hopper::grouped_gemm(
       cuda::WeightGradientGemm{.dtype = Dtype::bf16,

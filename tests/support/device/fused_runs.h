@@ -21,7 +21,7 @@ enum class RowWeights { none, of_rows, of_assignments };
 struct FusedWay {
   bool from_tokens = false;
   RowWeights weights = RowWeights::none;
-  bool keeps_hidden = true;   // forward
+  bool keeps_inner = true;    // forward
   bool has_d_weights = true;  // backward: by assignments where weights are
   int group = -1;             // it alone, as if there were no others; −1: all
 };
@@ -29,7 +29,7 @@ std::ostream& operator<<(std::ostream& out, const FusedWay& way);
 
 // [R, …], also d_weights; none: not asked for.
 struct FusedResults {
-  Tensor hidden, activated, d_weights;
+  Tensor inner, activated, d_weights;
 };
 void expect_same_bits(const FusedResults& actual, const FusedResults& expected);
 
@@ -50,7 +50,7 @@ class FusedRuns {
  private:
   struct Outputs;
   template <typename Launch>
-  FusedResults run(const FusedWay& way, const Tensor& hidden, const Launch& launch) const;
+  FusedResults run(const FusedWay& way, const Tensor& inner, const Launch& launch) const;
   cuda::Groups groups(int only) const;
   cuda::SourceRows source_rows(bool from_tokens) const;
   cuda::RowNumbers<const float> weights(RowWeights by) const;
@@ -64,10 +64,10 @@ class FusedRuns {
   Device device_;
   const FusedProblem& problem_;
   Layout layout_;
-  Tensor no_hidden_, no_activated_;  // NaN
+  Tensor no_inner_, no_activated_;  // NaN
   Tensor row_offsets_, group_rows_;
-  ApartRows sources_, rows_, tokens_, row_weights_, token_weights_, hidden_;
-  ApartMatrices inner_, down_;
+  ApartRows sources_, rows_, tokens_, row_weights_, token_weights_, inner_;
+  ApartMatrices gate_up_, down_;
 };
 
 // Where there are kernels of Hopper.

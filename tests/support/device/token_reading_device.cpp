@@ -105,8 +105,8 @@ class TokenReadingDevice final : public ForwardingDevice {
     const auto row_weights = made.numbers_of(args.in.row_weights);
     const ExpertsBackwardInput in{.rows = rows,
                                   .row_weights = view_of(row_weights),
-                                  .hidden = args.in.hidden,
-                                  .hidden_rows = args.in.hidden_rows,
+                                  .inner = args.in.inner,
+                                  .inner_rows = args.in.inner_rows,
                                   .d_out = d_out};
     Tensor d_row_weights = poisoned({made.num_rows()}, Dtype::f32);
     ExpertsBackwardOutput out = args.out;

@@ -90,8 +90,8 @@ ExpertsResults TokenStep::run(const TokenWay& way) const {
   Tensor rows = device_.copy_of(rows_);
   ExpertsInput in;
   ExpertsBackwardInput d_in;
-  d_in.hidden = take(setup_.options.hidden_width());
-  d_in.hidden_rows = way.hidden_rows;
+  d_in.inner = take(setup_.options.inner_width());
+  d_in.inner_rows = way.inner_rows;
   if (from_tokens) {
     in.tokens = d_in.tokens = tokens_;
     d_in.d_out = d_y_;
@@ -108,11 +108,11 @@ ExpertsResults TokenStep::run(const TokenWay& way) const {
     d.d_row_weights = poisoned_on(device_, in.row_weights->shape(), Dtype::f32);
   }
   ExpertsOutput out{.out = take(setup_.options.hidden)};
-  if (way.hidden_rows == HiddenRows::kept) out.hidden = d_in.hidden;
+  if (way.inner_rows == InnerRows::kept) out.inner = d_in.inner;
   ExpertsResults results;
   experts_.forward(weights_, RowGroups::of(plan_), in, out);
   results.out = device_.to_host(out.out);
-  if (out.hidden) results.hidden = device_.to_host(*out.hidden);
+  if (out.inner) results.inner = device_.to_host(*out.inner);
   experts_.backward(weights_, RowGroups::of(plan_), d_in, d);
   results.d_rows = device_.to_host(d.d_rows);
   if (d.d_row_weights) {

@@ -25,7 +25,7 @@ struct TokenSetup {
 
 struct TokenWay {
   bool from_tokens = false;
-  HiddenRows hidden_rows = HiddenRows::kept;
+  InnerRows inner_rows = InnerRows::kept;
   bool has_weights = true;
   GradientMode mode = GradientMode::overwrite;
   Dtype up_and_down = Dtype::bf16;  // gradients

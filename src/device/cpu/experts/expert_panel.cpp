@@ -57,12 +57,12 @@ void project(const PanelRows& x, std::int64_t num_rows, const ConstTensorView& m
        scratch);
 }
 
-void compute_hidden(const ExpertsOptions& options, const ExpertWeights& weights, const PanelRows& x,
-                    std::int64_t num_rows, const PanelRows& hidden, Scratch& scratch) {
+void compute_inner(const ExpertsOptions& options, const ExpertWeights& weights, const PanelRows& x,
+                   std::int64_t num_rows, const PanelRows& inner, Scratch& scratch) {
   const bool gated = has_gate(options.activation);
-  if (gated) project(x, num_rows, weights.gate, weights.gate_bias, hidden, scratch);
+  if (gated) project(x, num_rows, weights.gate, weights.gate_bias, inner, scratch);
   project(x, num_rows, weights.up, weights.up_bias,
-          columns_from(hidden, gated ? options.intermediate : 0), scratch);
+          columns_from(inner, gated ? options.intermediate : 0), scratch);
 }
 
 // w·x in scratch.
@@ -87,18 +87,17 @@ void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock
   const PanelRows x =
       weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights, options.hidden, scratch)
                   : panel.x;
-  const PanelRows hidden =
-      panel.hidden.data != nullptr
-          ? panel.hidden
-          : take_rows(panel.rows, options.hidden_width(), options.dtype, scratch);
+  const PanelRows inner = panel.inner.data != nullptr ? panel.inner
+                                                      : take_rows(panel.rows, options.inner_width(),
+                                                                  options.dtype, scratch);
   const PanelRows activated = take_rows(panel.rows, width, options.dtype, scratch);
   clock.count_other();
-  compute_hidden(options, panel.weights, x, panel.rows, hidden, scratch);
+  compute_inner(options, panel.weights, x, panel.rows, inner, scratch);
   clock.count_gemm();
   const auto activate =
       element_kernels(options.dtype).activation[static_cast<std::size_t>(options.activation)];
   for (std::int64_t r = 0; r < panel.rows; ++r) {
-    activate({.hidden = hidden.row(r),
+    activate({.inner = inner.row(r),
               .out = activated.row(r),
               .width = width,
               .weight = weigh_activation ? panel.row_weights[r] : 1.0F,
@@ -124,7 +123,7 @@ void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock
 
 namespace {
 
-// hidden becomes its gradient, activated the input of the down projection.
+// inner becomes its gradient, activated the input of the down projection.
 void activation_backward(const BackwardPanel& panel, const float* d_activated, Scratch& scratch) {
   const auto& options = panel.options;
   const bool weigh = options.weight_stage != WeightStage::input && panel.row_weights != nullptr;
@@ -138,7 +137,7 @@ void activation_backward(const BackwardPanel& panel, const float* d_activated, S
                 static_cast<std::size_t>(options.hidden * size_of(options.dtype)));
   }
   for (std::int64_t r = 0; r < panel.rows; ++r) {
-    float d_weight = backward({.hidden = panel.hidden.row(r),
+    float d_weight = backward({.inner = panel.inner.row(r),
                                .d_out = d_activated + r * options.intermediate,
                                .out = panel.activated.row(r),
                                .width = options.intermediate,
@@ -163,7 +162,7 @@ void input_gradient(const BackwardPanel& panel, Scratch& scratch) {
           .n = options.hidden,
           .k = options.intermediate,
           .dtype = options.dtype,
-          .a = in(columns_from(panel.hidden, column)),
+          .a = in(columns_from(panel.inner, column)),
           .b = in(matrix),
           .c = out(sums),
           .accumulate = accumulate},
@@ -197,12 +196,12 @@ void backward_panel(const BackwardPanel& panel, Scratch& scratch, TaskClock& clo
   const auto& options = panel.options;
   const bool weigh_input =
       options.weight_stage == WeightStage::input && panel.row_weights != nullptr;
-  if (panel.hidden_rows == HiddenRows::to_be_computed) {
+  if (panel.inner_rows == InnerRows::to_be_computed) {
     const PanelRows x =
         weigh_input ? weighted_rows(panel.x, panel.rows, panel.row_weights, options.hidden, scratch)
                     : panel.x;
     clock.count_other();
-    compute_hidden(options, panel.weights, x, panel.rows, panel.hidden, scratch);
+    compute_inner(options, panel.weights, x, panel.rows, panel.inner, scratch);
     clock.count_gemm();
   }
   float* d_activated = scratch.take_floats(panel.rows * options.intermediate);

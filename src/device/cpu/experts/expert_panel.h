@@ -17,7 +17,7 @@ struct ForwardPanel {
   std::int64_t rows = 0;
   PanelRows x;
   const float* row_weights = nullptr;  // or none
-  PanelRows hidden;                    // no data: in scratch
+  PanelRows inner;                     // no data: in scratch
   PanelRows out;
 };
 void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock);
@@ -28,8 +28,8 @@ struct BackwardPanel {
   std::int64_t rows = 0;
   PanelRows x;                         // becomes w·x in the input stage
   const float* row_weights = nullptr;  // or none
-  PanelRows hidden;                    // becomes its gradient
-  HiddenRows hidden_rows = HiddenRows::kept;
+  PanelRows inner;                     // becomes its gradient
+  InnerRows inner_rows = InnerRows::kept;
   PanelRows d_out;
   PanelRows activated;             // out: w·activation, the input of the down projection
   PanelRows d_x;                   // out

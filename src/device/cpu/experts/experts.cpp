@@ -71,15 +71,14 @@ void experts_forward(const ExpertsForward& args, Workers& workers) {
   workers.run(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, Scratch& scratch) {
     const PanelTask& task = tasks[static_cast<std::size_t>(i)];
     TaskClock clock(args.times);
-    forward_panel(
-        {.options = args.options,
-         .weights = args.weights[task.expert],
-         .rows = task.rows,
-         .x = rows_from(args.in.rows, task.first),
-         .row_weights = weights_from(args.in.row_weights, task.first),
-         .hidden = args.out.hidden ? rows_from(*args.out.hidden, task.first) : PanelRows{},
-         .out = rows_from(args.out.out, task.first)},
-        scratch, clock);
+    forward_panel({.options = args.options,
+                   .weights = args.weights[task.expert],
+                   .rows = task.rows,
+                   .x = rows_from(args.in.rows, task.first),
+                   .row_weights = weights_from(args.in.row_weights, task.first),
+                   .inner = args.out.inner ? rows_from(*args.out.inner, task.first) : PanelRows{},
+                   .out = rows_from(args.out.out, task.first)},
+                  scratch, clock);
   });
 }
 
@@ -106,8 +105,8 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
          .rows = task.rows,
          .x = rows_from(args.in.rows, task.first),
          .row_weights = weights_from(args.in.row_weights, task.first),
-         .hidden = rows_from(args.in.hidden, task.first),
-         .hidden_rows = args.in.hidden_rows,
+         .inner = rows_from(args.in.inner, task.first),
+         .inner_rows = args.in.inner_rows,
          .d_out = rows_from(args.in.d_out, task.first),
          .activated = rows_from(activated, task.first),
          .d_x = rows_from(args.out.d_rows, task.first),
@@ -124,7 +123,7 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
                    .mode = args.out.mode,
                    .rows = group_rows[e],
                    .x = rows_from(args.in.rows, first),
-                   .d_hidden = rows_from(args.in.hidden, first),
+                   .d_inner = rows_from(args.in.inner, first),
                    .d_out = rows_from(args.in.d_out, first),
                    .activated = rows_from(activated, first),
                    .row_weights = weights_from(args.in.row_weights, first)},

@@ -60,9 +60,9 @@ void gradient_task(const MatrixGradients& args, std::int64_t task, Scratch& scra
   const auto inner_blocks = ceil_div(args.options.intermediate, kGradientBlockRows);
   const bool gated = has_gate(args.options.activation);
   if (gated && task < inner_blocks) {
-    matrix_block(args, {gradients.gate, gradients.gate_bias, args.d_hidden, args.x}, task, scratch);
+    matrix_block(args, {gradients.gate, gradients.gate_bias, args.d_inner, args.x}, task, scratch);
   } else if (task < (gated ? 2 : 1) * inner_blocks) {
-    const PanelRows d_up = columns_from(args.d_hidden, gated ? args.options.intermediate : 0);
+    const PanelRows d_up = columns_from(args.d_inner, gated ? args.options.intermediate : 0);
     matrix_block(args, {gradients.up, gradients.up_bias, d_up, args.x}, task % inner_blocks,
                  scratch);
   } else {

@@ -17,7 +17,7 @@ struct MatrixGradients {
   GradientMode mode = GradientMode::overwrite;
   std::int64_t rows = 0;
   PanelRows x;  // w·x in the input stage
-  PanelRows d_hidden;
+  PanelRows d_inner;
   PanelRows d_out;
   PanelRows activated;
   const float* row_weights = nullptr;

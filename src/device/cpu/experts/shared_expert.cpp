@@ -70,18 +70,17 @@ void shared_forward(const SharedForward& args, Workers& workers) {
   const auto num_tokens = args.x.rows();
   workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t i, Scratch& scratch) {
     const TokenPanel panel = token_panel(i, num_tokens);
-    const PanelRows hidden =
-        args.hidden ? padded_output(*args.hidden, panel, scratch) : PanelRows{};
+    const PanelRows inner = args.inner ? padded_output(*args.inner, panel, scratch) : PanelRows{};
     const PanelRows sums = take_floats(panel, args.options.hidden, scratch);
     TaskClock clock(nullptr);
     forward_panel({.options = args.options,
                    .weights = args.weights,
                    .rows = panel.padded,
                    .x = padded_rows(args.x, panel, scratch),
-                   .hidden = hidden,
+                   .inner = inner,
                    .out = sums},
                   scratch, clock);
-    if (args.hidden) copy_back(hidden, *args.hidden, panel);
+    if (args.inner) copy_back(inner, *args.inner, panel);
     add_rows(sums, args.y, panel);
   });
 }
@@ -92,7 +91,7 @@ void shared_backward(const SharedBackward& args, Workers& workers, MemoryCache& 
       memory.take({num_tokens, args.options.intermediate}, args.options.dtype);
   workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t i, Scratch& scratch) {
     const TokenPanel panel = token_panel(i, num_tokens);
-    const PanelRows hidden = padded_rows(args.hidden, panel, scratch);
+    const PanelRows inner = padded_rows(args.inner, panel, scratch);
     const PanelRows panel_activated = padded_output(activated, panel, scratch);
     const PanelRows sums = take_floats(panel, args.options.hidden, scratch);
     TaskClock clock(nullptr);
@@ -100,13 +99,13 @@ void shared_backward(const SharedBackward& args, Workers& workers, MemoryCache& 
                     .weights = args.weights,
                     .rows = panel.padded,
                     .x = padded_rows(args.x, panel, scratch),
-                    .hidden = hidden,
-                    .hidden_rows = args.hidden_rows,
+                    .inner = inner,
+                    .inner_rows = args.inner_rows,
                     .d_out = padded_rows(args.d_y, panel, scratch),
                     .activated = panel_activated,
                     .d_x = sums},
                    scratch, clock);
-    copy_back(hidden, args.hidden, panel);
+    copy_back(inner, args.inner, panel);
     copy_back(panel_activated, activated, panel);
     add_rows(sums, args.d_x, panel);
   });
@@ -117,7 +116,7 @@ void shared_backward(const SharedBackward& args, Workers& workers, MemoryCache& 
                    .mode = args.mode,
                    .rows = num_tokens,
                    .x = rows_from(args.x, 0),
-                   .d_hidden = rows_from(args.hidden, 0),
+                   .d_inner = rows_from(args.inner, 0),
                    .d_out = rows_from(args.d_y, 0),
                    .activated = rows_from(activated, 0)},
                   task, scratch, clock);

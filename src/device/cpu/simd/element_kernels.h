@@ -9,7 +9,7 @@ namespace switchyard::cpu {
 
 // A row of an expert's inner values: `width` gates and then `width` ups, or ups alone.
 struct ActivationRow {
-  const std::byte* hidden = nullptr;
+  const std::byte* inner = nullptr;
   std::byte* out = nullptr;  // weight · activation
   std::int64_t width = 0;
   float weight = 1.0F;
@@ -17,7 +17,7 @@ struct ActivationRow {
 };
 
 struct ActivationGradientRow {
-  std::byte* hidden = nullptr;   // becomes the gradient of hidden
+  std::byte* inner = nullptr;    // becomes the gradient of inner
   const float* d_out = nullptr;  // of weight · activation
   std::byte* out = nullptr;      // weight · activation, as in forward
   std::int64_t width = 0;

@@ -91,10 +91,10 @@ void add_rows(float* to, const std::byte* rows, std::int64_t num_rows, std::int6
 
 template <typename Type, typename Act>
 void activation(const ActivationRow& row) {
-  const std::byte* up_row = row.hidden + (Act::kGated ? row.width * Type::kBytes : 0);
+  const std::byte* up_row = row.inner + (Act::kGated ? row.width * Type::kBytes : 0);
   for_each_line<Type>(row.width, [&](std::int64_t i, std::int64_t count) {
     Line<Type> up = load_part<Type>(up_row, i, count);
-    const Line<Type> gate = Act::kGated ? load_part<Type>(row.hidden, i, count) : up;
+    const Line<Type> gate = Act::kGated ? load_part<Type>(row.inner, i, count) : up;
     for (int v = 0; v < Line<Type>::kVectors; ++v) {
       up.vectors[v] = row.weight * Act::value(gate.vectors[v], up.vectors[v], row.limit);
     }
@@ -104,11 +104,11 @@ void activation(const ActivationRow& row) {
 
 template <typename Type, typename Act>
 float activation_gradient(const ActivationGradientRow& row) {
-  std::byte* const up_row = row.hidden + (Act::kGated ? row.width * Type::kBytes : 0);
+  std::byte* const up_row = row.inner + (Act::kGated ? row.width * Type::kBytes : 0);
   Floats sums[kSumVectors] = {};
   for_each_line<Type>(row.width, [&](std::int64_t i, std::int64_t count) {
     Line<Type> up = load_part<Type>(up_row, i, count);
-    Line<Type> gate = Act::kGated ? load_part<Type>(row.hidden, i, count) : up;
+    Line<Type> gate = Act::kGated ? load_part<Type>(row.inner, i, count) : up;
     const Line<Type> d_out = load_floats<Type>(row.d_out, i, count);
     Line<Type> out;
     for (int v = 0; v < Line<Type>::kVectors; ++v) {
@@ -121,7 +121,7 @@ float activation_gradient(const ActivationGradientRow& row) {
     }
     store_part<Type>(row.out, i, count, out);
     store_part<Type>(up_row, i, count, up);
-    if (Act::kGated) store_part<Type>(row.hidden, i, count, gate);
+    if (Act::kGated) store_part<Type>(row.inner, i, count, gate);
   });
   return add_pairwise(sums);
 }

@@ -1,4 +1,4 @@
-// Activations of the experts' hidden rows, and their gradients.
+// Activations of the experts' inner rows, and their gradients.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace {
 template <typename T>
 struct ActivateKernel {
   Groups groups;
-  Lines lines;  // of `activated`, and of each half of `hidden`
+  Lines lines;  // of `activated`, and of each half of `inner`
   int warps;
-  const T* hidden;
-  std::int64_t hidden_stride;
+  const T* inner;
+  std::int64_t inner_stride;
   T* activated;
   std::int64_t activated_stride;
   const float* row_weights;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
   const Lines lines = args.lines;
   const int team = args.warps * 32;
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
-    const T* const gates = args.hidden + row * args.hidden_stride;
+    const T* const gates = args.inner + row * args.inner_stride;
     const T* const ups = Act::kGated ? gates + lines.width : gates;
     T* const out = args.activated + row * args.activated_stride;
     const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
 template <typename T>
 struct ActivateBackwardKernel {
   Groups groups;
-  Lines lines;  // of `activated`, and of each half of `hidden`
+  Lines lines;  // of `activated`, and of each half of `inner`
   int warps;
-  T* hidden;
-  std::int64_t hidden_stride;
+  T* inner;
+  std::int64_t inner_stride;
   T* activated;
   std::int64_t activated_stride;
   const float* row_weights;
@@ -80,13 +80,13 @@ struct ActivateBackwardKernel {
 
 // Gradients of one line of a row; returns its part of ⟨d_activated, activation⟩.
 template <typename T, typename Act, bool kAligned>
-__device__ float line_backward(const Lines& lines, T* hidden, T* activated, int line, float weight,
+__device__ float line_backward(const Lines& lines, T* inner, T* activated, int line, float weight,
                                float limit) {
-  T* const ups = Act::kGated ? hidden + lines.width : hidden;
+  T* const ups = Act::kGated ? inner + lines.width : inner;
   Line<T> out = lines.load<kAligned>(activated, line);
   Line<T> up = lines.load<kAligned>(ups, line);
   Line<T> gate = up;
-  if constexpr (Act::kGated) gate = lines.load<kAligned>(hidden, line);
+  if constexpr (Act::kGated) gate = lines.load<kAligned>(inner, line);
   float sum = 0.0F;
 #pragma unroll
   for (int i = 0; i < Line<T>::kElements; ++i) {
@@ -99,7 +99,7 @@ __device__ float line_backward(const Lines& lines, T* hidden, T* activated, int 
   }
   lines.store<kAligned>(activated, line, out);
   lines.store<kAligned>(ups, line, up);
-  if constexpr (Act::kGated) lines.store<kAligned>(hidden, line, gate);
+  if constexpr (Act::kGated) lines.store<kAligned>(inner, line, gate);
   return sum;
 }
 
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kTeamBlock)
     const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
     float sum = 0.0F;
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
-      sum += line_backward<T, Act, kAligned>(args.lines, args.hidden + row * args.hidden_stride,
+      sum += line_backward<T, Act, kAligned>(args.lines, args.inner + row * args.inner_stride,
                                              args.activated + row * args.activated_stride, line,
                                              weight, args.limit);
     }
@@ -166,8 +166,8 @@ void for_options(const ExpertsOptions& options, Launch launch) {
 }
 
 template <typename T>
-bool inner_is_aligned(const ExpertsOptions& options, const Rows& hidden, const Rows& activated) {
-  return has_whole_lines<T>(options.intermediate) && is_aligned<T>(hidden) &&
+bool inner_is_aligned(const ExpertsOptions& options, const Rows& inner, const Rows& activated) {
+  return has_whole_lines<T>(options.intermediate) && is_aligned<T>(inner) &&
          is_aligned<T>(activated);
 }
 
@@ -188,13 +188,13 @@ void activate(const Activate& args, Context& context) {
     const ActivateKernel<T> kernel{.groups = args.groups,
                                    .lines = lines,
                                    .warps = warps,
-                                   .hidden = data_of<T>(args.hidden),
-                                   .hidden_stride = args.hidden.stride,
+                                   .inner = data_of<T>(args.inner),
+                                   .inner_stride = args.inner.stride,
                                    .activated = data_of<T>(args.activated),
                                    .activated_stride = args.activated.stride,
                                    .row_weights = args.row_weights,
                                    .limit = args.options.clamp_limit};
-    const bool aligned = inner_is_aligned<T>(args.options, args.hidden, args.activated);
+    const bool aligned = inner_is_aligned<T>(args.options, args.inner, args.activated);
     for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
       activate_kernel<T, Act, kAligned>
           <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
@@ -213,8 +213,8 @@ void activate_backward(const ActivateBackward& args, Context& context) {
         .groups = args.groups,
         .lines = lines,
         .warps = warps,
-        .hidden = data_of<T>(args.hidden),
-        .hidden_stride = args.hidden.stride,
+        .inner = data_of<T>(args.inner),
+        .inner_stride = args.inner.stride,
         .activated = data_of<T>(args.activated),
         .activated_stride = args.activated.stride,
         .row_weights = args.row_weights,
@@ -225,7 +225,7 @@ void activate_backward(const ActivateBackward& args, Context& context) {
         .d_out_stride = args.d_out.stride,
         .down_bias = dot_bias ? context.table(args.down_bias) : nullptr};
     const bool aligned =
-        inner_is_aligned<T>(args.options, args.hidden, args.activated) &&
+        inner_is_aligned<T>(args.options, args.inner, args.activated) &&
         (!dot_bias || outer_is_aligned<T>(args.options, args.d_out, args.down_bias));
     for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
       activate_backward_kernel<T, Act, kAligned>

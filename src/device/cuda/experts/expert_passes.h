@@ -13,11 +13,11 @@ namespace switchyard::cuda {
 
 // activation.cu
 
-// activated = [weight ·] activation(hidden)
+// activated = [weight ·] activation(inner)
 struct Activate {
   const ExpertsOptions& options;
   Groups groups;
-  Rows hidden;                         // [R, hidden_width]
+  Rows inner;                          // [R, inner_width]
   const float* row_weights = nullptr;  // [R] or none: 1
   Rows activated;                      // out [R, I]
 };
@@ -26,7 +26,7 @@ void activate(const Activate& args, Context& context);
 struct ActivateBackward {
   const ExpertsOptions& options;
   Groups groups;
-  Rows hidden;                         // [R, hidden_width]: becomes its gradient
+  Rows inner;                          // [R, inner_width]: becomes its gradient
   Rows activated;                      // [R, I]: its gradient becomes weight · activation
   const float* row_weights = nullptr;  // [R] or none: 1
   float* d_row_weights = nullptr;      // out [R] or none: ⟨d_activated, activation⟩, and with

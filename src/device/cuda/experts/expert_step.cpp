@@ -41,7 +41,7 @@ SourceRows inner_input(const ExpertStep& step, TensorView& weighted, Context& co
 }
 
 // The first projections and their activation: in one kernel where there is one, and otherwise
-// through `hidden`, which then needs memory.
+// through `inner`, which then needs memory.
 void activate_rows(const ExpertStep& step, const RowNumbers<const float>& weights,
                    const Rows& activated, Context& context) {
   const auto& options = step.options;
@@ -56,28 +56,28 @@ void activate_rows(const ExpertStep& step, const RowNumbers<const float>& weight
                                                                             .groups = step.groups,
                                                                             .a = x,
                                                                             .b = b,
-                                                                            .hidden = step.hidden,
+                                                                            .inner = step.inner,
                                                                             .activated = activated,
                                                                             .weights = weights},
                                                               context);
   if (is_done) return context.mark("experts");
   TensorView scratch;
-  Rows hidden = step.hidden;
-  if (hidden.data == nullptr) {
-    scratch = take_rows(step, options.hidden_width(), context);
-    hidden = rows_of(scratch);
+  Rows inner = step.inner;
+  if (inner.data == nullptr) {
+    scratch = take_rows(step, options.inner_width(), context);
+    inner = rows_of(scratch);
   }
   grouped_gemm(ForwardGemm{.dtype = options.dtype,
                            .groups = step.groups,
                            .a = without_tokens(x),
                            .b = b,
-                           .c = hidden,
+                           .c = inner,
                            .bias = biases},
                context);
   context.mark("experts");
   activate({.options = options,
             .groups = step.groups,
-            .hidden = hidden,
+            .inner = inner,
             .row_weights = weights.data,
             .activated = activated},
            context);
@@ -108,12 +108,12 @@ void expert_forward(const ExpertStep& step, const Rows& out, Context& context) {
 
 namespace {
 
-// hidden becomes its gradient, activated the input of the down projection: in one kernel where
+// inner becomes its gradient, activated the input of the down projection: in one kernel where
 // there is one.
-void hidden_backward(const ExpertStep& step, const ExpertStepGradients& out, const Rows& activated,
-                     Context& context) {
+void inner_backward(const ExpertStep& step, const ExpertStepGradients& out, const Rows& activated,
+                    Context& context) {
   const auto& options = step.options;
-  if (out.hidden_rows == HiddenRows::to_be_computed) {
+  if (out.inner_rows == InnerRows::to_be_computed) {
     activate_rows(step, {}, activated, context);  // which is not needed yet, and written over
   }
   const auto refs = refs_of(step.weights, {&ExpertWeights::down});
@@ -128,7 +128,7 @@ void hidden_backward(const ExpertStep& step, const ExpertStepGradients& out, con
                                                                     .groups = step.groups,
                                                                     .a = out.d_out,
                                                                     .b = down,
-                                                                    .hidden = step.hidden,
+                                                                    .inner = step.inner,
                                                                     .activated = activated,
                                                                     .weights = weights,
                                                                     .d_weights = d_weights},
@@ -143,7 +143,7 @@ void hidden_backward(const ExpertStep& step, const ExpertStepGradients& out, con
   context.mark("experts");
   activate_backward({.options = options,
                      .groups = step.groups,
-                     .hidden = step.hidden,
+                     .inner = step.inner,
                      .activated = activated,
                      .row_weights = weights.data,
                      .d_row_weights = d_weights.data,
@@ -159,7 +159,7 @@ void input_backward(const ExpertStep& step, const ExpertStepGradients& out, Cont
   const auto refs = refs_of(step.weights, matrices);
   grouped_gemm(InputGradientGemm{.dtype = options.dtype,
                                  .groups = step.groups,
-                                 .a = step.hidden,
+                                 .a = step.inner,
                                  .b = {refs, static_cast<int>(matrices.size()),
                                        options.intermediate, options.hidden},
                                  .c = out.d_x},
@@ -261,7 +261,7 @@ void inner_gradients(const ExpertStep& step, const ExpertStepGradients& out, Con
   weight_gradients(step, out,
                    {.matrices = matrices,
                     .biases = inner_biases<TensorView>(options),
-                    .left = {step.hidden},
+                    .left = {step.inner},
                     .right = gradient_input(step, step.x, parts, out.d_x, context),
                     .narrow = WeightGradientGemm::Side::b,
                     .rows = options.intermediate,
@@ -291,7 +291,7 @@ void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Con
   if (step.groups.count == 0) return;
   const TensorView activated = take_rows(step, step.options.intermediate, context);
   const bool has_rows = step.groups.row_capacity > 0;
-  if (has_rows) hidden_backward(step, out, rows_of(activated), context);
+  if (has_rows) inner_backward(step, out, rows_of(activated), context);
   outer_gradients(step, out, rows_of(activated), context);
   // d_x is computed last, and its memory holds gathered rows until then. Of the input stage nothing
   // is gathered, and x has to be weighed before its gradients are made.

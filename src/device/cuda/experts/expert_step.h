@@ -15,14 +15,14 @@ struct ExpertStep {
   Groups groups;
   SourceRows x;  // [R, H]; becomes w·x in the backward of the input stage
   RowNumbers<const float> row_weights = {};
-  // [R, hidden_width]; becomes its gradient in backward. No data in forward: it is not kept.
-  Rows hidden = {};
+  // [R, inner_width]; becomes its gradient in backward. No data in forward: it is not kept.
+  Rows inner = {};
 };
 // out [R, H] may be the memory of x.
 void expert_forward(const ExpertStep& step, const Rows& out, Context& context);
 
 struct ExpertStepGradients {
-  HiddenRows hidden_rows = HiddenRows::kept;
+  InnerRows inner_rows = InnerRows::kept;
   SourceRows d_out;                      // [R, H]
   Rows d_x;                              // out [R, H]: its own memory, used for rows before
   RowNumbers<float> d_row_weights = {};  // out

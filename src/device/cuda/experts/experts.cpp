@@ -62,16 +62,16 @@ bool reads_tokens(const ExpertsOptions& options, std::span<const ExpertWeights> 
 
 void experts_forward(const ExpertsForward& args, Context& context) {
   const auto num_rows = num_rows_of(args.in.rows, args.in.tokens);
-  const auto& hidden = args.out.hidden;
+  const auto& inner = args.out.inner;
   const SourceRows x = input_of(args.in.rows, args.in.tokens);
   expert_forward(
       {.options = args.options,
        .weights = args.weights,
        .groups = groups_of(args.row_offsets, args.group_rows,
-                           {num_rows, args.out.out.rows(), hidden ? hidden->rows() : num_rows}),
+                           {num_rows, args.out.out.rows(), inner ? inner->rows() : num_rows}),
        .x = x,
        .row_weights = {floats_of(args.in.row_weights), x.sources},
-       .hidden = hidden ? rows_of(*hidden) : Rows{}},
+       .inner = inner ? rows_of(*inner) : Rows{}},
       rows_of(args.out.out), context);
 }
 
@@ -83,12 +83,12 @@ void experts_backward(const ExpertsBackward& args, Context& context) {
   expert_backward({.options = args.options,
                    .weights = args.weights,
                    .groups = groups_of(args.row_offsets, args.group_rows,
-                                       {num_rows, in.hidden.rows(), out.d_rows.rows(),
+                                       {num_rows, in.inner.rows(), out.d_rows.rows(),
                                         in.tokens ? num_rows : in.d_out.rows()}),
                    .x = x,
                    .row_weights = {floats_of(in.row_weights), x.sources},
-                   .hidden = rows_of(in.hidden)},
-                  {.hidden_rows = in.hidden_rows,
+                   .inner = rows_of(in.inner)},
+                  {.inner_rows = in.inner_rows,
                    .d_out = sources_of(in.d_out, in.tokens),
                    .d_x = rows_of(out.d_rows),
                    .d_row_weights = {floats_of(out.d_row_weights), x.sources},
@@ -108,7 +108,7 @@ void shared_forward(const SharedForward& args, Context& context) {
                   .weights = {&args.weights, 1},
                   .groups = groups,
                   .x = rows_of(args.x),
-                  .hidden = args.hidden ? rows_of(*args.hidden) : Rows{}},
+                  .inner = args.inner ? rows_of(*args.inner) : Rows{}},
                  rows_of(out), context);
   add_rows({.dtype = options.dtype,
             .groups = groups,
@@ -128,8 +128,8 @@ void shared_backward(const SharedBackward& args, Context& context) {
                    .weights = {&args.weights, 1},
                    .groups = groups,
                    .x = rows_of(args.x),
-                   .hidden = rows_of(args.hidden)},
-                  {.hidden_rows = args.hidden_rows,
+                   .inner = rows_of(args.inner)},
+                  {.inner_rows = args.inner_rows,
                    .d_out = rows_of(args.d_y),
                    .d_x = rows_of(d_x),
                    .weights = {&args.gradients, 1},

@@ -11,11 +11,11 @@ KernelArgs kernel_args(const ActivatedGemm& args, Context& context) {
   KernelArgs to = args_of(args.groups);
   set_a(to, args.a, rows, args.b.columns, 64);
   to.b = matrix_maps(args.b, args.groups.count, kTileColumns / 2, context);
-  if (args.hidden.data != nullptr) {
-    to.c.whole = tensor_map({.data = args.hidden.data,
+  if (args.inner.data != nullptr) {
+    to.c.whole = tensor_map({.data = args.inner.data,
                              .columns = args.b.rows,
                              .rows = rows,
-                             .row_stride = args.hidden.stride,
+                             .row_stride = args.inner.stride,
                              .parts = 2,
                              .part_stride = args.b.rows},
                             64);
@@ -23,7 +23,7 @@ KernelArgs kernel_args(const ActivatedGemm& args, Context& context) {
   to.column_blocks = blocks_of(args.b.rows, kTileColumns / 2);
   to.k_blocks = blocks_of(args.b.columns, kBlock);
   to.columns = static_cast<int>(args.b.rows);
-  to.activations = activations_of(args.options, args.hidden, args.activated, args.weights);
+  to.activations = activations_of(args.options, args.inner, args.activated, args.weights);
   return to;
 }
 
@@ -41,9 +41,9 @@ bool grouped_gemm(const ActivatedGemm& args, Context& context) {
   ActivatedGemm aligned = args;
   aligned.a = copies.of(args.a, args.groups.row_capacity, args.b.columns);
   aligned.b = copies.of(args.b);
-  AlignedResult hidden(args.hidden, args.groups.row_capacity, 2 * args.b.rows, context);
+  AlignedResult inner(args.inner, args.groups.row_capacity, 2 * args.b.rows, context);
   AlignedResult activated(args.activated, args.groups.row_capacity, args.b.rows, context);
-  aligned.hidden = hidden.rows();
+  aligned.inner = inner.rows();
   aligned.activated = activated.rows();
   const KernelArgs to = kernel_args(aligned, context);
   if (args.a.sources != nullptr) {
@@ -51,7 +51,7 @@ bool grouped_gemm(const ActivatedGemm& args, Context& context) {
   } else {
     launch<Variant<Product::forward, Source::rows, Epilogue::activate>>(to, context);
   }
-  hidden.finish();
+  inner.finish();
   activated.finish();
   return true;
 }

@@ -16,7 +16,7 @@ KernelArgs kernel_args(const ActivationGradientGemm& args, Context& context) {
   to.k_blocks = to.part_blocks;
   to.column_blocks = blocks_of(args.b.columns, kTileColumns);
   to.columns = static_cast<int>(args.b.columns);
-  to.activations = activations_of(args.options, args.hidden, args.activated, args.weights);
+  to.activations = activations_of(args.options, args.inner, args.activated, args.weights);
   return to;
 }
 
@@ -63,9 +63,9 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
   ActivationGradientGemm aligned = args;
   aligned.a = copies.of(args.a, rows, args.b.rows);
   aligned.b = copies.of(args.b);
-  AlignedResult hidden(args.hidden, rows, 2 * args.b.columns, context);
+  AlignedResult inner(args.inner, rows, 2 * args.b.columns, context);
   AlignedResult activated(args.activated, rows, args.b.columns, context);
-  aligned.hidden = hidden.rows();
+  aligned.inner = inner.rows();
   aligned.activated = activated.rows();
   KernelArgs to = kernel_args(aligned, context);
   TensorView dots;
@@ -81,7 +81,7 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
     launch<Variant<Product::input_gradient, Source::rows, Epilogue::activate_backward>>(to,
                                                                                         context);
   }
-  hidden.finish();
+  inner.finish();
   activated.finish();
   if (to.activations.dots != nullptr) {
     launch_sum_dots({args.groups, to.activations.dots, to.activations.dot_blocks, args.d_weights},

@@ -9,9 +9,9 @@ namespace switchyard::cuda::hopper {
 // Other activations have no gate, and are a pass of their own.
 inline bool activates(const ExpertsOptions& options) { return has_gate(options.activation); }
 
-inline Activations activations_of(const ExpertsOptions& options, const Rows& hidden,
+inline Activations activations_of(const ExpertsOptions& options, const Rows& inner,
                                   const Rows& activated, const RowNumbers<const float>& weights) {
-  return {.hidden = hidden,
+  return {.inner = inner,
           .activated = activated,
           .weights = weights.data,
           .weight_sources = weights.sources,

@@ -134,7 +134,7 @@ class Finisher {
     const Activations& act = args_.activations;
     const std::uint32_t gates = shared_.staging(half.consumer(), 0);
     const std::uint32_t ups = shared_.staging(half.consumer(), 1);
-    const bool keeps = act.hidden.data != nullptr;
+    const bool keeps = act.inner.data != nullptr;
     const bool in_bulk = keeps && half.rows == 64;
     wait_until_filled(half.consumer());
     if (in_bulk && thread_ == 0 && half.column < args_.columns) {
@@ -162,8 +162,8 @@ class Finisher {
       }
       store(element(act.activated, row, column), result);
       if (!keeps || in_bulk) continue;
-      store(element(act.hidden, row, column), gate);
-      store(element(act.hidden, row, args_.columns + column), up);
+      store(element(act.inner, row, column), gate);
+      store(element(act.inner, row, args_.columns + column), up);
     }
     if (in_bulk && thread_ == 0) wait_until_stores_have_read<0>();
     arrive(shared_.drained(half.consumer()));
@@ -184,11 +184,11 @@ class Finisher {
   __device__ __forceinline__ void load_step(const Half& half, int line,
                                             Inputs (&inputs)[kAtOnce]) const {
     const int column = half.column + thread_ % kPieces * 8;
-    const Element* const from = element(args_.activations.hidden, half.row + line, column);
+    const Element* const from = element(args_.activations.inner, half.row + line, column);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (line + i * kStep >= half.rows || column >= args_.columns) continue;
-      inputs[i] = load_inputs(from + i * kStep * args_.activations.hidden.stride);
+      inputs[i] = load_inputs(from + i * kStep * args_.activations.inner.stride);
     }
   }
   __device__ __forceinline__ void load_first(const Half& half, Inputs (&inputs)[kAtOnce]) const {
@@ -232,7 +232,7 @@ class Finisher {
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = line + i * kStep;
         dots[i] = line_backward<Act>(d[i], now[i], weight[i], at < lines,
-                                     element(act.hidden, half.row + at, column),
+                                     element(act.inner, half.row + at, column),
                                      element(act.activated, half.row + at, column));
       }
       store_dots(half, line, column, dots);
@@ -250,7 +250,7 @@ class Finisher {
   // As activate_backward of expert_passes.h does it; returns this line's part of ⟨d, activation⟩.
   template <typename Act>
   __device__ __forceinline__ float line_backward(const PackedLine& d, const Inputs& in,
-                                                 float weight, bool is_there, Element* hidden,
+                                                 float weight, bool is_there, Element* inner,
                                                  Element* activated) const {
     PackedLine d_gate;
     PackedLine d_up;
@@ -275,8 +275,8 @@ class Finisher {
     }
     if (is_there) {
       store(activated, values);
-      store(hidden, d_gate);
-      store(hidden + args_.columns, d_up);
+      store(inner, d_gate);
+      store(inner + args_.columns, d_up);
     }
     return is_there ? dot : 0.0F;
   }

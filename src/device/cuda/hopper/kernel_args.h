@@ -85,7 +85,7 @@ struct Tokens {
 
 // What a finisher works on.
 struct Activations {
-  Rows hidden;  // no data: not kept
+  Rows inner;  // no data: not kept
   Rows activated;
   const float* weights = nullptr;  // by row, or by source; none: 1
   const std::int32_t* weight_sources = nullptr;
