@@ -118,7 +118,7 @@ struct Layer {
   // From forward to backward.
   std::optional<Plan> plan;
   std::optional<Tensor> inner;
-  std::optional<StepGraph> graph;
+  std::optional<CapturedGraph> graph;
 };
 
 void Layer::forward(const Tensors& t, bool training) {

@@ -97,7 +97,7 @@ void train(Mesh& mesh, Model& model, int first_step, int last_step) {
     });
     reduce_gradients(gradients.views(), mesh);
     descend(block.parameters.views(), gradients.views());
-    balancer.update(layer.take_statistics().picks, step,
+    balancer.update(layer.take_pick_counts().picks, step,
                     block.parameters.views().router.score_bias);
     world.all_reduce(loss);
     if (world.rank() == 0 && step % 10 == 0) {

@@ -45,7 +45,7 @@ void train(const Device& device) {
 
   device.copy(tokens_of(0), x);
   step();  // once as it is: takes the memory that the graph will use
-  const StepGraph graph(device, step);
+  const CapturedGraph graph(device, step);
   const auto syncs = device.host_syncs();
   for (int i = 1; i <= 3; ++i) {
     device.copy(tokens_of(i), x);

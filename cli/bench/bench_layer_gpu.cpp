@@ -11,7 +11,7 @@
 #include "device_choice.h"
 #include "progress.h"
 #include "switchyard/build_info.h"
-#include "switchyard/step_graph.h"
+#include "switchyard/captured_graph.h"
 
 namespace switchyard::cli {
 namespace {
@@ -60,7 +60,7 @@ class GpuLayerBench {
     r.forward = time_on_gpu(stream_, [&] { infer(layer_); });
     r.step = time_on_gpu(stream_, [&] { train(layer_); });
     if (o_.sizing == BenchSizing::bounded) {
-      const StepGraph graph(device_, [&] { train(layer_); });
+      const CapturedGraph graph(device_, [&] { train(layer_); });
       r.replay = time_on_gpu(stream_, [&] { graph.replay(); });
     }
     stage("its stages …");

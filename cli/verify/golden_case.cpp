@@ -126,8 +126,8 @@ void GoldenCase::read_hugging_face(const std::string& class_name, const std::str
   auto& router = options_.router;
   if (model == Model::deepseek_v3) {
     router = RouterOptions::deepseek_v3(experts, top_k);
-    router.num_groups = c.at("n_group");
-    router.kept_groups = c.at("topk_group");
+    router.num_expert_groups = c.at("n_group");
+    router.kept_expert_groups = c.at("topk_group");
     router.scale = c.at("routed_scaling_factor");
     options_.shared_intermediate =
         c.at("n_shared_experts").get<std::int64_t>() * options_.intermediate;

@@ -39,7 +39,7 @@ void compare_routing(const SavedForBackward& saved, const Device& device, const 
 
 // What training leaves behind: of each rank by itself, as they do it.
 void compare_statistics(const MoeLayer& layer, const RankCase& recorded, Differences& out) {
-  const auto& picks = layer.statistics().picks;
+  const auto& picks = layer.pick_counts().picks;
   if (recorded.expert_counts) out.add("expert_counts", as_floats(picks), *recorded.expert_counts);
   if (!recorded.expert_bias_after) return;
   LoadBalancer balancer(static_cast<int>(picks.size()), {.rule = BiasRule::moving_average});

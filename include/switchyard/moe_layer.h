@@ -58,7 +58,7 @@ struct MoeLayerOptions {
 // Communicators must outlive the layer. An error that the ranks of one group of experts share
 // (logits that are not finite, bad ids) leaves the others usable unless their ranks would wait for
 // it; any other makes all groups unusable.
-struct LayerGroups {
+struct LayerComms {
   Communicator& experts;  // the ranks that experts are divided over
   // The ranks whose tokens make up the batch, for what is `global`, and for statistics; null: those
   // of `experts`.
@@ -134,14 +134,14 @@ struct SWITCHYARD_API LayerStats {
 };
 
 // What training counted.
-struct RouterStatistics {
+struct PickCounts {
   std::vector<std::int64_t> picks;  // [E] assignments to each expert, before capacity
   std::int64_t num_tokens = 0;      // without padding
 };
 
 // All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing at one
 // rank never waits for it: what only the routing knows is read when it is asked for, anew by every
-// call of statistics(), stats(), status() and check(), which wait. With exact sizing forward waits
+// call of pick_counts(), stats(), status() and check(), which wait. With exact sizing forward waits
 // once.
 //
 // The constructor, forward and backward are collective: every rank calls them in the same order,
@@ -152,7 +152,7 @@ class SWITCHYARD_API MoeLayer {
   MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
            Device device = {});
   // As above for one group. Every rank of all groups makes the layer, with the same options.
-  MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
+  MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
            const MoeLayerOptions& options, Device device = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
@@ -176,16 +176,16 @@ class SWITCHYARD_API MoeLayer {
 
   // Counts what a training forward routed, for callers whose backward is not ours. A forward counts
   // once, here or in backward; evaluation and a forward that is computed again do not count.
-  void commit_statistics(SavedForBackward& saved);
+  void commit_pick_counts(SavedForBackward& saved);
   // What this rank has counted since it last took them.
-  const RouterStatistics& statistics() const;
+  const PickCounts& pick_counts() const;
   // Collective over the batch's ranks: what all of them have counted; counting begins anew. Once a
   // step, for LoadBalancer::update.
-  RouterStatistics take_statistics();
+  PickCounts take_pick_counts();
 
   const LayerStats& stats() const;
   // The status of the last forward's plan, for bounded sizing.
-  const PlanStatus& status() const;
+  const PlanStatus& plan_status() const;
   // Throws InvalidArgument, the same on every rank, if that reports bad ids, logits that are not
   // finite, or an overflow that is not to be dropped: then y lacks what found no room.
   void check() const;
@@ -206,9 +206,9 @@ class SWITCHYARD_API MoeLayer {
 // they were before plus what that step counted. Returns whether it ran again.
 //
 // So step() must be repeatable: it writes its results rather than adding to what was there, and
-// leaves optimizer steps, take_statistics() and check() to what follows. All bounded layers that it
-// runs must be listed, once or more; they share one batch. Layers that are to drop rows do not make
-// a step run again, but are exact too when another layer does.
+// leaves optimizer steps, take_pick_counts() and check() to what follows. All bounded layers that
+// it runs must be listed, once or more; they share one batch. Layers that are to drop rows do not
+// make a step run again, but are exact too when another layer does.
 //
 // On a GPU at one rank the step may replay a graph that was captured from it. A graph has the sizes
 // it was captured with: so the step looks at layer.options().sizing, runs eagerly where that is

@@ -40,10 +40,10 @@ struct RouterOptions {
   ScoreBias score_bias = ScoreBias::none;
   Normalise normalise = Normalise::chosen;
   float scale = 1.0F;
-  // Experts are cut into num_groups equal groups of consecutive ids; only the kept_groups best are
-  // chosen from, by the sum of the two best scores in each.
-  int num_groups = 1;
-  int kept_groups = 1;
+  // Experts are cut into num_expert_groups equal groups of consecutive ids; only the
+  // kept_expert_groups best are chosen from, by the sum of the two best scores in each.
+  int num_expert_groups = 1;
+  int kept_expert_groups = 1;
   Choice choice = Choice::top_k;
 
   // As the models of these names do by default; change what yours does otherwise.

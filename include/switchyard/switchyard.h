@@ -1,7 +1,8 @@
 // Switchyard: expert parallelism for Mixture-of-Experts models.
 #pragma once
 
-#include "switchyard/build_info.h"      // IWYU pragma: export
+#include "switchyard/build_info.h"  // IWYU pragma: export
+#include "switchyard/captured_graph.h"
 #include "switchyard/checkpoint.h"      // IWYU pragma: export
 #include "switchyard/communicator.h"    // IWYU pragma: export
 #include "switchyard/convert.h"         // IWYU pragma: export
@@ -22,5 +23,4 @@
 #include "switchyard/run_ranks.h"       // IWYU pragma: export
 #include "switchyard/safetensors.h"     // IWYU pragma: export
 #include "switchyard/sequence.h"        // IWYU pragma: export
-#include "switchyard/step_graph.h"
-#include "switchyard/tensor.h"  // IWYU pragma: export
+#include "switchyard/tensor.h"          // IWYU pragma: export

@@ -16,13 +16,15 @@ void require_valid(const RouterOptions& o) {
   require(0 < o.top_k && o.top_k <= kMaxTopK, "top_k ({}) must be 1 to {}", o.top_k,
           std::int64_t{kMaxTopK});
   require(std::isfinite(o.scale), "scale ({}) must be finite", o.scale);
-  require(o.num_groups > 0 && o.num_experts % o.num_groups == 0,
-          "num_experts ({}) must be a multiple of num_groups ({})", o.num_experts, o.num_groups);
-  require(0 < o.kept_groups && o.kept_groups <= o.num_groups,
-          "kept_groups ({}) must be 1 to num_groups ({})", o.kept_groups, o.num_groups);
-  const auto candidates = std::int64_t{o.num_experts} / o.num_groups * o.kept_groups;
+  require(o.num_expert_groups > 0 && o.num_experts % o.num_expert_groups == 0,
+          "num_experts ({}) must be a multiple of num_expert_groups ({})", o.num_experts,
+          o.num_expert_groups);
+  require(0 < o.kept_expert_groups && o.kept_expert_groups <= o.num_expert_groups,
+          "kept_expert_groups ({}) must be 1 to num_expert_groups ({})", o.kept_expert_groups,
+          o.num_expert_groups);
+  const auto candidates = std::int64_t{o.num_experts} / o.num_expert_groups * o.kept_expert_groups;
   require(o.top_k <= candidates, "top_k ({}) must not exceed the {} experts of {} kept groups",
-          o.top_k, candidates, o.kept_groups);
+          o.top_k, candidates, o.kept_expert_groups);
 }
 
 RouterOptions softmax_router(int num_experts, std::int64_t top_k, Normalise normalise) {
@@ -83,8 +85,8 @@ RouterOptions RouterOptions::deepseek_v3(int num_experts, std::int64_t top_k) {
           .score = ScoreFunction::sigmoid,
           .score_bias = ScoreBias::choice,
           .scale = 2.5F,
-          .num_groups = 8,
-          .kept_groups = 4};
+          .num_expert_groups = 8,
+          .kept_expert_groups = 4};
 }
 RouterOptions RouterOptions::torchtitan(int num_experts, std::int64_t top_k) {
   return {.num_experts = num_experts,

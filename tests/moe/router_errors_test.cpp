@@ -26,16 +26,16 @@ TEST(RouterErrors, OfOptions) {
   EXPECT_EQ(error_with(RouterOptions::mixtral(8, 9)),
             "top_k (9) must not exceed the 8 experts of 1 kept groups");
   EXPECT_EQ(error_with(RouterOptions::deepseek_v3(12, 2)),
-            "num_experts (12) must be a multiple of num_groups (8)");
+            "num_experts (12) must be a multiple of num_expert_groups (8)");
   EXPECT_EQ(error_with(RouterOptions::deepseek_v3(16, 9)),
             "top_k (9) must not exceed the 8 experts of 4 kept groups");
-  options.num_groups = 0;
-  EXPECT_EQ(error_with(options), "num_experts (8) must be a multiple of num_groups (0)");
-  options.num_groups = 2;
-  options.kept_groups = 3;
-  EXPECT_EQ(error_with(options), "kept_groups (3) must be 1 to num_groups (2)");
-  options.kept_groups = 0;
-  EXPECT_EQ(error_with(options), "kept_groups (0) must be 1 to num_groups (2)");
+  options.num_expert_groups = 0;
+  EXPECT_EQ(error_with(options), "num_experts (8) must be a multiple of num_expert_groups (0)");
+  options.num_expert_groups = 2;
+  options.kept_expert_groups = 3;
+  EXPECT_EQ(error_with(options), "kept_expert_groups (3) must be 1 to num_expert_groups (2)");
+  options.kept_expert_groups = 0;
+  EXPECT_EQ(error_with(options), "kept_expert_groups (0) must be 1 to num_expert_groups (2)");
   options = RouterOptions::mixtral(8, 2);
   options.scale = kNaN;
   EXPECT_EQ(error_with(options), "scale (nan) must be finite");

@@ -36,10 +36,10 @@ std::vector<Case> cases() {
   result.push_back({"gate_bias", options, true});
   options.scale = -0.75F;
   result.push_back({"scale", options});
-  options.num_groups = 3;
+  options.num_expert_groups = 3;
   result.push_back({"one_group_kept", options});
-  options.num_groups = 12;
-  options.kept_groups = 5;
+  options.num_expert_groups = 12;
+  options.kept_expert_groups = 5;
   result.push_back({"groups_of_one", options});
   options.score_bias = ScoreBias::choice;
   result.push_back({"softmax_with_choice_bias", options, true});

@@ -54,7 +54,7 @@ TEST(RouterTies, OfGroupsGoToTheLowerGroup) {
 
   // The bias makes groups 1 and 3 of four equal and best, and their second experts the better.
   auto options = RouterOptions::torchtitan(8, 2);
-  options.num_groups = 4;
+  options.num_expert_groups = 4;
   const Tensor bias = Tensor::from<float>({8}, {0, 0, 1, 2, 0, 0, 1, 2});
   const Routing biased =
       Router(options).route({.gate = Tensor::zeros({8, 4}, Dtype::f32), .score_bias = bias}, x);
@@ -64,7 +64,7 @@ TEST(RouterTies, OfGroupsGoToTheLowerGroup) {
 // Groups are compared by their two best, not by their best.
 TEST(RouterGroups, AreComparedByTheirTwoBest) {
   auto options = RouterOptions::torchtitan(6, 1);
-  options.num_groups = 2;
+  options.num_expert_groups = 2;
   const Tensor bias = Tensor::from<float>({6}, {4, 0, 0, 3, 2, 0});
   const Tensor x = Tensor::zeros({1, 4}, Dtype::f32);
   const Routing routing =

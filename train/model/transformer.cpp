@@ -23,7 +23,7 @@ Transformer::Transformer(const ModelConfig& config, const MeshConfig& mesh_confi
       dense_({.hidden = config.hidden, .intermediate = config.dense_intermediate}, device) {
   moe_.reserve(values_.blocks().size());
   for (const MoeBlock& block : values_.blocks()) {
-    moe_.emplace_back(LayerGroups{.experts = *block.group, .batch = &mesh.world()}, block.placement,
+    moe_.emplace_back(LayerComms{.experts = *block.group, .batch = &mesh.world()}, block.placement,
                       moe_options(config), device);
   }
 }

@@ -27,9 +27,9 @@ double total(const StageTimes& times) {
 }
 
 // Rows of the fullest expert over the mean, of the layer where that is worst.
-double worst_balance(const std::vector<RouterStatistics>& layers) {
+double worst_balance(const std::vector<PickCounts>& layers) {
   double worst = 1.0;
-  for (const RouterStatistics& layer : layers) {
+  for (const PickCounts& layer : layers) {
     std::int64_t sum = 0;
     for (const auto picks : layer.picks) sum += picks;
     if (sum == 0) continue;
@@ -137,10 +137,10 @@ double Trainer::clip_scale(double norm) const {
 
 double Trainer::balance_experts() {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<RouterStatistics> layers;
+  std::vector<PickCounts> layers;
   const auto moe_layers = model_.moe_layers();
   for (std::size_t i = 0; i < moe_layers.size(); ++i) {
-    layers.push_back(moe_layers[i]->take_statistics());
+    layers.push_back(moe_layers[i]->take_pick_counts());
     const auto& picks = layers.back().picks;
     for (std::size_t e = 0; e < picks.size(); ++e) load_[i][e] += picks[e];
     if (balancers_.empty()) continue;

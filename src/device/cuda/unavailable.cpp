@@ -1,7 +1,7 @@
 // Stands in for CUDA where the build found no toolkit.
 #include "device/cuda/runtime/probe.h"
+#include "switchyard/captured_graph.h"
 #include "switchyard/error.h"
-#include "switchyard/step_graph.h"
 
 namespace switchyard::cuda {
 
@@ -20,14 +20,14 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
 
 namespace switchyard {
 
-struct StepGraph::Data {};
+struct CapturedGraph::Data {};
 
-StepGraph::StepGraph(const Device& /*device*/, const std::function<void()>& /*step*/) {
+CapturedGraph::CapturedGraph(const Device& /*device*/, const std::function<void()>& /*step*/) {
   throw Unsupported("a graph is captured on a GPU, and " + cuda::reason_against(0));
 }
-StepGraph::~StepGraph() = default;
-StepGraph::StepGraph(StepGraph&&) noexcept = default;
-StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
-void StepGraph::replay() const {}
+CapturedGraph::~CapturedGraph() = default;
+CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
+CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
+void CapturedGraph::replay() const {}
 
 }  // namespace switchyard

@@ -52,7 +52,7 @@ void require_sequence(const LayerInput& in, const Communicator* group) {
           shard.sp_rank(), shard.sp_size(), rank, size);
 }
 
-std::vector<Communicator*> distinct_groups(const LayerGroups& groups) {
+std::vector<Communicator*> distinct_groups(const LayerComms& groups) {
   std::vector<Communicator*> result{&groups.experts};
   for (Communicator* group : {groups.batch, groups.sequence}) {
     if (group != nullptr && std::ranges::find(result, group) == result.end()) {
@@ -96,13 +96,13 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
                                   {"score_bias", number(r.score_bias)},
                                   {"normalise", number(r.normalise)},
                                   {"the router's scale (its bits)", bits(r.scale)},
-                                  {"num_groups", r.num_groups},
-                                  {"kept_groups", r.kept_groups},
+                                  {"num_expert_groups", r.num_expert_groups},
+                                  {"kept_expert_groups", r.kept_expert_groups},
                                   {"choice", number(r.choice)}};
   require_equal_fields(fields, gather_fields(comm, fields));
 }
 
-void require_within_batch(const LayerGroups& groups) {
+void require_within_batch(const LayerComms& groups) {
   if (groups.batch == nullptr && groups.sequence == nullptr) return;
   Communicator& batch = groups.batch == nullptr ? groups.experts : *groups.batch;
   // A number that the ranks of one batch share, and those of two hardly do.

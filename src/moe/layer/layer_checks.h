@@ -15,7 +15,7 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement);
 void require_same_options(Communicator& comm, const MoeLayerOptions& o,
                           const ExpertPlacement& placement);
 // Collective over all of them: what is summed over the batch is summed over all their ranks.
-void require_within_batch(const LayerGroups& groups);
+void require_within_batch(const LayerComms& groups);
 // Sequences are cut over the ranks of a group as the layer's input says.
 void require_sequence(const LayerInput& in, const Communicator* group);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
@@ -29,6 +29,6 @@ struct TokenForm {
 void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name);
 
 // Each of them once.
-std::vector<Communicator*> distinct_groups(const LayerGroups& groups);
+std::vector<Communicator*> distinct_groups(const LayerComms& groups);
 
 }  // namespace switchyard

@@ -100,7 +100,7 @@ void MoeLayer::Data::commit(Step& step) {
   step.is_counted = true;
 }
 
-const RouterStatistics& MoeLayer::Data::read_statistics() const {
+const PickCounts& MoeLayer::Data::read_pick_counts() const {
   const Tensor words = device.to_host(statistics);
   const auto numbers = words.span<std::int64_t>();
   counted.picks.assign(numbers.begin(), numbers.end() - 1);
@@ -108,8 +108,8 @@ const RouterStatistics& MoeLayer::Data::read_statistics() const {
   return counted;
 }
 
-RouterStatistics MoeLayer::Data::take_statistics() {
-  RouterStatistics all = read_statistics();
+PickCounts MoeLayer::Data::take_pick_counts() {
+  PickCounts all = read_pick_counts();
   sum_integers(batch, {all.picks, {&all.num_tokens, 1}});
   device.backend().set_zero(statistics);
   return all;

@@ -73,7 +73,7 @@ const RouterLosses& SavedForBackward::losses() const {
   return data_->losses;
 }
 
-MoeLayer::Data::Data(const LayerGroups& the_groups, const ExpertPlacement& the_placement,
+MoeLayer::Data::Data(const LayerComms& the_groups, const ExpertPlacement& the_placement,
                      const MoeLayerOptions& the_options, Device the_device)
     : comm(the_groups.experts),
       batch(the_groups.batch == nullptr ? comm : *the_groups.batch),
@@ -129,9 +129,9 @@ void MoeLayer::Data::check_gradients(const MoeWeights& weights,
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device)
-    : MoeLayer(LayerGroups{.experts = comm}, placement, options, std::move(device)) {}
+    : MoeLayer(LayerComms{.experts = comm}, placement, options, std::move(device)) {}
 
-MoeLayer::MoeLayer(const LayerGroups& groups, const ExpertPlacement& placement,
+MoeLayer::MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
   Communicator& all = groups.batch == nullptr ? groups.experts : *groups.batch;
   check_together("MoeLayer", all, [&] { require_valid(options, placement); });
@@ -213,18 +213,18 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
   data_->backward(weights, *used_up, in, out);
 }
 
-void MoeLayer::commit_statistics(SavedForBackward& saved) {
+void MoeLayer::commit_pick_counts(SavedForBackward& saved) {
   require(saved.data_ != nullptr,
           "nothing is saved: statistics are those of a training forward, before its backward");
   require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
   data_->commit(*saved.data_);
 }
 
-const RouterStatistics& MoeLayer::statistics() const { return data_->read_statistics(); }
-RouterStatistics MoeLayer::take_statistics() { return data_->take_statistics(); }
+const PickCounts& MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
+PickCounts MoeLayer::take_pick_counts() { return data_->take_pick_counts(); }
 
 const LayerStats& MoeLayer::stats() const { return data_->read_stats(); }
-const PlanStatus& MoeLayer::status() const { return data_->read_status(); }
+const PlanStatus& MoeLayer::plan_status() const { return data_->read_status(); }
 void MoeLayer::check() const { check_status(data_->read_status(), data_->options.sizing); }
 const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
 const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }

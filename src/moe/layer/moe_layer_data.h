@@ -71,7 +71,7 @@ struct MoeLayer::Data {
   using Step = SavedForBackward::Data;
   enum class Purpose { inference, training };
 
-  Data(const LayerGroups& groups, const ExpertPlacement& placement, const MoeLayerOptions& options,
+  Data(const LayerComms& groups, const ExpertPlacement& placement, const MoeLayerOptions& options,
        Device device);
 
   Tensor take_output(const LayerInput& in, Purpose purpose) const;
@@ -84,7 +84,7 @@ struct MoeLayer::Data {
   void backward(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
                 const LayerBackwardOutput& out);
   void commit(Step& step);
-  RouterStatistics take_statistics();
+  PickCounts take_pick_counts();
   BoundedLayer bounded() {
     return {.groups = groups,
             .batch = batch,
@@ -101,7 +101,7 @@ struct MoeLayer::Data {
   }
 
   // On a GPU these are read when they are asked for, every time: a graph may have run again.
-  const RouterStatistics& read_statistics() const;
+  const PickCounts& read_pick_counts() const;
   const LayerStats& read_stats() const;
   const PlanStatus& read_status() const;
 
@@ -129,7 +129,7 @@ struct MoeLayer::Data {
   TensorView statistics;  // [E + 1] i64: picks of every expert, and tokens
   // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
   TensorView statistics_before;
-  mutable RouterStatistics counted;
+  mutable PickCounts counted;
   std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
   // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.
   std::optional<TensorView> step_words;  // [kStepWords] i64

@@ -12,9 +12,9 @@
 #include "support/device/devices.h"
 #include "support/errors.h"
 #include "support/random.h"
+#include "switchyard/captured_graph.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
-#include "switchyard/step_graph.h"
 
 namespace switchyard::testing::cuda_graph_test {
 namespace {
@@ -137,7 +137,7 @@ TEST_P(CudaGraphTest, ForwardReplayedWithOtherRoutingsEqualsEager) {
   const auto all = routings();
   replayed.set(all[0], 1);
   replayed.infer();
-  const StepGraph graph(replayed.device, [&] { replayed.infer(); });
+  const CapturedGraph graph(replayed.device, [&] { replayed.infer(); });
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
     replayed.set(all[i], 10 + i);
@@ -154,8 +154,8 @@ TEST_P(CudaGraphTest, ForwardAndBackwardReplayedWithOtherRoutingsEqualEager) {
   const auto all = routings();
   replayed.set(all[0], 1);
   replayed.train();
-  const StepGraph graph(replayed.device, [&] { replayed.train(); });
-  replayed.layer.take_statistics();
+  const CapturedGraph graph(replayed.device, [&] { replayed.train(); });
+  replayed.layer.take_pick_counts();
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
     replayed.set(all[i], 10 + i);
@@ -168,8 +168,8 @@ TEST_P(CudaGraphTest, ForwardAndBackwardReplayedWithOtherRoutingsEqualEager) {
     for (std::size_t t = 0; t < actual.size(); ++t) {
       EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
     }
-    EXPECT_EQ(replayed.layer.take_statistics().picks, eager.layer.take_statistics().picks);
-    EXPECT_FALSE(replayed.layer.status().overflow);
+    EXPECT_EQ(replayed.layer.take_pick_counts().picks, eager.layer.take_pick_counts().picks);
+    EXPECT_FALSE(replayed.layer.plan_status().overflow);
   }
 }
 
@@ -178,7 +178,7 @@ TEST_P(CudaGraphTest, AReplayDisturbsNothingThatEagerStepsKeep) {
   const auto all = routings();
   f.set(all[0], 1);
   f.train();
-  const StepGraph graph(f.device, [&] { f.train(); });
+  const CapturedGraph graph(f.device, [&] { f.train(); });
   f.set(all[1], 2);
   f.train();
   const auto expected = f.results();
@@ -201,14 +201,14 @@ TEST_P(CudaGraphTest, AReplayThatOverflowsSaysSoAndTheNextIsSoundAgain) {
   const Tensor& many = all[7];
   f.set(few, 1);
   f.train();
-  const StepGraph graph(f.device, [&] { f.train(); });
+  const CapturedGraph graph(f.device, [&] { f.train(); });
   graph.replay();
   EXPECT_NO_THROW(f.layer.check());
   const auto sound = f.results();
 
   f.set(many, 2);
   graph.replay();
-  const PlanStatus status = f.layer.status();
+  const PlanStatus status = f.layer.plan_status();
   EXPECT_TRUE(status.overflow);
   EXPECT_EQ(status.needed_rows, std::vector<std::int64_t>{kTokens * kTopK});
   EXPECT_EQ(status.available_rows, kCapacity);
@@ -230,8 +230,8 @@ TEST_P(CudaGraphTest, RunStepRunsAnOverflowingReplayAgainExactly) {
   const auto all = routings();
   f.set(all[9], 1);
   f.train();
-  const StepGraph graph(f.device, [&] { f.train(); });
-  f.layer.take_statistics();
+  const CapturedGraph graph(f.device, [&] { f.train(); });
+  f.layer.take_pick_counts();
   f.set(all[7], 2);
   exact.set(all[7], 2);
   exact.train();
@@ -250,17 +250,17 @@ TEST_P(CudaGraphTest, RunStepRunsAnOverflowingReplayAgainExactly) {
   for (std::size_t t = 0; t < actual.size(); ++t) {
     EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
   }
-  EXPECT_EQ(f.layer.take_statistics().picks, exact.layer.take_statistics().picks);
+  EXPECT_EQ(f.layer.take_pick_counts().picks, exact.layer.take_pick_counts().picks);
 }
 
 TEST_P(CudaGraphTest, AStepThatWasNeverRunHasNoMemoryToBeCaptured) {
   Fixture f(GetParam(), kTokens * kTopK);
   f.set(routings()[0], 1);
-  expect_error<DeviceError>([&] { const StepGraph graph(f.device, [&] { f.train(); }); },
+  expect_error<DeviceError>([&] { const CapturedGraph graph(f.device, [&] { f.train(); }); },
                             "run the step once before it is captured");
   f.train();  // nothing is broken
-  EXPECT_EQ(f.layer.take_statistics().num_tokens, kTokens);
-  const StepGraph graph(f.device, [&] { f.train(); });
+  EXPECT_EQ(f.layer.take_pick_counts().num_tokens, kTokens);
+  const CapturedGraph graph(f.device, [&] { f.train(); });
   graph.replay();
   f.device.synchronize();
 }
@@ -271,17 +271,17 @@ TEST_P(CudaGraphTest, AGraphThatIsGoneGivesItsMemoryBack) {
   f.train();
   const auto held = f.device.bytes_held();
   for (int i = 0; i < 3; ++i) {  // without a step in between: each finds what the last one had
-    const StepGraph graph(f.device, [&] { f.train(); });
+    const CapturedGraph graph(f.device, [&] { f.train(); });
     graph.replay();
   }
-  EXPECT_ANY_THROW(StepGraph(f.device, [&] {
+  EXPECT_ANY_THROW(CapturedGraph(f.device, [&] {
     f.train();
     throw std::runtime_error("in the middle");
   }));
   f.train();
   EXPECT_EQ(f.device.bytes_held(), held);
   const auto expected = f.results();
-  const StepGraph graph(f.device, [&] { f.train(); });
+  const CapturedGraph graph(f.device, [&] { f.train(); });
   graph.replay();
   const auto actual = f.results();
   for (std::size_t t = 0; t < actual.size(); ++t) {
@@ -295,15 +295,15 @@ TEST_P(CudaGraphTest, AStepIsCapturedWithinRunStep) {
   f.set(routings()[0], 1);
   f.train();
   const auto expected = f.results();
-  const auto picks = f.layer.take_statistics().picks;
-  std::unique_ptr<StepGraph> graph;
+  const auto picks = f.layer.take_pick_counts().picks;
+  std::unique_ptr<CapturedGraph> graph;
   MoeLayer* const layers[] = {&f.layer};
   const bool again = run_step(layers, [&] {
-    graph = std::make_unique<StepGraph>(f.device, [&] { f.train(); });
+    graph = std::make_unique<CapturedGraph>(f.device, [&] { f.train(); });
     graph->replay();
   });
   EXPECT_FALSE(again);
-  EXPECT_EQ(f.layer.take_statistics().picks, picks);
+  EXPECT_EQ(f.layer.take_pick_counts().picks, picks);
   const auto actual = f.results();
   for (std::size_t t = 0; t < actual.size(); ++t) {
     EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
@@ -320,7 +320,7 @@ TEST_P(CudaGraphTest, ExactSizingCannotBeCaptured) {
     exact.forward(f.weights.weights(), {.x = f.x, .expert_ids = f.ids}, f.y, nullptr);
   };
   step();
-  expect_error<DeviceError>([&] { const StepGraph graph(f.device, step); },
+  expect_error<DeviceError>([&] { const CapturedGraph graph(f.device, step); },
                             "give the layer bounded sizing");
 }
 

@@ -137,7 +137,7 @@ TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
   const auto seen = interposer.waits_seen();
   const auto counted = device.host_syncs();
   layer.check();
-  layer.statistics();
+  layer.pick_counts();
   device.to_host(y);
   EXPECT_EQ(interposer.waits_seen() - seen, device.host_syncs() - counted)
       << interposer.last_wait();

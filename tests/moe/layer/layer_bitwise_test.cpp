@@ -139,8 +139,8 @@ TEST_P(LayerBitwiseTest, PicksDoNotDependOnTheCut) {
     auto options = small_layer();
     options.hidden = hidden;
     options.router = RouterOptions::deepseek_v3(kExperts, kTopK);
-    options.router.num_groups = 3;
-    options.router.kept_groups = 2;
+    options.router.num_expert_groups = 3;
+    options.router.kept_expert_groups = 2;
     const Problem problem(options);
     const auto pick = [&](Communicator& comm) {
       const auto placement = ExpertPlacement::contiguous(kExperts, comm.size());

@@ -56,7 +56,7 @@ TEST(LayerReadsTokens, WithRowsBeyondTheCapacity) {
     LayerAlone alone(options, Biases::none, device);
     SavedForBackward saved;
     Tensor y = alone.layer.forward(alone.weights, {.x = x}, saved);
-    EXPECT_TRUE(alone.layer.status().overflow);
+    EXPECT_TRUE(alone.layer.plan_status().overflow);
     return std::pair(std::move(y), backward(alone, saved, x));
   };
   const auto actual = step(token_reading_device());

@@ -52,7 +52,7 @@ TEST(LayerTrainingErrors, OfOptionsThatDifferInABatch) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
     auto options = tiny_layer_options();
     options.losses.z = mesh.coordinate("dp") == 1;
-    const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
     errors.at(static_cast<std::size_t>(world.rank())) = error_of<InvalidArgument>(
         [&] { const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), options); });
     world.barrier();  // still works
@@ -68,7 +68,7 @@ TEST(LayerTrainingErrors, OfSizingThatDiffersInABatch) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 1}});
     auto options = tiny_layer_options();
     if (world.rank() == 1) options.sizing = Sizing::bounded(-4);
-    const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
     const auto make = [&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 1), options);
     };
@@ -87,7 +87,7 @@ TEST(LayerTrainingErrors, OfSizingThatDiffersInABatch) {
 TEST(LayerTrainingErrors, OfGroupsThatReachBeyondTheBatch) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"ep", 2}, {"sp", 2}});
-    const LayerGroups groups{.experts = mesh.group({"ep"}), .sequence = &mesh.group({"sp"})};
+    const LayerComms groups{.experts = mesh.group({"ep"}), .sequence = &mesh.group({"sp"})};
     const auto error = error_of<InvalidArgument>([&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), tiny_layer_options());
     });
@@ -209,13 +209,13 @@ TEST(LayerTrainingErrors, OfLossGradients) {
 
 TEST(LayerTrainingErrors, OfStatistics) {
   Step step({});
-  EXPECT_EQ(error_of<InvalidArgument>([&] { step.alone.layer.commit_statistics(step.saved); }),
+  EXPECT_EQ(error_of<InvalidArgument>([&] { step.alone.layer.commit_pick_counts(step.saved); }),
             "nothing is saved: statistics are those of a training forward, before its backward");
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)step.saved.losses(); }),
             "nothing is saved: no training forward has filled this");
   EXPECT_EQ(step.forward(), "no error");
   Step other({});
-  EXPECT_EQ(error_of<InvalidArgument>([&] { other.alone.layer.commit_statistics(step.saved); }),
+  EXPECT_EQ(error_of<InvalidArgument>([&] { other.alone.layer.commit_pick_counts(step.saved); }),
             "what is saved was left by another layer");
 }
 

@@ -172,8 +172,8 @@ TEST(LayerTraining, RefusedPicksAreNotCounted) {
     SavedForBackward saved;
     const Tensor given = Tensor::from<std::int32_t>({4, 2}, ids);
     (void)alone.layer.forward(alone.weights, {.x = x, .expert_ids = given}, saved);
-    alone.layer.commit_statistics(saved);
-    return std::pair(alone.layer.statistics().picks, saved.losses().balance);
+    alone.layer.commit_pick_counts(saved);
+    return std::pair(alone.layer.pick_counts().picks, saved.losses().balance);
   };
   EXPECT_EQ(counted({0, 0, 1, 9, 2, 3, 0, 1}), counted({0, -1, 1, -1, 2, 3, 0, 1}));
 }

@@ -126,7 +126,7 @@ struct Tokens {
   std::optional<SequenceShard> sequence = {};
 };
 
-Results run(const LayerGroups& groups, const MoeLayerOptions& options, const Tokens& tokens) {
+Results run(const LayerComms& groups, const MoeLayerOptions& options, const Tokens& tokens) {
   Random random(11);
   const auto placement = ExpertPlacement::contiguous(kExperts, groups.experts.size());
   const auto weights =

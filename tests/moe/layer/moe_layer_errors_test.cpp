@@ -102,8 +102,10 @@ TEST(MoeLayerErrors, OfOptionsThatDifferBetweenRanks) {
             "MoeLayer: rank 1: intermediate (0) must be positive");
   EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.keep = Keep::nothing; }),
             "ranks disagree about keep: rank 0 has 0, rank 1 has 2");
-  EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.router.kept_groups = o.router.num_groups = 2; }),
-            "ranks disagree about num_groups: rank 0 has 1, rank 1 has 2");
+  EXPECT_EQ(error_with([](MoeLayerOptions& o) {
+              o.router.kept_expert_groups = o.router.num_expert_groups = 2;
+            }),
+            "ranks disagree about num_expert_groups: rank 0 has 1, rank 1 has 2");
 }
 
 TEST(MoeLayerErrors, OfForward) {
@@ -270,7 +272,7 @@ TEST(MoeLayerErrors, OverflowIsToldByCheck) {
     const auto weights = tiny_layer_weights(options, placement, comm.rank());
     const Tensor ids = Tensor::from<std::int32_t>({2, 2}, {0, 3, 1, 4});
     (void)layer.forward(weights, {.x = zeros({2, 6}), .expert_ids = ids});
-    EXPECT_TRUE(layer.status().overflow);
+    EXPECT_TRUE(layer.plan_status().overflow);
     EXPECT_EQ(error_of<InvalidArgument>([&] { layer.check(); }),
               "overflow: rank 0 needs 4 rows, but the capacity is 3 on every rank; give the plan a "
               "capacity of at least 4, or exact sizing");

@@ -57,8 +57,8 @@ TEST(MoeLayerNonFinite, IsAStatusOfBoundedLayersAndHurtsNoOtherToken) {
     const Tensor x = tokens_of(comm);
     SavedForBackward saved;
     const Tensor y = layer.forward(weights, {.x = x}, saved);
-    EXPECT_TRUE(layer.status().non_finite);
-    EXPECT_EQ(layer.status().non_finite_message, kNotFinite);
+    EXPECT_TRUE(layer.plan_status().non_finite);
+    EXPECT_EQ(layer.plan_status().non_finite_message, kNotFinite);
     EXPECT_EQ(error_of<InvalidArgument>([&] { layer.check(); }), kNotFinite);
     for (std::int64_t t = 0; t < 4; ++t) {
       for (const float v : y.view().slice(t, t + 1).span<float>()) {
@@ -77,7 +77,7 @@ TEST(MoeLayerNonFinite, IsAStatusOfBoundedLayersAndHurtsNoOtherToken) {
     for (const float v : d_x.span<float>()) EXPECT_TRUE(std::isfinite(v));
     for (const float v : gradients.router.gate.span<float>()) EXPECT_TRUE(std::isfinite(v));
     (void)layer.forward(weights, {.x = zeros({4, 6})});
-    EXPECT_FALSE(layer.status().non_finite);
+    EXPECT_FALSE(layer.plan_status().non_finite);
     layer.check();
   });
 }

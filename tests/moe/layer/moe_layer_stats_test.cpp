@@ -81,7 +81,7 @@ TEST(MoeLayerStats, TellOfDrops) {
   const MoeLayer& layer = alone.layer;
   (void)alone.layer.forward(alone.weights, {.x = Random(1).tensor({8, 20}, Dtype::f32)});
   EXPECT_TRUE(layer.stats().overflow);
-  EXPECT_TRUE(layer.status().overflow);
+  EXPECT_TRUE(layer.plan_status().overflow);
   EXPECT_EQ(layer.stats().dropped_by_rank, std::vector<std::int64_t>{6});
   EXPECT_EQ(layer.stats().rows_by_rank, std::vector<std::int64_t>{10});
   EXPECT_EQ(layer.stats().bytes_by_rank, std::vector<std::int64_t>{10 * 20 * 4});

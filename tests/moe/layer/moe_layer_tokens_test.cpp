@@ -76,11 +76,11 @@ TEST(MoeLayerStatus, RefusedPicksAreNone) {
   const Tensor none = Tensor::from<std::int32_t>({4, 3}, {0, 1, 2, 3, -1, 4, 5, -1, 1, -1, 2, -1});
   SavedForBackward saved;
   const Tensor expected_y = alone.layer.forward(alone.weights, {.x = x, .expert_ids = none}, saved);
-  EXPECT_FALSE(alone.layer.status().bad_ids);
+  EXPECT_FALSE(alone.layer.plan_status().bad_ids);
   const auto expected = backward(alone, saved, x);
   const Tensor y = alone.layer.forward(alone.weights, {.x = x, .expert_ids = ids}, saved);
-  EXPECT_TRUE(alone.layer.status().bad_ids);
-  EXPECT_EQ(alone.layer.status().bad_ids_message,
+  EXPECT_TRUE(alone.layer.plan_status().bad_ids);
+  EXPECT_EQ(alone.layer.plan_status().bad_ids_message,
             "rank 0: expert_ids[1,1] is 3, which the token has picked already");
   EXPECT_TRUE(same_bits(y, expected_y));
   EXPECT_TRUE(same_bits(saved.routing().expert_ids, none));

@@ -96,11 +96,11 @@ TEST(RunStepErrors, LogitsThatAreNotFiniteAreTheSameErrorInAllGroups) {
                     {Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)});
     Tensor x = tokens_of(world.rank(), 6);
     EXPECT_FALSE(model.run(x));
-    const auto counted = model.layers[0]->statistics().picks;
+    const auto counted = model.layers[0]->pick_counts().picks;
     if (world.rank() == 2) x.span<float>()[7 * 3] = std::numeric_limits<float>::quiet_NaN();
     errors.at(static_cast<std::size_t>(world.rank())) =
         error_of<InvalidArgument>([&] { model.run(x); });
-    EXPECT_EQ(model.layers[0]->statistics().picks, counted);
+    EXPECT_EQ(model.layers[0]->pick_counts().picks, counted);
     world.barrier();  // still works
   });
   for (const auto& error : errors) EXPECT_EQ(error, errors[0]);
@@ -116,7 +116,7 @@ TEST(RunStepErrors, AnErrorOfTheStepLeavesStatisticsAsTheyWere) {
     TwoLayers model({.experts = *world}, {Sizing::bounded(4), Sizing::bounded(4)});
     const Tensor x = tokens_of(0, 20);
     (void)model.run(x);
-    const auto counted = model.layers[0]->statistics().picks;
+    const auto counted = model.layers[0]->pick_counts().picks;
     const auto capacity = model.layers[0]->options().sizing.capacity();
     const Tensor more = tokens_of(0, failing_run == 1 ? 20 : 200);
     int runs = 0;
@@ -128,7 +128,7 @@ TEST(RunStepErrors, AnErrorOfTheStepLeavesStatisticsAsTheyWere) {
                 });
               }),
               "no more");
-    EXPECT_EQ(model.layers[0]->statistics().picks, counted);
+    EXPECT_EQ(model.layers[0]->pick_counts().picks, counted);
     EXPECT_EQ(model.layers[0]->options().sizing.capacity(), capacity);
   }
 }

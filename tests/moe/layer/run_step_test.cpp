@@ -35,8 +35,8 @@ bool same_results(const TwoLayers& a, const TwoLayers& b) {
     same = same && a.losses.at(l).balance == b.losses.at(l).balance &&
            a.losses.at(l).z == b.losses.at(l).z &&
            same_bits(a.gradients[l].router.gate, b.gradients[l].router.gate) &&
-           a.layers[l]->statistics().picks == b.layers[l]->statistics().picks &&
-           a.layers[l]->statistics().num_tokens == b.layers[l]->statistics().num_tokens;
+           a.layers[l]->pick_counts().picks == b.layers[l]->pick_counts().picks &&
+           a.layers[l]->pick_counts().num_tokens == b.layers[l]->pick_counts().num_tokens;
     for (std::size_t e = 0; same && e < a.gradients[l].experts.size(); ++e) {
       same =
           same_bits(copy_of(a.gradients[l].experts[e].up), copy_of(b.gradients[l].experts[e].up)) &&
@@ -68,7 +68,7 @@ TEST_P(RunStep, IsTheExactStepWhenOneLayerOverflows) {
       EXPECT_EQ(grown.capacity() % 4, 0);
       EXPECT_EQ(bounded.layers[static_cast<std::size_t>(1 - which)]->options().sizing.capacity(),
                 kPlenty);
-      for (const auto& layer : expected.layers) (void)layer->take_statistics();
+      for (const auto& layer : expected.layers) (void)layer->take_pick_counts();
     }
   });
 }
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RunStep, ::testing::ValuesIn(testing::rank_cases
 TEST(RunStepOnMeshes, ReplaysEverywhereWhenOneGroupOfExpertsOverflows) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    const LayerGroups groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
     const bool is_busy = mesh.coordinate("dp") == 1;
     const Tensor x = tokens_of(world.rank(), is_busy ? 40 : 2);
     TwoLayers expected(groups, {});
@@ -140,7 +140,7 @@ TEST(RunStep, MayRunALayerSeveralTimes) {
   for (std::size_t e = 0; e < 6; ++e) {
     testing::expect_same_bits(actual.experts[e], expected.experts[e]);
   }
-  EXPECT_EQ(bounded.layer.statistics().picks, exact.layer.statistics().picks);
+  EXPECT_EQ(bounded.layer.pick_counts().picks, exact.layer.pick_counts().picks);
   EXPECT_FALSE(run_step(all, [&] { step(bounded, actual); }));
 }
 

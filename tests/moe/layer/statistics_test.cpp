@@ -37,7 +37,7 @@ struct Statistics : ::testing::Test {
     }
     return picks;
   }
-  const RouterStatistics& counted() const { return alone.layer.statistics(); }
+  const PickCounts& counted() const { return alone.layer.pick_counts(); }
 };
 
 TEST_F(Statistics, CountATrainingStepInItsBackward) {
@@ -73,15 +73,15 @@ TEST_F(Statistics, CountAForwardThatIsComputedAgainOnce) {
   SavedForBackward saved;
   (void)recomputing.layer.forward(recomputing.weights, {.x = x}, saved);
   (void)backward(recomputing, saved, d_y);
-  EXPECT_EQ(recomputing.layer.statistics().picks, picks);
+  EXPECT_EQ(recomputing.layer.pick_counts().picks, picks);
 }
 
 TEST_F(Statistics, CountOnceWhatIsCommittedByHand) {
   SavedForBackward saved;
   (void)alone.layer.forward(alone.weights, {.x = x}, saved);
   const auto picks = picks_of(saved);
-  alone.layer.commit_statistics(saved);
-  alone.layer.commit_statistics(saved);
+  alone.layer.commit_pick_counts(saved);
+  alone.layer.commit_pick_counts(saved);
   (void)backward(alone, saved, d_y);
   EXPECT_EQ(counted().picks, picks);
 }
@@ -96,7 +96,7 @@ TEST_F(Statistics, AddUpUntilTheyAreTaken) {
     for (std::size_t e = 0; e < 6; ++e) expected[e] += picks[e];
     (void)backward(alone, saved, copy_of(d_y.view().slice(0, tokens)));
   }
-  const auto taken = alone.layer.take_statistics();
+  const auto taken = alone.layer.take_pick_counts();
   EXPECT_EQ(taken.picks, expected);
   EXPECT_EQ(taken.num_tokens, 38);
   EXPECT_EQ(counted().picks, Counts(6, 0));
@@ -112,7 +112,7 @@ TEST_F(Statistics, CountPicksThatCapacityDrops) {
   const auto picks = picks_of(saved);
   EXPECT_GT(limited.layer.stats().over_capacity, 0);
   (void)backward(limited, saved, d_y);
-  EXPECT_EQ(limited.layer.statistics().picks, picks);
+  EXPECT_EQ(limited.layer.pick_counts().picks, picks);
 }
 
 class StatisticsOnRanks : public ::testing::TestWithParam<RankCase> {};
@@ -123,7 +123,7 @@ TEST_P(StatisticsOnRanks, AreTakenOverTheWholeBatch) {
     const Tensor x = Random(3).tensor({500, 20}, Dtype::f32);
     SavedForBackward saved;
     (void)alone.layer.forward(alone.weights, {.x = x}, saved);
-    alone.layer.commit_statistics(saved);
+    alone.layer.commit_pick_counts(saved);
 
     Mesh mesh(world, {{"dp", world.size() % 2 == 0 ? 2 : 1},
                       {"ep", world.size() % 2 == 0 ? world.size() / 2 : world.size()}});
@@ -133,9 +133,9 @@ TEST_P(StatisticsOnRanks, AreTakenOverTheWholeBatch) {
     const auto piece = awkward_piece(world, 500);
     (void)layer.forward(part_of(alone.weights, placement, experts.rank()), {.x = piece.of(x)},
                         saved);
-    layer.commit_statistics(saved);
-    EXPECT_EQ(layer.take_statistics().picks, alone.layer.statistics().picks);
-    EXPECT_EQ(layer.statistics().num_tokens, 0);
+    layer.commit_pick_counts(saved);
+    EXPECT_EQ(layer.take_pick_counts().picks, alone.layer.pick_counts().picks);
+    EXPECT_EQ(layer.pick_counts().num_tokens, 0);
   });
 }
 
@@ -218,8 +218,8 @@ TEST_F(Statistics, AndResultsAreWithoutPadding) {
   }
   EXPECT_TRUE(
       testing::near(copy_of(gradients.shared.up), copy_of(dense_gradients.shared.up), 1e-6));
-  EXPECT_EQ(with_padding.layer.statistics().picks, without.layer.statistics().picks);
-  EXPECT_EQ(with_padding.layer.statistics().num_tokens, 21);
+  EXPECT_EQ(with_padding.layer.pick_counts().picks, without.layer.pick_counts().picks);
+  EXPECT_EQ(with_padding.layer.pick_counts().num_tokens, 21);
 }
 
 }  // namespace

@@ -10,12 +10,13 @@
 namespace switchyard::testing {
 namespace {
 
-RouterOptions grouped(int num_experts, std::int64_t top_k, int num_groups, int kept_groups) {
+RouterOptions grouped(int num_experts, std::int64_t top_k, int num_expert_groups,
+                      int kept_expert_groups) {
   auto options = RouterOptions::torchtitan(num_experts, top_k);
   options.normalise = Normalise::chosen;
   options.scale = -1.5F;
-  options.num_groups = num_groups;
-  options.kept_groups = kept_groups;
+  options.num_expert_groups = num_expert_groups;
+  options.kept_expert_groups = kept_expert_groups;
   return options;
 }
 

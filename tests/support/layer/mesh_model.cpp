@@ -38,7 +38,7 @@ MeshModel::MeshModel(Mesh& mesh, const GradientAxes& axes,
   apply_expert_parallel(*this, &mesh, axes.experts);
   Communicator& batch = mesh.group({"dp", "ep", "sp"});
   for (auto& l : layers_) {
-    l.layer.emplace(LayerGroups{.experts = *l.block.group, .batch = &batch}, l.block.placement,
+    l.layer.emplace(LayerComms{.experts = *l.block.group, .batch = &batch}, l.block.placement,
                     l.options);
     l.gradients.emplace(l.options, l.block.placement, l.block.rank(), Biases::all);
   }

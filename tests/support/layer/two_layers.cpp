@@ -4,7 +4,7 @@
 
 namespace switchyard::testing {
 
-TwoLayers::TwoLayers(const LayerGroups& groups, const std::array<Sizing, kLayers>& sizings)
+TwoLayers::TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings)
     : placement(ExpertPlacement::contiguous(6, groups.experts.size())) {
   for (std::size_t l = 0; l < kLayers; ++l) {
     auto options = small_layer_options();

@@ -90,7 +90,7 @@ std::vector<std::int32_t> choose(const RouterOptions& options, const ReferenceRo
   if (options.score_bias == ScoreBias::choice && router.score_bias.is_given()) {
     for (std::size_t e = 0; e < scores.size(); ++e) scores[e] += router.score_bias.values[e];
   }
-  const auto size = at(options.num_experts / options.num_groups);
+  const auto size = at(options.num_experts / options.num_expert_groups);
   std::vector<double> group_scores;
   for (std::size_t first = 0; first < scores.size(); first += size) {
     std::vector<double> group(scores.begin() + static_cast<std::ptrdiff_t>(first),
@@ -98,7 +98,7 @@ std::vector<std::int32_t> choose(const RouterOptions& options, const ReferenceRo
     std::ranges::sort(group, std::greater<>());
     group_scores.push_back(size > 1 ? group[0] + group[1] : group[0]);
   }
-  const auto kept = best(group_scores, options.kept_groups);
+  const auto kept = best(group_scores, options.kept_expert_groups);
   for (std::size_t e = 0; e < scores.size(); ++e) {
     if (std::ranges::find(kept, static_cast<std::int32_t>(e / size)) == kept.end()) {
       scores[e] = -INFINITY;

@@ -171,9 +171,9 @@ TEST(Transformer, EvaluationCountsNothing) {
     const TokenBatch batch = batch_of(mesh, config, 2);
     const double loss = model.loss(batch);
     EXPECT_TRUE(model.times().stages().empty());
-    EXPECT_EQ(model.moe_layers()[0]->statistics().num_tokens, 0);
+    EXPECT_EQ(model.moe_layers()[0]->pick_counts().num_tokens, 0);
     EXPECT_EQ(model.loss_and_gradients(batch).cross_entropy, loss);
-    EXPECT_EQ(model.moe_layers()[0]->statistics().num_tokens, 2 * config.context);
+    EXPECT_EQ(model.moe_layers()[0]->pick_counts().num_tokens, 2 * config.context);
   });
 }
 

@@ -69,10 +69,11 @@ __device__ float pick_best(const PickArgs& p, const TokenRow& row,
   extern __shared__ unsigned group_memory[];
   const auto& rules = p.rules;
   const std::int64_t experts = rules.num_experts;
-  GroupMemory memory{group_memory + threadIdx.x / 32 * (experts + rules.num_groups), nullptr};
+  GroupMemory memory{group_memory + threadIdx.x / 32 * (experts + rules.num_expert_groups),
+                     nullptr};
   memory.groups = memory.keys + experts;
   if constexpr (kPerLane == 0) {
-    memory = {p.all_keys + row.token * experts, p.all_groups + row.token * rules.num_groups};
+    memory = {p.all_keys + row.token * experts, p.all_groups + row.token * rules.num_expert_groups};
   }
   LaneValues<unsigned, kPerLane> keys(memory.keys);
   compare_by<kPerLane>(rules, scores, keys, memory);
@@ -230,19 +231,19 @@ TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, Pic
 void launch_pick(PickArgs p, Context& context) {
   const auto blocks = static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
   const auto& rules = p.rules;
-  const bool has_groups = rules.kept_groups < rules.num_groups;
+  const bool has_groups = rules.kept_expert_groups < rules.num_expert_groups;
   with_experts_per_lane(rules.num_experts, [&](auto per_lane) {
     constexpr int kPerLane = decltype(per_lane)::value;
     TensorView memory;
     std::size_t shared = 0;
     if (kPerLane == 0) {
-      const std::int64_t words = 2 * std::int64_t{rules.num_experts} + rules.num_groups;
+      const std::int64_t words = 2 * std::int64_t{rules.num_experts} + rules.num_expert_groups;
       memory = context.take({p.num_tokens * words}, Dtype::f32);
       p.all_scores = reinterpret_cast<float*>(memory.data());
       p.all_keys = reinterpret_cast<unsigned*>(p.all_scores + p.num_tokens * rules.num_experts);
       p.all_groups = p.all_keys + p.num_tokens * rules.num_experts;
     } else if (has_groups) {
-      shared = kWarpsPerBlock * sizeof(unsigned) * (rules.num_experts + rules.num_groups);
+      shared = kWarpsPerBlock * sizeof(unsigned) * (rules.num_experts + rules.num_expert_groups);
     }
     pick_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, shared, context.stream()>>>(p);
     check(cudaGetLastError(), "pick_kernel");

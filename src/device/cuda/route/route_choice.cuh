@@ -39,14 +39,14 @@ struct Best {
 // Memory of one token, for groups.
 struct GroupMemory {
   unsigned* keys;    // [E]
-  unsigned* groups;  // [num_groups]
+  unsigned* groups;  // [num_expert_groups]
 };
 
 // groups[g]: the key of the sum of the two best.
 __device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& memory) {
-  const int size = rules.num_experts / rules.num_groups;
+  const int size = rules.num_experts / rules.num_expert_groups;
   const int lane = lane_of_thread();
-  for (int g = lane; g < rules.num_groups; g += 32) {
+  for (int g = lane; g < rules.num_expert_groups; g += 32) {
     unsigned best = 0;
     unsigned second = 0;
     int i = lane % size;  // lanes begin apart, for the banks' sake
@@ -65,15 +65,15 @@ template <int kPerLane>
 __device__ inline void drop_groups(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys,
                                    const GroupMemory& memory) {
   const int lane = lane_of_thread();
-  const int size = rules.num_experts / rules.num_groups;
+  const int size = rules.num_experts / rules.num_expert_groups;
   if constexpr (kPerLane > 0) {  // otherwise they are there already
     each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { memory.keys[e] = keys[i]; });
   }
   __syncwarp();
   weigh_groups(rules, memory);
-  for (int kept = 0; kept < rules.kept_groups; ++kept) {
+  for (int kept = 0; kept < rules.kept_expert_groups; ++kept) {
     Best best;
-    for (int g = lane; g < rules.num_groups; g += 32) best.see(memory.groups[g], g);
+    for (int g = lane; g < rules.num_expert_groups; g += 32) best.see(memory.groups[g], g);
     const int taken = best.agree();
     if (taken % 32 == lane) memory.groups[taken] = kTakenKey;
   }
@@ -89,7 +89,8 @@ __device__ inline void compare_by(const TokenRules& rules, LaneValues<float, kPe
   each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
     keys[i] = key_of(rules.choice_bias == nullptr ? scores[i] : scores[i] + rules.choice_bias[e]);
   });
-  if (rules.kept_groups < rules.num_groups) drop_groups<kPerLane>(rules, keys, memory);
+  if (rules.kept_expert_groups < rules.num_expert_groups)
+    drop_groups<kPerLane>(rules, keys, memory);
 }
 
 // The best of those that are left.

@@ -70,8 +70,8 @@ struct TokenRules {
   bool is_softmax;
   bool normalises;
   float scale;
-  int num_groups;
-  int kept_groups;
+  int num_expert_groups;
+  int kept_expert_groups;
   const float* choice_bias;  // [E] or none, and the next
   const float* logits_bias;
 
@@ -81,8 +81,8 @@ struct TokenRules {
         is_softmax(options.score == ScoreFunction::softmax),
         normalises(options.normalise == Normalise::chosen),
         scale(options.scale),
-        num_groups(options.num_groups),
-        kept_groups(options.kept_groups),
+        num_expert_groups(options.num_expert_groups),
+        kept_expert_groups(options.kept_expert_groups),
         choice_bias(nullptr),
         logits_bias(nullptr) {
     const auto* bias = reinterpret_cast<const float*>(weights.score_bias.data());

@@ -17,15 +17,15 @@ namespace switchyard {
 // Statistics count every replay. A layer's status(), check() and stats() are those of the forward
 // that it ran or captured last: of that graph's last replay, and of nothing before its first. What
 // went wrong in a graph whose layer has run elsewhere since, run_step still sees.
-class SWITCHYARD_API StepGraph {
+class SWITCHYARD_API CapturedGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so
   // that no memory is missing. Throws DeviceError, with the reason, if the step cannot be captured.
   // What the step takes is the graph's, and is kept for reuse when that is gone.
-  StepGraph(const Device& device, const std::function<void()>& step);
-  ~StepGraph();
-  StepGraph(StepGraph&&) noexcept;
-  StepGraph& operator=(StepGraph&&) noexcept;
+  CapturedGraph(const Device& device, const std::function<void()>& step);
+  ~CapturedGraph();
+  CapturedGraph(CapturedGraph&&) noexcept;
+  CapturedGraph& operator=(CapturedGraph&&) noexcept;
 
   // Puts the whole step on the device's stream.
   void replay() const;

@@ -1,4 +1,4 @@
-#include "switchyard/step_graph.h"
+#include "switchyard/captured_graph.h"
 
 #include <cuda_runtime_api.h>
 
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-struct StepGraph::Data {
+struct CapturedGraph::Data {
   explicit Data(Device the_device)
       : device(std::move(the_device)), context(cuda::context_of(device)) {}
   ~Data() {
@@ -24,7 +24,7 @@ struct StepGraph::Data {
   cudaGraphExec_t graph = nullptr;
 };
 
-StepGraph::StepGraph(const Device& device, const std::function<void()>& step) {
+CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& step) {
   require<Unsupported>(device.memory() == Memory::gpu,
                        "a graph is captured on a GPU, and this device is none");
   data_ = std::make_unique<Data>(device);
@@ -48,11 +48,11 @@ StepGraph::StepGraph(const Device& device, const std::function<void()>& step) {
   cuda::check(status, "making a graph of a step");
 }
 
-StepGraph::~StepGraph() = default;
-StepGraph::StepGraph(StepGraph&&) noexcept = default;
-StepGraph& StepGraph::operator=(StepGraph&&) noexcept = default;
+CapturedGraph::~CapturedGraph() = default;
+CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
+CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 
-void StepGraph::replay() const {
+void CapturedGraph::replay() const {
   const auto& context = cuda::context_of(data_->device);  // for this thread, too
   cuda::check(cudaGraphLaunch(data_->graph, context.stream()), "replaying a step");
 }
