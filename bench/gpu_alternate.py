@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Times two builds of the library in turns, to see what a change costs.
+
+  gpu_alternate.py OLD/libswitchyard_gpu_compare.so NEW/libswitchyard_gpu_compare.so
+
+Each turn is a process of its own, since two builds have one name. The table has the medians over the
+turns of forward+backward, cool and hot, and the ratio new / old.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from gpu_report import HEATS, SHAPES
+
+
+def step_times(path, options):
+    """Of one build, by shape: runs in a child process."""
+    import torch  # here, because the parent needs no GPU
+    from gpu_layers import Batch, Switchyard, TorchExperts, Weights, check_step, load_library, route
+    from gpu_timing import measure
+
+    library, times = load_library(path), {}
+    for name in options.shapes:
+        torch.manual_seed(0)
+        shape = SHAPES[name]
+        weights = Weights(shape)
+        batch = Batch(shape, route(shape))
+        with Switchyard(library, weights, batch, options) as ours:
+            check_step(name, batch, TorchExperts(weights, shape[3], shape[4]), ours)
+            times[name] = measure(ours.step, options.rounds)
+        torch.cuda.empty_cache()
+    return times
+
+
+def turn(path, options):
+    command = [sys.executable, __file__, path, path, "--child", "--rounds", str(options.rounds),
+               "--shapes", ",".join(options.shapes)]
+    folder = pathlib.Path(path).resolve().parent
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent}:{folder}"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("--turns", type=int, default=3, help="of each")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES))
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.alignment, options.kernels = 1, "best"
+    if options.child:
+        print(json.dumps(step_times(options.old, options)))
+        return
+    turns = {"old": [], "new": []}
+    for i in range(options.turns):
+        for name, path in (("old", options.old), ("new", options.new)):
+            print(f"turn {i + 1} of {options.turns}: {name}", file=sys.stderr, flush=True)
+            turns[name].append(turn(path, options))
+    print("| shape | heat | old, ms | new, ms | new / old |\n|---|---|---|---|---|")
+    for shape in options.shapes:
+        for heat in HEATS:
+            old, new = (statistics.median(times[shape][heat] for times in turns[name])
+                        for name in ("old", "new"))
+            print(f"| {shape} | {heat} | {old:.3f} | {new:.3f} | {new / old:.4f} |")
+
+
+if __name__ == "__main__":
+    main()
