@@ -22,7 +22,7 @@ check_lint() {
 import json, re, sys
 for entry in json.load(open(sys.argv[1])):
     unit = entry["file"]
-    if re.search(r"/(switchyard_(objects|train|cli)\.dir/Unity|src|train|cli)/[^ ]*\.(cxx|cpp)$", unit):
+    if re.search(r"/(switchyard_(objects|train|cli)\.dir/Unity|src/device)/[^ ]*\.(cxx|cpp)$", unit):
         print(unit)
 LIST
     xargs -P "$(nproc)" -n 1 clang-tidy-16 -p build/dev --quiet --warnings-as-errors='*' \
