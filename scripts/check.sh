@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# What CI checks beyond the tests: format, lint, fuzzers, and the tests under sanitizers.
-#   check.sh [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
-#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz         so long for each fuzzer, instead of 20
+# What CI checks beyond the tests: includes, format, lint, fuzzers, and the tests under sanitizers.
+#   check.sh [includes] [format] [lint] [fuzz] [asan] [tsan]     without: all of them
+#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 20
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
+
+check_includes() {
+  say "Includes"
+  python3 scripts/check_includes.py
+}
 
 check_format() {
   say "Format"
@@ -55,5 +60,5 @@ check_tsan() {
     run_tests tsan "${without_large[@]}"
 }
 
-[ $# -gt 0 ] || set -- format lint fuzz asan tsan
+[ $# -gt 0 ] || set -- includes format lint fuzz asan tsan
 for check in "$@"; do "check_$check"; done
