@@ -49,16 +49,21 @@ without_large=(-E BeyondInt32)
 
 # Address and undefined behaviour: every suite. LeakSanitizer is on but for runs under MPI.
 check_asan() {
-  build_preset asan
-  UBSAN_OPTIONS=print_stacktrace=1 run_tests asan "${without_large[@]}"
+  timed asan-compile build_preset asan
+  UBSAN_OPTIONS=print_stacktrace=1 timed asan-tests run_tests asan "${without_large[@]}"
 }
 
 # Data races: every suite over threads.
 check_tsan() {
-  build_preset tsan
+  timed tsan-compile build_preset tsan
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" \
-    run_tests tsan "${without_large[@]}"
+    timed tsan-tests run_tests tsan "${without_large[@]}"
 }
 
 [ $# -gt 0 ] || set -- includes format lint fuzz asan tsan
-for check in "$@"; do "check_$check"; done
+for check in "$@"; do
+  case $check in
+    asan | tsan) "check_$check" ;;  # of two stages
+    *) timed "$check" "check_$check" ;;
+  esac
+done
