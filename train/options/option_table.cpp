@@ -1,4 +1,4 @@
-// All options: their names, ranges and meanings, and how each kind of value is written and read.
+// All options: their names, limits and meanings, and how each kind of value is written and read.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -36,30 +36,30 @@ Option option(std::string name, std::string type, std::string help) {
 }
 
 template <typename T>
-struct Range {
+struct Limits {
   T least;
   T most;
 };
 
-// All of the text must be a number of the range.
+// All of the text must be a number within the limits.
 template <typename T>
-T parse_number(const std::string& name, const std::string& text, Range<T> range) {
+T parse_number(const std::string& name, const std::string& text, Limits<T> limits) {
   T number{};
   const char* const end = text.data() + text.size();
   const auto [next, error] = std::from_chars(text.data(), end, number);
   const bool is_number = error == std::errc() && next == end;
-  if (is_number && number >= range.least && number <= range.most) return number;
+  if (is_number && number >= limits.least && number <= limits.most) return number;
   throw InvalidArgument(fmt::format("--{} \"{}\" is not a {} from {} to {}", name, text,
-                                    std::is_integral_v<T> ? "whole number" : "number", range.least,
-                                    range.most));
+                                    std::is_integral_v<T> ? "whole number" : "number", limits.least,
+                                    limits.most));
 }
 
 template <typename T>
-Option number_option(std::string name, T& value, Range<std::type_identity_t<T>> range,
+Option number_option(std::string name, T& value, Limits<std::type_identity_t<T>> limits,
                      std::string help) {
   Option o = option(std::move(name), std::is_integral_v<T> ? "N" : "X", std::move(help));
-  o.set = [&value, range, name = o.name](const std::string& text) {
-    value = parse_number<T>(name, text, range);
+  o.set = [&value, limits, name = o.name](const std::string& text) {
+    value = parse_number<T>(name, text, limits);
   };
   o.get = [&value] { return fmt::to_string(value); };
   return o;
