@@ -169,14 +169,14 @@ GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Di
   std::vector<Difference> mine;
   std::string error;
   auto cause = Cause::none;
-  const auto group = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
+  const auto ranks = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
   try {
-    mine = run_rank(*group, golden, division, device.make());
+    mine = run_rank(*ranks, golden, division, device.make());
   } catch (const std::exception& caught) {
     error = caught.what();
     cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank
                                                                         : Cause::this_rank;
-    group->abort(error);
+    ranks->abort(error);
   }
   error = first_error(comm, error, cause);
   if (!error.empty()) return {.error = error};

@@ -25,10 +25,10 @@ constexpr float kLargestBeta = 0.9999F;
 
 using Options = std::vector<Option>;
 
-// Name, group, type and help; what is about values follows.
+// Name, section, type and help; what is about values follows.
 Option option(std::string name, std::string type, std::string help) {
   return {.name = std::move(name),
-          .group = {},
+          .section = {},
           .type = std::move(type),
           .help = std::move(help),
           .set = {},
@@ -221,9 +221,9 @@ Options sample_of(TrainConfig& c) {
   };
 }
 
-void append(Options& all, const std::string& group, Options options) {
+void append(Options& all, const std::string& section, Options options) {
   for (auto& option : options) {
-    option.group = group;
+    option.section = section;
     all.push_back(std::move(option));
   }
 }
