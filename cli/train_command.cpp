@@ -51,7 +51,7 @@ void add_flag(CLI::App* command, const train::Option& option,
       ->add_option_function<std::string>("--" + option.name, take,
                                          fmt::format("{} [{}]", option.help, option.get()))
       ->type_name(option.type)
-      ->group(option.group);
+      ->group(option.section);
 }
 
 train::Assignments read_config(const std::string& path) {

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# What CI checks beyond the tests: format, lint, fuzzers, and the tests under sanitizers.
-#   check.sh [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
-#   check.sh separate    compiles every source by itself, which CI does for the library alone
-#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz         so long for each fuzzer, instead of 20
+# What CI checks beyond the tests: includes, format, lint, fuzzers, and the tests under sanitizers.
+#   check.sh [includes] [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
+#   check.sh separate    compiles every source by itself; CI does that for the library alone
+#   check.sh mutants     breaks each promise once, and expects its test to notice; takes minutes
+#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 20
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
+
+check_includes() {
+  say "Includes"
+  python3 scripts/check_includes.py
+}
 
 check_format() {
   say "Format"
@@ -52,21 +58,59 @@ check_fuzz() {
   done
 }
 
-# Tests that need gigabytes would need several times as many under a sanitizer.
-without_large=(-E BeyondInt32)
-
 # Address and undefined behaviour: every suite. LeakSanitizer is on but for runs under MPI.
 check_asan() {
-  build_preset asan
-  UBSAN_OPTIONS=print_stacktrace=1 run_tests asan "${without_large[@]}"
+  timed asan-compile build_preset asan
+  UBSAN_OPTIONS=print_stacktrace=1 timed asan-tests run_tests asan
 }
 
 # Data races: every suite over threads.
 check_tsan() {
-  build_preset tsan
+  timed tsan-compile build_preset tsan
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" \
-    run_tests tsan "${without_large[@]}"
+    timed tsan-tests run_tests tsan
 }
 
-[ $# -gt 0 ] || set -- format lint fuzz asan tsan
-for check in "$@"; do "check_$check"; done
+# Applies each patch of tests/mutations to a copy of the sources, one at a time. Its "Test:" line is
+# a program of build/…/tests and its arguments, which must pass without the patch and fail with it.
+check_mutants() {
+  local copy=$root/build/mutants patch test missed=()
+  mkdir -p "$copy"
+  git ls-files -z | rsync -a --delete --exclude=/build --from0 --files-from=- ./ "$copy/"
+  (cd "$copy" && { [ -f build/dev/build.ninja ] || cmake --preset dev -DSWITCHYARD_CUDA=OFF; } &&
+    cmake --build build/dev)
+  for patch in tests/mutations/*.patch; do
+    test=$(sed -n 's/^Test: //p' "$patch")
+    say "$(basename "$patch" .patch): $test"
+    if ! notices "$copy" "$patch" "$test"; then missed+=("$(basename "$patch")"); fi
+  done
+  [ ${#missed[@]} -eq 0 ] || { printf '\nNot noticed: %s\n' "${missed[*]}" >&2; return 1; }
+  printf '\nEvery mutant was noticed.\n'
+}
+
+# The patch is taken back whatever happens, so that the next one finds the sources as they are.
+notices() {
+  local copy=$1 patch=$root/$2 test=$3 log=$1/build/mutant.log result=1
+  local program=${test%% *}
+  (cd "$copy/build/dev/tests" && timeout 300 ./$test) >"$log" 2>&1 ||
+    { echo "fails without the patch" && tail -n 20 "$log" && return 1; } >&2
+  patch -s -p1 -d "$copy" <"$patch" || return 1
+  if ! cmake --build "$copy/build/dev" --target "$program" >"$log" 2>&1; then
+    echo "does not compile" >&2 && tail -n 20 "$log" >&2
+  elif (cd "$copy/build/dev/tests" && timeout 300 ./$test) >"$log" 2>&1; then
+    echo "is not noticed" >&2
+  else
+    grep -m 3 -E 'Failure$|FAILED|rror' "$log" || true
+    result=0
+  fi
+  patch -s -R -p1 -d "$copy" <"$patch"
+  return "$result"
+}
+
+[ $# -gt 0 ] || set -- includes format lint fuzz asan tsan
+for check in "$@"; do
+  case $check in
+    asan | tsan) "check_$check" ;;  # of two stages
+    *) timed "$check" "check_$check" ;;
+  esac
+done

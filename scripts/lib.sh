@@ -1,4 +1,4 @@
-# What run.sh and test.sh share. Sourced, not run.
+# What the scripts share. Sourced, not run.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,7 +11,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1
 build_packages=(g++ cmake ninja-build libfmt-dev libdnnl-dev libopenmpi-dev openmpi-bin
   libcli11-dev nlohmann-json3-dev)
 test_packages=(libgtest-dev libbenchmark-dev)
-check_packages=(clang-format-14 clang-tidy-16 clang-16 libclang-rt-16-dev)
+check_packages=(patch rsync clang-format-14 clang-tidy-16 clang-16 libclang-rt-16-dev python3)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -33,6 +33,20 @@ ensure_packages() {
   "${as_root[@]}" apt-get update -qq
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+# timed STAGE COMMAND…: runs it; its seconds go to the file that SWITCHYARD_TIMES names, if any.
+# The subshell keeps `set -e` at work within it, as `COMMAND || status=$?` would not.
+timed() {
+  local stage=$1 begin=$SECONDS status
+  shift
+  set +e
+  (set -e && "$@")
+  status=$?
+  set -e
+  [ -z "${SWITCHYARD_TIMES:-}" ] ||
+    printf '%-13s %5d\n' "$stage" "$((SECONDS - begin))" >>"$SWITCHYARD_TIMES"
+  return "$status"
 }
 
 # Configures a preset once, then builds what has changed.

@@ -3,5 +3,5 @@
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
-build_preset dev
-run_tests dev
+timed compile build_preset dev
+timed tests run_tests dev

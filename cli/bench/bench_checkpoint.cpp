@@ -1,5 +1,5 @@
-#include "bench/bench_checkpoint.h"
-
+// switchyard bench checkpoint.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/plain_reader.h"
+#include "bench/benchmarks.h"
 #include "bench/timing.h"
 #include "progress.h"
 #include "switchyard/checkpoint.h"
@@ -26,6 +26,38 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kHidden = 1024;
 constexpr int kFewestExperts = 16;
 constexpr const char* kPrefix = "mlp.";
+
+// Bytes of a file that go to one place in memory.
+struct FileRange {
+  std::int64_t offset = 0;
+  std::byte* into = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Reads a file as plainly as can be: what loading is measured against.
+class PlainReader {
+ public:
+  explicit PlainReader(const fs::path& path)
+      : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor_ < 0) throw InternalError(fmt::format("cannot open {}", path.string()));
+  }
+  ~PlainReader() { ::close(descriptor_); }
+  PlainReader(const PlainReader&) = delete;
+  PlainReader& operator=(const PlainReader&) = delete;
+
+  void read(const FileRange& range) const {
+    constexpr std::int64_t kPiece = 1 << 20;
+    for (std::int64_t done = 0; done < range.bytes;) {
+      const auto count = static_cast<std::size_t>(std::min(kPiece, range.bytes - done));
+      const auto got = ::pread(descriptor_, range.into + done, count, range.offset + done);
+      if (got <= 0) throw InternalError("a read for the ceiling failed");
+      done += got;
+    }
+  }
+
+ private:
+  int descriptor_;
+};
 
 // As many experts as ranks, or more, that are about so large together.
 MoeLayerOptions layer_of(std::uint64_t size, int num_ranks) {

@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "add_choice.h"
-#include "bench/bench_checkpoint.h"
-#include "bench/bench_dispatch.h"
-#include "bench/bench_layer.h"
+#include "bench/benchmarks.h"
 #include "commands.h"
 
 namespace switchyard::cli {

@@ -1,5 +1,4 @@
-#include "bench/bench_dispatch.h"
-
+// switchyard bench dispatch.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "bench/ceiling.h"
+#include "bench/benchmarks.h"
+#include "bench/cpu_ceiling.h"
 #include "bench/random_rows.h"
 #include "bench/timing.h"
 #include "progress.h"

@@ -1,5 +1,4 @@
-#include "bench/bench_layer.h"
-
+// switchyard bench layer, on CPUs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "bench/bench_layer_gpu.h"
-#include "bench/gemm_ceiling.h"
+#include "bench/benchmarks.h"
+#include "bench/cpu_ceiling.h"
 #include "bench/random_rows.h"
 #include "bench/timing.h"
 #include "progress.h"

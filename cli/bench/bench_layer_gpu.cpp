@@ -1,11 +1,11 @@
-#include "bench/bench_layer_gpu.h"
-
+// switchyard bench layer --device cuda.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
+#include "bench/benchmarks.h"
 #include "bench/gpu_ceiling.h"
 #include "bench/random_rows.h"
 #include "device_choice.h"

@@ -1,11 +1,10 @@
-#include "bench/gemm_ceiling.h"
-
 #include <barrier>
 #include <chrono>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <thread>
 #include <vector>
 
+#include "bench/cpu_ceiling.h"
 #include "launch.h"
 
 // Of the OpenMP runtime that oneDNN is built with.

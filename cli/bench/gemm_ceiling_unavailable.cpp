@@ -1,5 +1,5 @@
 // A build without oneDNN has no library to compare with.
-#include "bench/gemm_ceiling.h"
+#include "bench/cpu_ceiling.h"
 
 namespace switchyard::cli {
 

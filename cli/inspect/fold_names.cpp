@@ -79,12 +79,12 @@ std::optional<Part> last_number(const Item& item) {
 
 // Folds the last number of each item that may still fold; false if there was none.
 bool fold_once(std::vector<Item>& items) {
-  struct Group {
+  struct Fold {
     Item item;
     Ids ids;
   };
   using Key = std::tuple<std::string, std::size_t, std::string>;
-  std::map<Key, Group> groups;
+  std::map<Key, Fold> folds;
   std::vector<Item> rest;
   for (Item& item : items) {
     const auto part = last_number(item);
@@ -97,19 +97,19 @@ bool fold_once(std::vector<Item>& items) {
     const auto id = number_in(std::string_view(name).substr(part->begin, part->size));
     name.erase(part->begin, part->size);
     item.unfolded = part->begin;
-    const auto [at, is_new] = groups.try_emplace(Key{name, part->begin, item.kind});
-    Group& group = at->second;
-    const auto count = item.result.count + (is_new ? 0 : group.item.result.count);
-    if (is_new || id < *group.ids.begin()) group.item = std::move(item);
-    group.item.result.count = count;
-    group.ids.insert(id);
+    const auto [at, is_new] = folds.try_emplace(Key{name, part->begin, item.kind});
+    Fold& fold = at->second;
+    const auto count = item.result.count + (is_new ? 0 : fold.item.result.count);
+    if (is_new || id < *fold.ids.begin()) fold.item = std::move(item);
+    fold.item.result.count = count;
+    fold.ids.insert(id);
   }
   items = std::move(rest);
-  for (auto& [key, group] : groups) {
-    group.item.result.name.insert(group.item.unfolded, ranges_of(group.ids));
-    items.push_back(std::move(group.item));
+  for (auto& [key, fold] : folds) {
+    fold.item.result.name.insert(fold.item.unfolded, ranges_of(fold.ids));
+    items.push_back(std::move(fold.item));
   }
-  return !groups.empty();
+  return !folds.empty();
 }
 
 std::vector<FoldedName> in_order(std::vector<FoldedName> names) {

@@ -1,14 +1,22 @@
-#include "inspect/inspect.h"
-
+// switchyard inspect: what a checkpoint holds, and what each rank would read of it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <memory>
 #include <set>
 
+#include "commands.h"
 #include "inspect/inspect_report.h"
 
 namespace switchyard::cli {
 namespace {
+
+struct InspectOptions {
+  std::string path;
+  int num_ranks = 0;  // 0: nothing is said of ranks
+  bool all = false;   // nothing is folded
+  bool json = false;
+};
 
 std::vector<FoldedName> names_in(const std::map<std::string, std::string>& kinds, bool all) {
   return all ? list_names(kinds) : fold_names(kinds);
@@ -73,8 +81,6 @@ void add_ranks(InspectReport& report, const std::vector<FoundBlock>& blocks,
   }
 }
 
-}  // namespace
-
 void inspect(const InspectOptions& options) {
   const auto checkpoint = Checkpoint::open(options.path);
   InspectReport report;
@@ -91,6 +97,27 @@ void inspect(const InspectOptions& options) {
   } else {
     print_inspect_table(report);
   }
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "inspect", "What a checkpoint holds: files, tensors, MoE blocks, and what each rank reads");
+  const auto o = std::make_shared<InspectOptions>();
+  command
+      ->add_option("PATH", o->path,
+                   "A safetensors file, an index (*.safetensors.index.json), or a folder of either")
+      ->required();
+  command
+      ->add_option("--ranks", o->num_ranks,
+                   "Say which experts each of N ranks owns, consecutive ones, and what it reads")
+      ->check(CLI::Range(1, 65536))
+      ->type_name("N");
+  command->add_flag("--all", o->all, "List every tensor; otherwise layers and experts are folded");
+  command->add_flag("--json", o->json,
+                    "Print one JSON object a line: the checkpoint, files, tensors, blocks, ranks");
+  command->callback([o] { inspect(*o); });
 }
 
 }  // namespace switchyard::cli

@@ -23,6 +23,37 @@ void require_same(const std::string& tensor, const ConstTensorView& ours,
                                     name_of(dtype), ours.shape().to_string()));
 }
 
+// By the rule, and ‖dx‖₂² as recorded.
+Comparison judge(const Difference& difference, double dx_squared) {
+  Comparison result{.tensor = difference.tensor,
+                    .error = std::sqrt(difference.error_squared),
+                    .recorded = std::sqrt(difference.recorded_squared)};
+  if (difference.rule == Rule::equal) return result;
+  const double floor = kFloor * std::sqrt(dx_squared);
+  result.allowed =
+      (difference.rule == Rule::near_small ? kLooseTolerance : kTolerance) * result.recorded;
+  if (difference.rule == Rule::near_or_noise || result.recorded == 0.0) {
+    result.by_floor = result.allowed < floor && !(result.error <= result.allowed);
+    result.allowed = std::max(result.allowed, floor);
+  }
+  return result;
+}
+
+// Which part of what is allowed the error takes.
+double badness(const Comparison& c) {
+  if (c.error == 0.0) return 0.0;
+  const double part = c.error / c.allowed;
+  return std::isnan(part) ? std::numeric_limits<double>::infinity() : part;
+}
+
+std::vector<Comparison> judge_all(const std::vector<Difference>& differences) {
+  const auto dx = std::find_if(differences.begin(), differences.end(),
+                               [](const Difference& d) { return d.tensor == "dx"; });
+  std::vector<Comparison> result;
+  for (const Difference& d : differences) result.push_back(judge(d, dx->recorded_squared));
+  return result;
+}
+
 }  // namespace
 
 Difference& Differences::named(const std::string& tensor, Rule rule) {
@@ -58,25 +89,29 @@ void Differences::add_ids(const std::string& tensor, const Tensor& ours,
   difference.error_squared = differing * differing;
 }
 
-Comparison judge(const Difference& difference, double dx_squared) {
-  Comparison result{.tensor = difference.tensor,
-                    .error = std::sqrt(difference.error_squared),
-                    .recorded = std::sqrt(difference.recorded_squared)};
-  if (difference.rule == Rule::equal) return result;
-  const double floor = kFloor * std::sqrt(dx_squared);
-  result.allowed =
-      (difference.rule == Rule::near_small ? kLooseTolerance : kTolerance) * result.recorded;
-  if (difference.rule == Rule::near_or_noise || result.recorded == 0.0) {
-    result.by_floor = result.allowed < floor && !(result.error <= result.allowed);
-    result.allowed = std::max(result.allowed, floor);
+std::vector<Comparison> judge_sum(const RankDifferences& by_rank) {
+  auto sum = by_rank.front();
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      sum[i].error_squared += by_rank[r][i].error_squared;
+      sum[i].recorded_squared += by_rank[r][i].recorded_squared;
+    }
   }
-  return result;
+  return judge_all(sum);
 }
 
-double badness(const Comparison& c) {
-  if (c.error == 0.0) return 0.0;
-  const double part = c.error / c.allowed;
-  return std::isnan(part) ? std::numeric_limits<double>::infinity() : part;
+std::vector<Comparison> judge_worst(const RankDifferences& by_rank) {
+  auto result = judge_all(by_rank.front());
+  for (auto& comparison : result) comparison.rank = 0;
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    const auto comparisons = judge_all(by_rank[r]);
+    for (std::size_t i = 0; i < comparisons.size(); ++i) {
+      if (badness(comparisons[i]) <= badness(result[i])) continue;
+      result[i] = comparisons[i];
+      result[i].rank = static_cast<int>(r);
+    }
+  }
+  return result;
 }
 
 }  // namespace switchyard::cli

@@ -52,9 +52,11 @@ struct Comparison {
   bool ok() const { return std::isfinite(error) && error <= allowed; }
 };
 
-// By the rule, and ‖dx‖₂² as recorded.
-Comparison judge(const Difference& difference, double dx_squared);
-// Which part of what is allowed the error takes.
-double badness(const Comparison& comparison);
+using RankDifferences = std::vector<std::vector<Difference>>;  // [ranks][tensors]
+
+// Each tensor over all ranks.
+std::vector<Comparison> judge_sum(const RankDifferences& by_rank);
+// Each tensor on the rank where it fares worst.
+std::vector<Comparison> judge_worst(const RankDifferences& by_rank);
 
 }  // namespace switchyard::cli

@@ -139,55 +139,19 @@ std::string first_error(Communicator& comm, const std::string& mine, Cause cause
   return reinterpret_cast<const char*>(all.data() + rank * text.size());
 }
 
-// [ranks][tensors]
-std::vector<std::vector<Difference>> gather(Communicator& comm,
-                                            const std::vector<Difference>& mine) {
+RankDifferences gather(Communicator& comm, const std::vector<Difference>& mine) {
   std::vector<double> numbers;
   for (const Difference& d : mine) {
     numbers.push_back(d.error_squared);
     numbers.push_back(d.recorded_squared);
   }
   const auto all = gather(comm, numbers);
-  std::vector<std::vector<Difference>> result(static_cast<std::size_t>(comm.size()), mine);
+  RankDifferences result(static_cast<std::size_t>(comm.size()), mine);
   auto number = all.begin();
   for (auto& differences : result) {
     for (Difference& d : differences) {
       d.error_squared = *number++;
       d.recorded_squared = *number++;
-    }
-  }
-  return result;
-}
-
-std::vector<Difference> sum(const std::vector<std::vector<Difference>>& by_rank) {
-  auto result = by_rank.front();
-  for (std::size_t r = 1; r < by_rank.size(); ++r) {
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      result[i].error_squared += by_rank[r][i].error_squared;
-      result[i].recorded_squared += by_rank[r][i].recorded_squared;
-    }
-  }
-  return result;
-}
-
-std::vector<Comparison> judge_all(const std::vector<Difference>& differences) {
-  const auto dx = std::find_if(differences.begin(), differences.end(),
-                               [](const Difference& d) { return d.tensor == "dx"; });
-  std::vector<Comparison> result;
-  for (const Difference& d : differences) result.push_back(judge(d, dx->recorded_squared));
-  return result;
-}
-
-// Each tensor on the rank where it fares worst.
-std::vector<Comparison> worst_of(const std::vector<std::vector<Difference>>& by_rank) {
-  auto result = judge_all(by_rank.front());
-  for (auto& comparison : result) comparison.rank = 0;
-  for (std::size_t r = 1; r < by_rank.size(); ++r) {
-    const auto comparisons = judge_all(by_rank[r]);
-    for (std::size_t i = 0; i < comparisons.size(); ++i) {
-      if (badness(comparisons[i]) <= badness(result[i])) continue;
-      result[i] = comparisons[i];
-      result[i].rank = static_cast<int>(r);
     }
   }
   return result;
@@ -205,20 +169,20 @@ GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Di
   std::vector<Difference> mine;
   std::string error;
   auto cause = Cause::none;
-  const auto group = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
+  const auto ranks = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
   try {
-    mine = run_rank(*group, golden, division, device.make());
+    mine = run_rank(*ranks, golden, division, device.make());
   } catch (const std::exception& caught) {
     error = caught.what();
     cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank
                                                                         : Cause::this_rank;
-    group->abort(error);
+    ranks->abort(error);
   }
   error = first_error(comm, error, cause);
   if (!error.empty()) return {.error = error};
   const auto by_rank = gather(comm, mine);
-  if (golden.num_ranks() > 0) return {.comparisons = worst_of(by_rank)};
-  return {.comparisons = judge_all(sum(by_rank))};
+  if (golden.num_ranks() > 0) return {.comparisons = judge_worst(by_rank)};
+  return {.comparisons = judge_sum(by_rank)};
 }
 
 }  // namespace switchyard::cli

@@ -1,11 +1,14 @@
-#include "verify/verify.h"
-
+// switchyard verify: computes recorded cases again and compares.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <memory>
 #include <set>
 
+#include "commands.h"
+#include "device_choice.h"
 #include "launch.h"
 #include "switchyard/error.h"
 #include "verify/golden_case.h"
@@ -16,6 +19,14 @@ namespace switchyard::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+struct VerifyOptions {
+  std::vector<fs::path> paths;  // files, or folders of *.safetensors
+  std::string comm = "threads";
+  DeviceChoice device;                 // all ranks share one
+  std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
+  bool json = false;
+};
 
 // A file is itself; a folder, its *.safetensors by name.
 std::vector<fs::path> files_of(const fs::path& path) {
@@ -107,8 +118,7 @@ void print(const std::vector<CaseReport>& reports, const VerifyOptions& options)
   }
 }
 
-}  // namespace
-
+// Prints what was found; true if at least one case ran and none failed.
 bool verify(const VerifyOptions& options) {
   const auto cases = read_cases(options.paths);
   if (options.comm == "threads") {
@@ -127,6 +137,38 @@ bool verify(const VerifyOptions& options) {
     passed = all_passed(reports);
   });
   return passed;
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("verify", "Compute what other systems recorded again, and compare");
+  const auto o = std::make_shared<VerifyOptions>();
+  command->add_option("PATH", o->paths, "Recorded cases, or folders of them (*.safetensors)")
+      ->required();
+  auto* ranks =
+      command
+          ->add_option("--ranks", o->ranks, "Numbers of ranks for cases that are for any [1,2,4]")
+          ->delimiter(',')
+          ->allow_extra_args(false)
+          ->check(CLI::Range(1, 1024))
+          ->type_name("N,N,...");
+  command->add_option("--comm", o->comm, "How ranks are connected [threads]")
+      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_device_options(command, o->device,
+                     "Where to compute; with cuda all ranks share one GPU [cpu]");
+  command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
+  command->callback([o, ranks] {
+    if (o->comm != "threads" && ranks->count() > 0) {
+      throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
+    }
+    require_sound(o->device);
+    if (o->comm != "threads" && o->device.kind == DeviceKind::cuda) {
+      throw CLI::ValidationError("--device", "on a GPU ranks are threads: leave --comm away");
+    }
+    if (!verify(*o)) throw CLI::RuntimeError(1);
+  });
 }
 
 }  // namespace switchyard::cli

@@ -73,7 +73,7 @@ void ContentSum::add_block(const std::string& prefix, const MoeBlock& block) {
   }
 }
 
-// The group that rank 0 of the world is in.
+// Whether these are the ranks that rank 0 of the world is among.
 bool ContentSum::is_of_first_copy(const MoeBlock& block) const {
   std::int64_t first_rank = world_.rank();
   if (block.group != nullptr) block.group->broadcast(TensorView(&first_rank, {1}), 0);

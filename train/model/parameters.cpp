@@ -81,13 +81,13 @@ ParameterSet::ParameterSet(const ModelConfig& config, const std::vector<MoeBlock
     if (!config.has_experts(layer)) continue;
     const auto index = blocks_.size();
     layers_[static_cast<std::size_t>(layer)].moe = static_cast<int>(index);
-    Communicator* const group = divided == nullptr ? nullptr : (*divided)[index].group;
+    Communicator* const comm = divided == nullptr ? nullptr : (*divided)[index].group;
     const auto& placement = divided == nullptr ? whole : (*divided)[index].placement;
-    const int rank = group == nullptr ? 0 : group->rank();
+    const int rank = comm == nullptr ? 0 : comm->rank();
     blocks_.push_back({.name = fmt::format("layers.{}.mlp", layer),
                        .parameters = MoeParameters(moe_options(config), placement, rank),
                        .placement = placement,
-                       .group = group});
+                       .group = comm});
   }
 }
 

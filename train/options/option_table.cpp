@@ -1,7 +1,13 @@
-// All options: their names, ranges and meanings.
-#include <limits>
+// All options: their names, limits and meanings, and how each kind of value is written and read.
+#include <fmt/format.h>
 
-#include "options/option_values.h"
+#include <charconv>
+#include <limits>
+#include <system_error>
+#include <type_traits>
+
+#include "options/options.h"
+#include "switchyard/error.h"
 
 namespace switchyard::train {
 namespace {
@@ -18,6 +24,85 @@ constexpr float kHighestRate = 10.0F;
 constexpr float kLargestBeta = 0.9999F;
 
 using Options = std::vector<Option>;
+
+// Name, section, type and help; what is about values follows.
+Option option(std::string name, std::string type, std::string help) {
+  return {.name = std::move(name),
+          .section = {},
+          .type = std::move(type),
+          .help = std::move(help),
+          .set = {},
+          .get = {}};
+}
+
+template <typename T>
+struct Limits {
+  T least;
+  T most;
+};
+
+// All of the text must be a number within the limits.
+template <typename T>
+T parse_number(const std::string& name, const std::string& text, Limits<T> limits) {
+  T number{};
+  const char* const end = text.data() + text.size();
+  const auto [next, error] = std::from_chars(text.data(), end, number);
+  const bool is_number = error == std::errc() && next == end;
+  if (is_number && number >= limits.least && number <= limits.most) return number;
+  throw InvalidArgument(fmt::format("--{} \"{}\" is not a {} from {} to {}", name, text,
+                                    std::is_integral_v<T> ? "whole number" : "number", limits.least,
+                                    limits.most));
+}
+
+template <typename T>
+Option number_option(std::string name, T& value, Limits<std::type_identity_t<T>> limits,
+                     std::string help) {
+  Option o = option(std::move(name), std::is_integral_v<T> ? "N" : "X", std::move(help));
+  o.set = [&value, limits, name = o.name](const std::string& text) {
+    value = parse_number<T>(name, text, limits);
+  };
+  o.get = [&value] { return fmt::to_string(value); };
+  return o;
+}
+
+template <typename T>
+Option choice_option(std::string name, T& value, std::vector<std::pair<std::string, T>> choices,
+                     std::string help) {
+  std::string names;
+  for (const auto& choice : choices) names += (names.empty() ? "" : "|") + choice.first;
+  Option o = option(std::move(name), names, std::move(help));
+  o.set = [&value, choices, name = o.name, names](const std::string& text) {
+    for (const auto& [known, meaning] : choices) {
+      if (known != text) continue;
+      value = meaning;
+      return;
+    }
+    throw InvalidArgument(fmt::format("--{} \"{}\" is not one of {}", name, text, names));
+  };
+  o.get = [&value, choices] {
+    for (const auto& [known, meaning] : choices) {
+      if (meaning == value) return known;
+    }
+    return std::string();
+  };
+  return o;
+}
+
+// An empty path is written as `empty`, and either of them sets it.
+Option path_option(std::string name, std::string& value, const std::string& empty,
+                   std::string help) {
+  Option o = option(std::move(name), "PATH", std::move(help));
+  o.set = [&value, empty](const std::string& text) { value = text == empty ? "" : text; };
+  o.get = [&value, empty] { return value.empty() ? empty : value; };
+  return o;
+}
+
+Option text_option(std::string name, std::string& value, std::string help) {
+  Option o = option(std::move(name), "TEXT", std::move(help));
+  o.set = [&value](const std::string& text) { value = text; };
+  o.get = [&value] { return value; };
+  return o;
+}
 
 Options sizes_of(ModelConfig& m) {
   const std::vector<std::pair<std::string, bool>> yes_or_no{{"true", true}, {"false", false}};
@@ -136,9 +221,9 @@ Options sample_of(TrainConfig& c) {
   };
 }
 
-void append(Options& all, const std::string& group, Options options) {
+void append(Options& all, const std::string& section, Options options) {
   for (auto& option : options) {
-    option.group = group;
+    option.section = section;
     all.push_back(std::move(option));
   }
 }

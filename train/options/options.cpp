@@ -8,6 +8,8 @@
 #include <numeric>
 #include <set>
 
+#include "checkpoints/checkpoint_folder.h"
+#include "checkpoints/checkpoints.h"
 #include "switchyard/error.h"
 
 namespace switchyard::train {
@@ -148,6 +150,15 @@ TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignment
     rates.final_learning_rate = std::min(rates.final_learning_rate, rates.learning_rate);
   }
   return config;
+}
+
+TrainConfig resolve(const Assignments& file, const Assignments& flags) {
+  auto given = merge(std::nullopt, file, flags);
+  if (given.resume.empty()) return given;
+  auto checkpoint = read_header(given.resume);
+  auto& save = checkpoint.config.save;
+  if (!save.empty()) save = folder_of(checkpoint.path).string();  // it may have been moved
+  return merge(checkpoint.config, file, flags);
 }
 
 }  // namespace switchyard::train

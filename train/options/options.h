@@ -16,10 +16,10 @@
 namespace switchyard::train {
 
 struct Option {
-  std::string name;   // "learning-rate": the flag is --learning-rate
-  std::string group;  // "Model", "Optimizer", …: for help and reports
-  std::string type;   // "N", "PATH", "bias|loss|none"
-  std::string help;   // without the default
+  std::string name;     // "learning-rate": the flag is --learning-rate
+  std::string section;  // "Model", "Optimizer", …: for help and reports
+  std::string type;     // "N", "PATH", "bias|loss|none"
+  std::string help;     // without the default
   // Both about the config that options_of was given. set throws InvalidArgument that names the
   // option, the value and what is allowed.
   std::function<void(const std::string& value)> set;

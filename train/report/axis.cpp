@@ -37,71 +37,73 @@ std::string label_of(double value, double distance, double largest) {
   return digits == 0 ? whole_text(value) : fmt::format("{:.{}f}", value, digits);
 }
 
-double size_of(Range range) { return std::max(std::abs(range.low), std::abs(range.high)); }
+double size_of(Interval interval) {
+  return std::max(std::abs(interval.low), std::abs(interval.high));
+}
 
 // One value alone, or values that double cannot tell apart on an axis, get room around them.
-Range with_room(Range range) {
-  const double size = size_of(range);
-  if (range.high - range.low > size * 1e-6) return range;
+Interval with_room(Interval interval) {
+  const double size = size_of(interval);
+  if (interval.high - interval.low > size * 1e-6) return interval;
   const double room = size > 0.0 ? size * 0.1 : 1.0;
-  return {range.low - room, range.high + room};
+  return {interval.low - room, interval.high + room};
 }
 
 }  // namespace
 
-Range range_of(std::span<const double> values) {
-  Range range{kLargest, -kLargest};
+Interval interval_of(std::span<const double> values) {
+  Interval interval{kLargest, -kLargest};
   bool has_any = false;
   for (const double value : values) {
     if (!std::isfinite(value)) continue;
-    range.low = std::min(range.low, std::clamp(value, -kLargest, kLargest));
-    range.high = std::max(range.high, std::clamp(value, -kLargest, kLargest));
+    interval.low = std::min(interval.low, std::clamp(value, -kLargest, kLargest));
+    interval.high = std::max(interval.high, std::clamp(value, -kLargest, kLargest));
     has_any = true;
   }
-  return has_any ? range : Range{};
+  return has_any ? interval : Interval{};
 }
 
 void Axis::add_ticks(double first, double last, double distance) {
   const auto count = std::lround(last - first);
   for (long i = 0; i <= count; ++i) {
     const double value = (first + static_cast<double>(i)) * distance;
-    ticks_.push_back({value, label_of(value, distance, size_of(range_))});
+    ticks_.push_back({value, label_of(value, distance, size_of(interval_))});
   }
 }
 
-Axis Axis::rounded(Range range, int most_ticks) {
-  range = with_room(range);
-  const double distance = round_distance(range.high - range.low, most_ticks);
+Axis Axis::rounded(Interval interval, int most_ticks) {
+  interval = with_room(interval);
+  const double distance = round_distance(interval.high - interval.low, most_ticks);
   Axis axis;
-  const double first = std::floor(range.low / distance + 1e-6);
-  const double last = std::ceil(range.high / distance - 1e-6);
-  axis.range_ = {first * distance, last * distance};
+  const double first = std::floor(interval.low / distance + 1e-6);
+  const double last = std::ceil(interval.high / distance - 1e-6);
+  axis.interval_ = {first * distance, last * distance};
   axis.add_ticks(first, last, distance);
   return axis;
 }
 
-Axis Axis::whole(Range range, int most_ticks) {
+Axis Axis::whole(Interval interval, int most_ticks) {
   Axis axis;
-  if (range.high <= range.low) {
-    axis.range_ = {range.low - 1.0, range.low + 1.0};
-    axis.ticks_.push_back({range.low, whole_text(range.low)});
+  if (interval.high <= interval.low) {
+    axis.interval_ = {interval.low - 1.0, interval.low + 1.0};
+    axis.ticks_.push_back({interval.low, whole_text(interval.low)});
     return axis;
   }
-  axis.range_ = range;
-  const double distance = std::max(1.0, round_distance(range.high - range.low, most_ticks));
-  const double first = std::ceil(range.low / distance);
-  if (first * distance - range.low > 0.4 * distance) {  // so that the labels do not touch
-    axis.ticks_.push_back({range.low, whole_text(range.low)});
+  axis.interval_ = interval;
+  const double distance = std::max(1.0, round_distance(interval.high - interval.low, most_ticks));
+  const double first = std::ceil(interval.low / distance);
+  if (first * distance - interval.low > 0.4 * distance) {  // so that the labels do not touch
+    axis.ticks_.push_back({interval.low, whole_text(interval.low)});
   }
-  axis.add_ticks(first, std::floor(range.high / distance), distance);
+  axis.add_ticks(first, std::floor(interval.high / distance), distance);
   return axis;
 }
 
-Axis Axis::logarithmic(Range range, int most_ticks) {
+Axis Axis::logarithmic(Interval interval, int most_ticks) {
   Axis axis;
   axis.is_logarithmic_ = true;
-  const double first = std::floor(std::log10(range.low) + 1e-6);
-  double last = std::ceil(std::log10(range.high) - 1e-6);
+  const double first = std::floor(std::log10(interval.low) + 1e-6);
+  double last = std::ceil(std::log10(interval.high) - 1e-6);
   const double stride = std::max(1.0, std::ceil((last - first) / most_ticks));
   last = first + std::max(1.0, std::ceil((last - first) / stride)) * stride;
   const auto count = std::lround((last - first) / stride);
@@ -109,16 +111,16 @@ Axis Axis::logarithmic(Range range, int most_ticks) {
     const double value = std::pow(10.0, first + static_cast<double>(i) * stride);
     axis.ticks_.push_back({value, label_of(value, value, value)});
   }
-  axis.range_ = {std::pow(10.0, first), std::pow(10.0, last)};
+  axis.interval_ = {std::pow(10.0, first), std::pow(10.0, last)};
   return axis;
 }
 
 double Axis::place(double value) const {
-  value = std::clamp(value, range_.low, range_.high);
+  value = std::clamp(value, interval_.low, interval_.high);
   if (is_logarithmic_) {
-    return std::log(value / range_.low) / std::log(range_.high / range_.low);
+    return std::log(value / interval_.low) / std::log(interval_.high / interval_.low);
   }
-  return (value - range_.low) / (range_.high - range_.low);
+  return (value - interval_.low) / (interval_.high - interval_.low);
 }
 
 }  // namespace switchyard::train

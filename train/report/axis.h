@@ -7,13 +7,13 @@
 
 namespace switchyard::train {
 
-struct Range {
+struct Interval {
   double low = 0.0;
   double high = 1.0;
 };
 
 // Of what is finite; {0, 1} of nothing. What is beyond ±1e100 counts as that.
-Range range_of(std::span<const double> values);
+Interval interval_of(std::span<const double> values);
 
 struct Tick {
   double value = 0.0;
@@ -24,22 +24,22 @@ class Axis {
  public:
   // Ticks are at round values, at most `most_ticks` + 2 of them, and the first and last end the
   // axis.
-  static Axis rounded(Range range, int most_ticks);
-  // Ends where the range does, with ticks at whole numbers within; for steps.
-  static Axis whole(Range range, int most_ticks);
-  // Powers of ten. The range is of positive values.
-  static Axis logarithmic(Range range, int most_ticks);
+  static Axis rounded(Interval interval, int most_ticks);
+  // Ends where the interval does, with ticks at whole numbers within; for steps.
+  static Axis whole(Interval interval, int most_ticks);
+  // Powers of ten. The interval is of positive values.
+  static Axis logarithmic(Interval interval, int most_ticks);
 
   // 0 at the low end, 1 at the high one; never beyond.
   double place(double value) const;
   const std::vector<Tick>& ticks() const { return ticks_; }
-  Range range() const { return range_; }
+  Interval interval() const { return interval_; }
 
  private:
-  // At the multiples of `distance` from `first` to `last`; the range is known.
+  // At the multiples of `distance` from `first` to `last`; the interval is known.
   void add_ticks(double first, double last, double distance);
 
-  Range range_;
+  Interval interval_;
   bool is_logarithmic_ = false;
   std::vector<Tick> ticks_;
 };

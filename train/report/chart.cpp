@@ -119,14 +119,14 @@ std::string legend_html(const Chart& chart) {
 std::string chart_html(const Chart& chart) {
   std::string lines;
   for (const Line& line : chart.lines) lines += line_svg(chart, line);
-  const auto range = chart.across.range();
+  const auto interval = chart.across.interval();
   return fmt::format(
       "{}<div class=\"chart{}\"><div class=\"plot\" data-from=\"{}\" data-to=\"{}\">"
       "<svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" "
       "aria-label=\"{}\">{}{}</svg>{}</div></div>\n",
       chart.has_legend ? legend_html(chart) : "", chart.is_small ? " small" : "",
-      plain_text(range.low), plain_text(range.high), escaped(chart.title), grid_svg(chart), lines,
-      labels_html(chart));
+      plain_text(interval.low), plain_text(interval.high), escaped(chart.title), grid_svg(chart),
+      lines, labels_html(chart));
 }
 
 Axis upward_axis(const std::vector<Line>& lines, const std::vector<Level>& levels, int most_ticks) {
@@ -139,14 +139,14 @@ Axis upward_axis(const std::vector<Line>& lines, const std::vector<Level>& level
   for (const Level& level : levels) {
     if (std::isfinite(level.value)) values.push_back(level.value);
   }
-  const auto range = range_of(values);
-  if (range.low > 0.0 && !values.empty()) {
+  const auto interval = interval_of(values);
+  if (interval.low > 0.0 && !values.empty()) {
     constexpr double kSpike = 20.0;
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
-    if (range.high > kSpike * *middle) return Axis::logarithmic(range, most_ticks);
+    if (interval.high > kSpike * *middle) return Axis::logarithmic(interval, most_ticks);
   }
-  return Axis::rounded(range, most_ticks);
+  return Axis::rounded(interval, most_ticks);
 }
 
 }  // namespace switchyard::train

@@ -1,5 +1,4 @@
-#include "report/load_map.h"
-
+// The report's pictures of the load.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "report/load_cells.h"
 #include "report/numbers.h"
 #include "report/png.h"
+#include "report/sections.h"
 
 namespace switchyard::train {
 namespace {

@@ -16,13 +16,13 @@ constexpr std::size_t kMostSmallPoints = 400;
 constexpr int kTicks = 6;
 constexpr int kSmallTicks = 4;
 
-Range steps_of(const History& history) {
+Interval steps_of(const History& history) {
   std::vector<double> steps;
   for (const StepRecord& record : history.steps) steps.push_back(static_cast<double>(record.step));
   for (const HeldOutRecord& record : history.held_out) {
     steps.push_back(static_cast<double>(record.step));
   }
-  return range_of(steps);
+  return interval_of(steps);
 }
 
 // A run that diverges says so, and where.
@@ -85,7 +85,7 @@ std::string small_chart_html(const History& history, const SmallChart& small) {
   if (small.from_zero) {
     std::vector<double> values{0.0};
     for (const Point& point : series) values.push_back(point.value);
-    up = Axis::rounded(range_of(values), kSmallTicks);
+    up = Axis::rounded(interval_of(values), kSmallTicks);
   }
   return fmt::format("<div><h3>{}</h3>{}</div>\n", small.title,
                      chart_html({.title = small.title,

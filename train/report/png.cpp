@@ -90,13 +90,13 @@ std::string base64(std::string_view bytes) {
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;
   for (std::size_t at = 0; at < bytes.size(); at += 3) {
-    const auto group = bytes.substr(at, 3);
+    const auto triple = bytes.substr(at, 3);
     std::uint32_t bits = 0;
     for (std::size_t i = 0; i < 3; ++i) {
-      bits = bits << 8U | (i < group.size() ? static_cast<std::uint8_t>(group[i]) : 0U);
+      bits = bits << 8U | (i < triple.size() ? static_cast<std::uint8_t>(triple[i]) : 0U);
     }
     for (std::size_t i = 0; i < 4; ++i) {
-      text += i <= group.size() ? kDigits[bits >> (18U - 6U * i) & 63U] : '=';
+      text += i <= triple.size() ? kDigits[bits >> (18U - 6U * i) & 63U] : '=';
     }
   }
   return text;

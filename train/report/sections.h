@@ -9,6 +9,8 @@ namespace switchyard::train {
 
 std::string header_html(const RunSummary& run);
 std::string loss_html(const RunSummary& run);
+// How evenly the experts of every layer were loaded, over time, as pictures.
+std::string load_map_html(const RunSummary& run);
 std::string stages_html(const RunSummary& run);
 std::string bytes_html(const RunSummary& run);
 // Learning rate, norm of the gradient and tokens a second.

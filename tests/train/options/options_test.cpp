@@ -78,7 +78,7 @@ TEST(Options, EveryValueIsSetAndRead) {
   std::set<std::string> names;
   for (const auto& option : options_of(config)) {
     EXPECT_TRUE(names.insert(option.name).second) << option.name;
-    EXPECT_FALSE(option.group.empty() || option.type.empty() || option.help.empty());
+    EXPECT_FALSE(option.section.empty() || option.type.empty() || option.help.empty());
   }
   for (const auto& [name, value] : other_values()) {
     EXPECT_NE(get(config, name), value) << name;

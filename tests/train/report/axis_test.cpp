@@ -20,15 +20,15 @@ Labels labels_of(const Axis& axis) {
   return labels;
 }
 
-TEST(ReportAxis, RangesAreOfWhatIsFinite) {
-  const auto range = range_of(std::vector<double>{kNan, 3.0, -kInfinity, -1.5, kInfinity});
-  EXPECT_EQ(range.low, -1.5);
-  EXPECT_EQ(range.high, 3.0);
+TEST(ReportAxis, IntervalsAreOfWhatIsFinite) {
+  const auto interval = interval_of(std::vector<double>{kNan, 3.0, -kInfinity, -1.5, kInfinity});
+  EXPECT_EQ(interval.low, -1.5);
+  EXPECT_EQ(interval.high, 3.0);
   for (const auto& none : {std::vector<double>{}, std::vector<double>{kNan}}) {
-    EXPECT_EQ(range_of(none).low, 0.0);
-    EXPECT_EQ(range_of(none).high, 1.0);
+    EXPECT_EQ(interval_of(none).low, 0.0);
+    EXPECT_EQ(interval_of(none).high, 1.0);
   }
-  EXPECT_EQ(range_of(std::vector<double>{-1e308, 1e308}).high, 1e100);
+  EXPECT_EQ(interval_of(std::vector<double>{-1e308, 1e308}).high, 1e100);
 }
 
 TEST(ReportAxis, RoundTicksEndIt) {
@@ -71,20 +71,20 @@ TEST(ReportAxis, PlacesNeverLieBeyond) {
   EXPECT_EQ(axis.place(kInfinity), 1.0);
 }
 
-// Whatever the range: few ticks, in order, with labels that differ, and all of it on the axis.
-TEST(ReportAxis, AnyRangeHasSensibleTicks) {
-  const Range ranges[] = {{0.0, 0.0},      {5.0, 5.0},         {-3.0, -3.0},  {1e100, 1e100},
-                          {-1e100, 1e100}, {1.0, 1.0 + 1e-12}, {0.0, 1e-100}, {1e-9, 3.7},
-                          {0.99, 1.01},    {-7e5, 12.0},       {1e14, 9e15},  {999.0, 1001.0}};
-  for (const Range& range : ranges) {
-    SCOPED_TRACE(::testing::Message() << range.low << " to " << range.high);
-    const auto axis = Axis::rounded(range, 5);
+// Whatever the interval: few ticks, in order, with labels that differ, and all of it on the axis.
+TEST(ReportAxis, AnyIntervalHasSensibleTicks) {
+  const Interval intervals[] = {
+      {0.0, 0.0},    {5.0, 5.0},  {-3.0, -3.0}, {1e100, 1e100}, {-1e100, 1e100}, {1.0, 1.0 + 1e-12},
+      {0.0, 1e-100}, {1e-9, 3.7}, {0.99, 1.01}, {-7e5, 12.0},   {1e14, 9e15},    {999.0, 1001.0}};
+  for (const Interval& interval : intervals) {
+    SCOPED_TRACE(::testing::Message() << interval.low << " to " << interval.high);
+    const auto axis = Axis::rounded(interval, 5);
     const auto labels = labels_of(axis);
     EXPECT_GE(labels.size(), 2U);
     EXPECT_LE(labels.size(), 7U);
     EXPECT_EQ(std::set<std::string>(labels.begin(), labels.end()).size(), labels.size());
-    EXPECT_LE(axis.range().low, range.low);
-    EXPECT_GE(axis.range().high, range.high);
+    EXPECT_LE(axis.interval().low, interval.low);
+    EXPECT_GE(axis.interval().high, interval.high);
     for (const Tick& tick : axis.ticks()) {
       EXPECT_TRUE(std::isfinite(axis.place(tick.value))) << tick.label;
     }

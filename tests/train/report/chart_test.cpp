@@ -65,14 +65,14 @@ TEST(ReportChart, DotsLevelsAndLabels) {
 
 TEST(ReportChart, SpikesMakeTheAxisLogarithmic) {
   const auto ends = [](const Series& points) {
-    return upward_axis({{"", "", points}}, {}, 4).range();
+    return upward_axis({{"", "", points}}, {}, 4).interval();
   };
   EXPECT_EQ(ends({{1, 5.5}, {2, 2.0}, {3, 1.6}}).low, 1.0);
   EXPECT_EQ(ends({{1, 2.0}, {2, 1.0}, {3, 1e6}, {4, 1.0}, {5, 1.0}}).high, 1e6);
   EXPECT_EQ(ends({{1, 2.0}, {2, 1.0}, {3, 1e6}, {4, 1.0}, {5, 1.0}}).low, 1.0);
   EXPECT_EQ(ends({{1, 2.0}, {2, 0.0}, {3, 1e6}, {4, 1.0}}).low, 0.0);  // not of zeros
   EXPECT_EQ(ends({{1, kNan}}).high, 1.0);
-  EXPECT_EQ(upward_axis({{"", "", {{1, 1.0}}}}, {{"", 3.0}}, 4).range().high, 3.0);
+  EXPECT_EQ(upward_axis({{"", "", {{1, 1.0}}}}, {{"", 3.0}}, 4).interval().high, 3.0);
 }
 
 }  // namespace

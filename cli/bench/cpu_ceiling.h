@@ -1,4 +1,4 @@
-// What the matrix library of this machine reaches on its own: products of 2048³.
+// What the CPUs of this machine reach on their own.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,12 @@
 
 namespace switchyard::cli {
 
+// Memory: passes that read and write as many rows as an operation does, but one after the other.
+// from [n, H] is read once, and each row is written to K places of to [n · K, H], in K streams.
+void one_read_many_writes(const ConstTensorView& from, const TensorView& to, std::int64_t top_k);
+// K streams of from [n · K, H] are read and added; to [n, H] is written once.
+void many_reads_one_write(const ConstTensorView& from, const TensorView& to, std::int64_t top_k);
+
 struct CeilingOptions {
   Dtype dtype = Dtype::f32;
   int threads = 1;     // of each rank
@@ -18,6 +24,7 @@ struct CeilingOptions {
 // Whether this build has a matrix library to measure.
 bool has_gemm_ceiling();
 
+// The matrix library: products of 2048³.
 class GemmCeiling {
  public:
   explicit GemmCeiling(const CeilingOptions& options);

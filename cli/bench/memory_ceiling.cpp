@@ -1,12 +1,12 @@
 // Written apart from the library's kernels, so that they are not measured against themselves. The
 // dtype does not matter to memory; sums treat the bytes as floats.
-#include "bench/ceiling.h"
-
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "bench/cpu_ceiling.h"
 
 namespace switchyard::cli {
 namespace {
