@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "device/cpu/plan/plan.h"
+#include "device/cpu/kernels.h"
 #include "support/compare.h"
 
 namespace switchyard::cpu::layout_test {

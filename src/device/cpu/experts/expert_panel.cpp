@@ -5,8 +5,8 @@
 
 #include "core/given.h"
 #include "device/cpu/gemm/gemm.h"
-#include "device/cpu/rows/rows.h"
 #include "device/cpu/simd/elements.h"
+#include "device/cpu/simd/row_kernels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // Counting and slotting assignments: two passes over the ids, O(T·K + E + ranks).
 #include <vector>
 
-#include "device/cpu/plan/plan.h"
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,6 +1,4 @@
 // Panels of tokens through the gate and the router, and back.
-#include "device/cpu/route/route.h"
-
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -8,6 +6,7 @@
 
 #include "core/padding.h"
 #include "device/cpu/experts/panels.h"
+#include "device/cpu/kernels.h"
 #include "device/cpu/route/gate.h"
 #include "device/cpu/route/route_sums.h"
 #include "device/cpu/route/token_router.h"

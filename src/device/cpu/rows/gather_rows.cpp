@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/require.h"
+#include "device/cpu/kernels.h"
 #include "device/cpu/rows/row_scalars.h"
-#include "device/cpu/rows/rows.h"
-#include "device/cpu/simd/instruction_sets.h"
+#include "device/cpu/simd/row_kernels.h"
 
 namespace switchyard::cpu {
 namespace {
@@ -111,23 +111,6 @@ class NamedRows {
   std::vector<float> row_factors_;
   std::vector<int> columns_;
 };
-
-}  // namespace
-
-std::vector<const RowKernels*> row_kernels_of_this_cpu() {
-#if defined(__x86_64__)
-  return runnable(kRowKernels_baseline, kRowKernels_avx2, kRowKernels_avx512);
-#else
-  return {&kRowKernels_baseline};
-#endif
-}
-
-const RowKernels& row_kernels() {
-  static const RowKernels& best = *row_kernels_of_this_cpu().back();
-  return best;
-}
-
-namespace {
 
 // Entries first … last − 1 of a table.
 RowTable part_of(const RowTable& table, std::int64_t first, std::int64_t last) {
