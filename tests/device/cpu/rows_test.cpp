@@ -1,9 +1,9 @@
 // The row kernels of every instruction set against plain loops, to the bit.
+#include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
 
-#include "device/cpu/kernels.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/simd/row_kernels.h"
 #include "support/compare.h"

@@ -2,13 +2,29 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "core/padding.h"
 #include "switchyard/losses.h"
 #include "switchyard/router.h"
 
 namespace switchyard::cpu {
+
+// A row of a table by token.
+template <typename T>
+T* row_of(const TensorView& table, std::int64_t row) {
+  return reinterpret_cast<T*>(table.row(row));
+}
+template <typename T>
+const T* row_of(const ConstTensorView& table, std::int64_t row) {
+  return reinterpret_cast<const T*>(table.row(row));
+}
+
+inline bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
+  return !valid || switchyard::is_valid(*valid, token);
+}
 
 // For one token at a time, on one thread.
 class TokenRouter {
