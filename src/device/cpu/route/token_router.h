@@ -53,17 +53,17 @@ class TokenRouter {
 
  private:
   float divisor(const float* scores, const std::int32_t* ids) const;
-  void drop_groups();
+  void drop_expert_groups();
   void add_loss_slopes(const float* scores, const Gradients& gradients);
   float mean_slope(const float* scores, const std::int32_t* ids, bool is_dense) const;
 
   const RouterOptions& options_;
-  std::int64_t group_size_;
+  std::int64_t expert_group_size_;
   std::vector<float> bias_;
-  std::vector<float> compared_;       // [E]
-  std::vector<float> probabilities_;  // [E], or none yet
-  std::vector<float> group_scores_;   // [groups]
-  std::vector<bool> is_kept_;         // [groups]
+  std::vector<float> compared_;             // [E]
+  std::vector<float> probabilities_;        // [E], or none yet
+  std::vector<float> expert_group_scores_;  // [num_expert_groups]
+  std::vector<bool> is_kept_;               // [num_expert_groups]
 };
 
 }  // namespace switchyard::cpu
