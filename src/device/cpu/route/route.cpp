@@ -1,13 +1,15 @@
 // Panels of tokens through the gate and the router.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "device/cpu/experts/panels.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/route/gate.h"
-#include "device/cpu/route/route_sums.h"
 #include "device/cpu/route/token_router.h"
 
 namespace switchyard::cpu {
@@ -98,6 +100,72 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
   words[kBadId] = ids[k];
   words[kBadIsDuplicate] = is_expert(args.options, ids[k]) ? 1 : 0;
 }
+
+// Collects a panel's tokens, and adds them to the sums that losses and statistics are made of at
+// once: several threads may add to the same sums.
+class PanelSums {
+ public:
+  // Null sums: nothing is collected.
+  PanelSums(const RouterSums* sums, std::int64_t top_k) : sums_(sums), top_k_(top_k) {
+    if (sums != nullptr) row_.resize(static_cast<std::size_t>(2 * sums->num_experts + 1));
+  }
+  ~PanelSums() { flush(); }
+  PanelSums(const PanelSums&) = delete;
+  PanelSums& operator=(const PanelSums&) = delete;
+
+  bool wants_squares() const { return sums_ != nullptr && sums_->wants_squares(); }
+
+  // ids [K], scores [E]; log_sum_exp counts where squares are wanted.
+  void add(std::int64_t token, const std::int32_t* ids, const float* scores, float log_sum_exp) {
+    if (sums_ == nullptr) return;
+    const auto sequence = token / sums_->sequence_tokens;
+    if (sequence != sequence_) flush();
+    sequence_ = sequence;
+    for (std::int64_t k = 0; k < top_k_; ++k) {
+      if (0 <= ids[k] && ids[k] < sums_->num_experts) ++row_[static_cast<std::size_t>(ids[k])];
+    }
+    ++row_.back();
+    if (sums_->wants_scores()) add_scores(scores);
+    if (!wants_squares()) return;
+    const double square = std::min(double{log_sum_exp} * log_sum_exp, RouterSums::kMostSquare);
+    const double whole = std::floor(square);
+    whole_ += static_cast<std::int64_t>(whole);
+    fraction_ += static_cast<std::int64_t>((square - whole) / RouterSums::kUnit);
+  }
+
+ private:
+  void add_scores(const float* scores) {
+    const auto n = static_cast<std::size_t>(sums_->num_experts);
+    double unit = RouterSums::kUnit;
+    if (sums_->losses.scores == LossScores::shares) {
+      unit *= std::accumulate(scores, scores + n, 1e-20F);
+    }
+    for (std::size_t e = 0; e < n; ++e) {
+      row_[n + e] += static_cast<std::int64_t>(double{scores[e]} / unit);
+    }
+  }
+
+  void flush() {
+    if (sums_ == nullptr || row_.back() == 0) return;
+    const auto row = sums_->by_sequence.slice(sequence_, sequence_ + 1).span<std::int64_t>();
+    for (std::size_t i = 0; i < row_.size(); ++i) add_to(row[i], row_[i]);
+    std::ranges::fill(row_, 0);
+    const auto squares = sums_->squares.span<std::int64_t>();
+    add_to(squares[0], std::exchange(whole_, 0));
+    add_to(squares[1], std::exchange(fraction_, 0));
+  }
+
+  static void add_to(std::int64_t& sum, std::int64_t value) {
+    if (value != 0) std::atomic_ref(sum).fetch_add(value, std::memory_order_relaxed);
+  }
+
+  const RouterSums* sums_;
+  std::int64_t top_k_;
+  std::int64_t sequence_ = 0;
+  std::vector<std::int64_t> row_;  // as a row of by_sequence
+  std::int64_t whole_ = 0;
+  std::int64_t fraction_ = 0;
+};
 
 }  // namespace
 
