@@ -12,7 +12,7 @@
 #include "bench/random_rows.h"
 #include "bench/routing.h"
 #include "device/cuda/backend.h"
-#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/row_passes.h"
 #include "device/cuda/grouped_gemm.h"
 #include "switchyard/switchyard.h"
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "device/cpu/rows/rows.h"
+#include "device/cpu/simd/row_kernels.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cpu {

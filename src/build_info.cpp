@@ -6,7 +6,7 @@
 #include "build_config.h"
 #include "core/require.h"
 #include "device/cpu/gemm/gemm.h"
-#include "device/cpu/rows/rows.h"
+#include "device/cpu/simd/row_kernels.h"
 #include "device/cuda/runtime/probe.h"
 
 #if SWITCHYARD_HAS_ONEDNN

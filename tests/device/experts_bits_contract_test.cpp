@@ -49,7 +49,7 @@ TEST_P(ExpertsBitsContract, WithoutRowWeightsTheyAreOne) {
   }
 }
 
-TEST_P(ExpertsBitsContract, OutMayBeTheMemoryOfRowsAndHiddenNowhere) {
+TEST_P(ExpertsBitsContract, OutMayBeTheMemoryOfRowsAndInnerNowhere) {
   for (const auto stage : kStages) {
     for (const auto dtype : {Dtype::f32, Dtype::bf16}) {
       const ExpertsProblem problem(options_of(48, 40, dtype, Activation::swiglu, stage),
@@ -87,6 +87,7 @@ TEST_P(ExpertsBitsContract, AnExpertsBitsDependOnItsRowsAlone) {
       };
       const auto check = [&](const Tensor& a, const Tensor& b, const char* name) {
         EXPECT_TRUE(same_bits(group(alone, a), group(together, b))) << name;
+        EXPECT_TRUE(has_poisoned_pads(together, b)) << name;
       };
       check(actual.out, expected.out, "out");
       check(actual.inner, expected.inner, "inner");
@@ -114,8 +115,8 @@ void expect_finite(const ConstTensorView& view, const char* name) {
   EXPECT_TRUE(std::ranges::all_of(values, [](double v) { return std::isfinite(v); })) << name;
 }
 
-// Squares of such hidden values are no floats.
-TEST_P(ExpertsBitsContract, HugeHiddenValuesGiveNoNan) {
+// Squares of such inner values are no floats.
+TEST_P(ExpertsBitsContract, HugeInnerValuesGiveNoNan) {
   for (const auto activation : {Activation::clamped_swiglu, Activation::gelu, Activation::gelu_tanh,
                                 Activation::relu, Activation::silu}) {
     SCOPED_TRACE(name_of(activation));

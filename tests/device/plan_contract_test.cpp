@@ -2,8 +2,11 @@
 // the other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "support/device/device_tables.h"
 #include "support/device/plain_layout.h"
@@ -167,24 +170,39 @@ TEST_P(PlanContract, RowsThatDoNotFitAreCut) {
 }
 
 TEST_P(PlanContract, RowsBeyondThirtyTwoBitsAreSaidAndHaveNoRoom) {
-  const LayoutInput in{{1500000000, 600000000, 5}, deal(3, 1), 1, 0, 1 << 30, Sizing::exact()};
-  const Laid laid = lay_out(in);
-  EXPECT_EQ(laid.layout[index(needed_rows_word(1, 0))], 4LL << 30);
-  for (const auto offset : laid.row_offsets) EXPECT_GE(offset, 0);
-  for (const auto rows : laid.group_rows) EXPECT_GE(rows, 0);
+  constexpr auto kMost = std::numeric_limits<std::int32_t>::max();
+  const LayoutInput aligned{{1500000000, 600000000, 5}, deal(3, 1), 1, 0, 1 << 30, Sizing::exact()};
+  const LayoutInput added{{kMost, 1, 3, 2}, deal(2, 2), 2, 1, 1, Sizing::exact()};
+  for (const auto& [in, needed] : {std::pair(aligned, 4LL << 30), std::pair(added, kMost + 3LL)}) {
+    const Laid laid = lay_out(in);
+    EXPECT_EQ(laid.layout[index(needed_rows_word(in.num_ranks, 0))], needed);
+    for (const Ints& rows : {laid.expert_offsets, laid.kept_rows, laid.rows_before,
+                             laid.row_offsets, laid.group_rows}) {
+      for (const auto value : rows) EXPECT_GE(value, 0);
+    }
+  }
 }
 
 TEST_P(PlanContract, AStepKeepsTheMostRowsAndTheFirstProblem) {
-  Tensor step = put(Tensor::zeros({kStepWords}, Dtype::i64));
-  const TensorView view = step.view();
-  const auto add = [&](Ints counts, const Words& met) {
-    const LayoutInput in{std::move(counts), deal(2, 1), 1, 0, 4, Sizing::bounded(8)};
-    lay_out(in, &view, met);
-    return values<std::int64_t>(get(step));
-  };
-  EXPECT_EQ(add({1, 5}, no_problems()), (Words{12, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(add({1, 1}, {3, -1, -1, -1, 0}), (Words{12, 1, 3, -1, -1, -1, 0}));
-  EXPECT_EQ(add({9, 9}, {-1, 2, 1, 0, 1}), (Words{24, 1, 3, -1, -1, -1, 0}));
+  const Words bad_logits{3, -1, -1, -1, 0};
+  const Words bad_id{-1, 2, 1, 0, 1};
+  for (const auto& [first, later] :
+       {std::pair(bad_logits, bad_id), std::pair(bad_id, bad_logits)}) {
+    Tensor step = put(Tensor::zeros({kStepWords}, Dtype::i64));
+    const TensorView view = step.view();
+    const auto add = [&](Ints counts, const Words& met) {
+      const LayoutInput in{std::move(counts), deal(2, 1), 1, 0, 4, Sizing::bounded(8)};
+      lay_out(in, &view, met);
+      return values<std::int64_t>(get(step));
+    };
+    Words expected{12, 0, 0, 0, 0, 0, 0};
+    EXPECT_EQ(add({1, 5}, no_problems()), expected);
+    expected[kStepHasProblem] = 1;
+    std::ranges::copy(first, expected.begin() + kStepProblem);
+    EXPECT_EQ(add({1, 1}, first), expected);
+    expected[kStepMostNeeded] = 24;
+    EXPECT_EQ(add({9, 9}, later), expected);
+  }
 }
 
 // One rank of several, whose counts are made up but for its own.

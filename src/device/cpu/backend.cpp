@@ -1,18 +1,10 @@
 // The CPU as a device.
 #include <algorithm>
 
-#include "core/memory_cache.h"
 #include "core/padding.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
-#include "device/cpu/experts/experts.h"
-#include "device/cpu/matmul.h"
-#include "device/cpu/plan/plan.h"
-#include "device/cpu/route/capacity.h"
-#include "device/cpu/route/losses.h"
-#include "device/cpu/route/route.h"
-#include "device/cpu/rows/rows.h"
-#include "device/cpu/workers.h"
+#include "device/cpu/kernels.h"
 #include "device/device_backend.h"
 #include "switchyard/device.h"
 

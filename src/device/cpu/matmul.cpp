@@ -1,11 +1,11 @@
-#include "device/cpu/matmul.h"
-
+// Products of matrices on the CPU.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "device/cpu/experts/panels.h"
 #include "device/cpu/gemm/gemm.h"
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

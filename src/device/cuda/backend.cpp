@@ -10,7 +10,6 @@
 #include "device/cuda/kernels.h"
 #include "device/cuda/runtime/constants.h"
 #include "device/cuda/runtime/device_memory.h"
-#include "device/cuda/runtime/pinned_buffer.h"
 #include "device/cuda/runtime/probe.h"
 #include "device/cuda/runtime/stage_timer.h"
 #include "device/device_backend.h"
@@ -28,6 +27,29 @@ void check(int status, std::string_view what) {
 }
 
 namespace {
+
+// Memory of the host that a GPU copies to without the driver's help.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() { at_least(1); }  // taking it may wait, which is best done at once
+
+  // Its bytes; what was there is lost when it grows.
+  std::byte* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      const std::size_t size = bytes < 65536 ? 65536 : 2 * bytes;
+      void* memory = nullptr;
+      check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "taking pinned memory");
+      memory_ = Memory(static_cast<std::byte*>(memory), [](std::byte* old) { cudaFreeHost(old); });
+      size_ = size;
+    }
+    return memory_.get();
+  }
+
+ private:
+  using Memory = std::unique_ptr<std::byte, void (*)(std::byte*)>;
+  Memory memory_{nullptr, [](std::byte*) {}};
+  std::size_t size_ = 0;
+};
 
 class CudaContext final : public Context {
  public:

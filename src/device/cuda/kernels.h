@@ -1,4 +1,4 @@
-// The functions of a DeviceBackend on a GPU, one source a group of them.
+// The functions of a DeviceBackend on a GPU, by the source that holds them.
 #pragma once
 
 #include <span>
@@ -8,32 +8,35 @@
 
 namespace switchyard::cuda {
 
-// count_assignments.cu
+// plan/count_assignments.cu
 void count_assignments(const CountAssignments& args, Context& context);
-// plan.cu
+// plan/lay_out.cu
 void lay_out(const LayOut& args, Context& context);
+// plan/assign_slots.cu
 void assign_slots(const AssignSlots& args, Context& context);
-// capacity.cu
+// route/capacity.cu
 void limit_picks(const LimitPicks& args, Context& context);
-// rows.cu
+// rows/scatter_rows.cu
 void scatter_rows(const ScatterRows& args, Context& context);
-// row_sums.cu
+// rows/gather_rows.cu
 void gather_rows(const GatherRows& args, Context& context);
 void dot_rows(const DotRows& args, Context& context);
-// route.cu
+// route/route.cu
 void route_tokens(const RouteTokens& args, Context& context);
+// route/route_backward.cu
 void route_tokens_backward(const RouteTokensBackward& args, Context& context);
-// losses.cu
+// route/losses.cu
 void loss_totals(const LossTotals& args, Context& context);
 void loss_slopes(const LossSlopes& args, Context& context);
 void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context);
 void output_scales(const OutputScales& args, Context& context);
 void scale_by_expert(const ScaleByExpert& args, Context& context);
-// experts.cpp
+// experts/experts.cpp
 bool reads_tokens(const ExpertsOptions& options, std::span<const ExpertWeights> weights,
                   const Context& context);
 void experts_forward(const ExpertsForward& args, Context& context);
 void experts_backward(const ExpertsBackward& args, Context& context);
+// experts/shared_expert.cpp
 void shared_forward(const SharedForward& args, Context& context);
 void shared_backward(const SharedBackward& args, Context& context);
 // matmul.cu

@@ -26,18 +26,6 @@ using testing::Random;
 constexpr auto kPlain = MatrixLayout::plain;
 constexpr auto kTransposed = MatrixLayout::transposed;
 
-TEST(Matmul, EqualsDoublePrecisionOnThreads) {
-  const auto device = Device::cpu({.num_threads = 2});
-  for (const MatmulSizes sizes : {MatmulSizes{1, 64, 17}, MatmulSizes{300, 17, 64},
-                                  MatmulSizes{17, 300, 100}, MatmulSizes{70, 600, 20}}) {
-    for_each_matmul_kind([&](const MatmulKind& kind) {
-      for (const std::int64_t spare : {0, 5}) {
-        MatmulProblem(device, sizes, kind, spare).expect_double_precision();
-      }
-    });
-  }
-}
-
 // Sizes of several tasks each, by rows and columns of c, and some of one.
 TEST(Matmul, BitsDependNeitherOnThreadsNorOnCompany) {
   const std::vector<MatmulSizes> all_sizes{

@@ -1,11 +1,11 @@
 // The row kernels of every instruction set against plain loops, to the bit.
-#include "device/cpu/rows/rows.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
 
+#include "device/cpu/kernels.h"
+#include "device/cpu/simd/row_kernels.h"
 #include "support/compare.h"
 #include "support/random.h"
 

@@ -7,7 +7,7 @@
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
 #include "support/device/experts_problem.h"
-#include "support/device/token_step.h"
+#include "support/device/token_problem.h"
 #include "support/random.h"
 #include "switchyard/experts.h"
 
@@ -28,12 +28,12 @@ class CudaExpertsTokens : public ::testing::Test {
   Device device;
 };
 
-void expect_bits_of_rows(const TokenStep& step, TokenWay way) {
-  ASSERT_TRUE(step.experts().reads_tokens(step.weights()));
+void expect_bits_of_rows(const TokenProblem& problem, TokenWay way) {
+  ASSERT_TRUE(problem.experts().reads_tokens(problem.weights()));
   way.from_tokens = false;
-  const auto expected = step.run(way);
+  const auto expected = problem.run(way);
   way.from_tokens = true;
-  const auto actual = step.run(way);
+  const auto actual = problem.run(way);
   EXPECT_TRUE(same_bits(actual.out, expected.out)) << "out";
   EXPECT_TRUE(same_bits(actual.inner, expected.inner)) << "inner";
   EXPECT_TRUE(same_bits(actual.d_rows, expected.d_rows)) << "d_rows";
@@ -59,12 +59,12 @@ TEST_F(CudaExpertsTokens, BitsAreThoseOfRows) {
         setup.picks.top_k = top_k;
         setup.alignment = top_k == 2 ? 16 : 1;
         setup.capacity = 2400;
-        const TokenStep step(device, setup);
+        const TokenProblem problem(device, setup);
         SCOPED_TRACE(::testing::Message()
                      << "H " << hidden << ", " << name_of(activation) << ", " << name_of(stage));
         for (const auto inner_rows : {InnerRows::kept, InnerRows::to_be_computed}) {
           for (const bool has_weights : {false, true}) {
-            expect_bits_of_rows(step, {.inner_rows = inner_rows, .has_weights = has_weights});
+            expect_bits_of_rows(problem, {.inner_rows = inner_rows, .has_weights = has_weights});
           }
         }
       }
@@ -74,10 +74,10 @@ TEST_F(CudaExpertsTokens, BitsAreThoseOfRows) {
 
 TEST_F(CudaExpertsTokens, HiddenThatIsMadeAgainHasTheSameBits) {
   for (const auto stage : kStagesOfTokens) {
-    const TokenStep step(device,
-                         {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage)});
-    const auto kept = step.run({.from_tokens = true});
-    const auto again = step.run({.from_tokens = true, .inner_rows = InnerRows::to_be_computed});
+    const TokenProblem problem(
+        device, {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage)});
+    const auto kept = problem.run({.from_tokens = true});
+    const auto again = problem.run({.from_tokens = true, .inner_rows = InnerRows::to_be_computed});
     EXPECT_TRUE(same_bits(again.out, kept.out));
     EXPECT_TRUE(same_bits(again.d_rows, kept.d_rows));
     EXPECT_TRUE(same_bits(again.d_row_weights, kept.d_row_weights));
@@ -89,12 +89,12 @@ TEST_F(CudaExpertsTokens, HiddenThatIsMadeAgainHasTheSameBits) {
 
 // Those of gate and up in one product, and where their dtypes differ in two.
 TEST_F(CudaExpertsTokens, GradientsOfEitherDtypeAddedToOrNot) {
-  const TokenStep step(device, {.options = options_of(136, 264, Dtype::bf16)});
+  const TokenProblem problem(device, {.options = options_of(136, 264, Dtype::bf16)});
   for (const auto mode : {GradientMode::overwrite, GradientMode::accumulate}) {
     for (const auto up_and_down : {Dtype::bf16, Dtype::f32}) {
       for (const auto gate : {Dtype::bf16, Dtype::f32}) {
         SCOPED_TRACE(::testing::Message() << name_of(up_and_down) << " and " << name_of(gate));
-        expect_bits_of_rows(step, {.mode = mode, .up_and_down = up_and_down, .gate = gate});
+        expect_bits_of_rows(problem, {.mode = mode, .up_and_down = up_and_down, .gate = gate});
       }
     }
   }
@@ -103,13 +103,13 @@ TEST_F(CudaExpertsTokens, GradientsOfEitherDtypeAddedToOrNot) {
 TEST_F(CudaExpertsTokens, TensorsMayLieApart) {
   for (const auto storage : {Storage::apart, Storage::askew}) {
     for (const auto stage : kStagesOfTokens) {
-      const TokenStep step(device,
-                           {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage),
-                            .alignment = 16,
-                            .storage = storage});
+      const TokenProblem problem(
+          device, {.options = options_of(136, 72, Dtype::bf16, Activation::swiglu, stage),
+                   .alignment = 16,
+                   .storage = storage});
       SCOPED_TRACE(storage == Storage::apart ? "apart" : "askew");
-      expect_bits_of_rows(step, {});
-      expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
+      expect_bits_of_rows(problem, {});
+      expect_bits_of_rows(problem, {.inner_rows = InnerRows::to_be_computed});
     }
   }
 }
@@ -122,10 +122,10 @@ TEST_F(CudaExpertsTokens, WideExpertsGatherRows) {
                        .picks = {.num_tokens = 150, .top_k = 3, .num_experts = 5, .skew = 1.0},
                        .alignment = 16,
                        .storage = storage};
-      const TokenStep step(device, setup);
+      const TokenProblem problem(device, setup);
       SCOPED_TRACE(::testing::Message() << "I " << intermediate);
-      expect_bits_of_rows(step, {});
-      expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
+      expect_bits_of_rows(problem, {});
+      expect_bits_of_rows(problem, {.inner_rows = InnerRows::to_be_computed});
     }
   }
 }
@@ -137,10 +137,10 @@ TEST_F(CudaExpertsTokens, DroppedAssignmentsAndEmptyExperts) {
       .picks = {.num_tokens = 400, .top_k = 2, .num_experts = 40, .skew = 1.0, .none = 0.3},
       .alignment = 16,
       .capacity = 320};
-  const TokenStep step(device, setup);
-  ASSERT_GT(step.num_dropped(), 0);
-  expect_bits_of_rows(step, {});
-  expect_bits_of_rows(step, {.inner_rows = InnerRows::to_be_computed});
+  const TokenProblem problem(device, setup);
+  ASSERT_GT(problem.num_dropped(), 0);
+  expect_bits_of_rows(problem, {});
+  expect_bits_of_rows(problem, {.inner_rows = InnerRows::to_be_computed});
 }
 
 TEST_F(CudaExpertsTokens, WithoutTokensGradientsAreZerosOrAsTheyWere) {
@@ -148,11 +148,11 @@ TEST_F(CudaExpertsTokens, WithoutTokensGradientsAreZerosOrAsTheyWere) {
   setup.picks.num_tokens = 0;
   for (const std::int64_t capacity : {0, 16}) {
     setup.capacity = capacity;
-    const TokenStep step(device, setup);
+    const TokenProblem problem(device, setup);
     for (const auto mode : {GradientMode::overwrite, GradientMode::accumulate}) {
-      expect_bits_of_rows(step, {.mode = mode});
+      expect_bits_of_rows(problem, {.mode = mode});
     }
-    const auto results = step.run({.from_tokens = true});
+    const auto results = problem.run({.from_tokens = true});
     for (const auto& expert : results.gradients) {
       EXPECT_TRUE(same_bits(expert.gate, Tensor::zeros({72, 64}, Dtype::bf16)));
       EXPECT_TRUE(same_bits(expert.down, Tensor::zeros({64, 72}, Dtype::bf16)));

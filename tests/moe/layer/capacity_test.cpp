@@ -1,4 +1,4 @@
-// Capacity: which picks are dropped, and that a layer without them is right.
+// Capacity: that a layer without the picks it drops is right.
 #include "switchyard/capacity.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/finite_difference.h"
 #include "support/layer/layer_alone.h"
@@ -17,70 +16,14 @@ namespace switchyard::capacity_test {
 namespace {
 
 using testing::doubles_of;
-
 using testing::gradients_for;
 using testing::LayerAlone;
 using testing::near;
-
 using testing::part_of;
 using testing::Random;
 using testing::same_bits;
 using testing::small_layer_options;
 using testing::tensor_of;
-
-struct Limited {
-  std::vector<std::int32_t> kept;
-  std::int64_t dropped = 0;
-};
-
-// Two picks of three experts, with a factor that lets an expert have `most`.
-Limited limit(CapacityRule rule, std::int64_t most, const std::vector<std::int32_t>& ids,
-              const std::vector<float>& weights) {
-  const Shape shape{static_cast<std::int64_t>(ids.size()) / 2, 2};
-  const Tensor given = Tensor::from<std::int32_t>(shape, ids);
-  const Tensor given_weights = Tensor::from<float>(shape, weights);
-  Tensor by_sequence = Tensor::zeros({2, 7}, Dtype::i64);  // tokens count, whichever sequence's
-  by_sequence.span<std::int64_t>()[6] = 1;
-  by_sequence.span<std::int64_t>()[13] = shape[0] - 1;
-  const RouterSums sums{.losses = {},
-                        .num_experts = 3,
-                        .by_sequence = by_sequence,
-                        .squares = Tensor::zeros({2}, Dtype::i64)};
-  Tensor kept(shape, Dtype::i32);
-  Tensor dropped({1}, Dtype::i64);
-  const double even = static_cast<double>(ids.size()) / 3.0;
-  Device().backend().limit_picks(
-      {.expert_ids = given,
-       .weights = given_weights,
-       .capacity = {.factor = (static_cast<double>(most) - 0.5) / even, .rule = rule},
-       .sums = sums,
-       .kept_ids = kept,
-       .dropped = dropped});
-  const auto left = kept.span<std::int32_t>();
-  return {{left.begin(), left.end()}, dropped.span<std::int64_t>()[0]};
-}
-
-TEST(Capacity, KeepsTheFirstTokensOfEachPick) {
-  const auto result = limit(CapacityRule::first_come, 1, {0, 1, 0, 2, 1, 0, 2, 0, -1, 1},
-                            {.1F, .9F, .2F, .8F, .3F, .7F, .4F, .6F, 0, .5F});
-  EXPECT_EQ(result.kept, (std::vector<std::int32_t>{0, 1, -1, 2, 1, 0, 2, -1, -1, -1}));
-  EXPECT_EQ(result.dropped, 3);
-}
-
-TEST(Capacity, KeepsTheHighestWeightsAndOfEqualOnesTheLowerToken) {
-  const auto result = limit(CapacityRule::highest_weight, 2, {0, 1, 0, 2, 1, 0, 2, 0, -1, 1},
-                            {.1F, .9F, .6F, .8F, .5F, .6F, .4F, .6F, 0, .5F});
-  EXPECT_EQ(result.kept, (std::vector<std::int32_t>{-1, 1, 0, 2, 1, 0, 2, -1, -1, -1}));
-  EXPECT_EQ(result.dropped, 3);
-}
-
-TEST(Capacity, LeavesWhatIsNoExpertToThePlan) {
-  for (const auto rule : {CapacityRule::first_come, CapacityRule::highest_weight}) {
-    const auto result = limit(rule, 1, {7, -3, 0, 1}, {.5F, .5F, .5F, .5F});
-    EXPECT_EQ(result.kept, (std::vector<std::int32_t>{7, -3, 0, 1}));
-    EXPECT_EQ(result.dropped, 0);
-  }
-}
 
 class LayerCapacity : public ::testing::TestWithParam<CapacityRule> {};
 

@@ -1,4 +1,4 @@
-// Groups of random rows for experts: a step of theirs, and what the reference says about it.
+// Groups of random rows for experts: a pass of theirs, and what the reference says about it.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "device/cuda/backend.h"
-#include "device/cuda/experts/expert_passes.h"
+#include "device/cuda/experts/row_passes.h"
 #include "support/compare.h"
 
 namespace switchyard::testing {

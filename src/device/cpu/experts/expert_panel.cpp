@@ -5,7 +5,7 @@
 
 #include "core/given.h"
 #include "device/cpu/gemm/gemm.h"
-#include "device/cpu/rows/rows.h"
+#include "device/cpu/rows/row_table.h"
 #include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
@@ -13,10 +13,6 @@ namespace {
 
 PanelRows take_rows(std::int64_t rows, std::int64_t width, Dtype dtype, Scratch& scratch) {
   return {scratch.take_bytes(rows * width * size_of(dtype)), width, dtype};
-}
-
-const RowKernels::Typed& row_kernels_for(Dtype dtype) {
-  return dtype == Dtype::f32 ? row_kernels().f32 : row_kernels().bf16;
 }
 
 void scale_row(std::byte* to, const std::byte* from, float factor, Dtype dtype,

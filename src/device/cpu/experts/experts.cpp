@@ -1,6 +1,4 @@
 // Experts over their groups of rows: which panels and blocks there are, and who waits for whom.
-#include "device/cpu/experts/experts.h"
-
 #include <memory>
 #include <thread>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "device/cpu/experts/expert_panel.h"
 #include "device/cpu/experts/matrix_gradients.h"
 #include "device/cpu/experts/panels.h"
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "device/cpu/experts/expert_panel.h"
-#include "device/cpu/experts/experts.h"
 #include "device/cpu/experts/matrix_gradients.h"
 #include "device/cpu/experts/panels.h"
+#include "device/cpu/kernels.h"
 #include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {

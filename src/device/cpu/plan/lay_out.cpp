@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "device/cpu/experts/panels.h"
-#include "device/cpu/plan/plan.h"
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,8 +1,9 @@
-#include "device/cpu/route/capacity.h"
-
+// Which picks an expert has room for, by either rule.
 #include <algorithm>
 #include <cmath>
 #include <vector>
+
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

@@ -1,8 +1,9 @@
-#include "device/cpu/route/losses.h"
-
+// Small sums and products around a router's losses.
 #include <algorithm>
 #include <numeric>
 #include <vector>
+
+#include "device/cpu/kernels.h"
 
 namespace switchyard::cpu {
 namespace {

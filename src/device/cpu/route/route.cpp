@@ -1,40 +1,24 @@
-// Panels of tokens through the gate and the router, and back.
-#include "device/cpu/route/route.h"
-
+// Panels of tokens through the gate and the router.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
-#include "core/padding.h"
 #include "device/cpu/experts/panels.h"
+#include "device/cpu/kernels.h"
 #include "device/cpu/route/gate.h"
-#include "device/cpu/route/route_sums.h"
 #include "device/cpu/route/token_router.h"
-#include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {
-
-constexpr std::int64_t kGradientColumns = 64;
 
 void note_first(std::atomic<std::int64_t>& first, std::int64_t token) {
   auto known = first.load();
   while (token < known && !first.compare_exchange_weak(known, token)) {
   }
-}
-
-template <typename T>
-T* row_of(const TensorView& table, std::int64_t row) {
-  return reinterpret_cast<T*>(table.row(row));
-}
-template <typename T>
-const T* row_of(const ConstTensorView& table, std::int64_t row) {
-  return reinterpret_cast<const T*>(table.row(row));
-}
-
-bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
-  return !valid || switchyard::is_valid(*valid, token);
 }
 
 bool is_expert(const RouterOptions& options, std::int32_t id) {
@@ -117,59 +101,71 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
   words[kBadIsDuplicate] = is_expert(args.options, ids[k]) ? 1 : 0;
 }
 
-// Whether any gradient can reach a token's logits.
-bool is_routed(const RouterBackwardInput& in, std::int64_t token) {
-  if (!is_valid(in.valid, token)) return false;
-  if (in.slopes != nullptr && !in.slopes->is_zero()) return true;
-  const auto* ids = row_of<std::int32_t>(in.expert_ids, token);
-  return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
-}
-
-// Logits of a token that has a part become their gradient; false if they are not finite.
-bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* logits,
-                    std::int64_t token) {
-  TokenRouter::Gradients gradients{.d_weights = row_of<float>(in.d_weights, token)};
-  const RouterSlopes* slopes = in.slopes;
-  if (slopes != nullptr && slopes->by_score) {
-    gradients.d_scores = row_of<float>(*slopes->by_score, token / slopes->sequence_tokens);
-    gradients.scores = slopes->scores;
+// Collects a panel's tokens, and adds them to the sums that losses and statistics are made of at
+// once: several threads may add to the same sums.
+class PanelSums {
+ public:
+  // Null sums: nothing is collected.
+  PanelSums(const RouterSums* sums, std::int64_t top_k) : sums_(sums), top_k_(top_k) {
+    if (sums != nullptr) row_.resize(static_cast<std::size_t>(2 * sums->num_experts + 1));
   }
-  const float by_square =
-      slopes != nullptr && slopes->by_square ? *row_of<float>(*slopes->by_square, 0) : 0.0F;
-  if (by_square != 0.0F) {
-    gradients.d_probabilities = 2.0F * by_square * router.log_sum_exp(logits);
-  }
-  if (!router.score(logits)) return false;
-  router.backward(logits, row_of<std::int32_t>(in.expert_ids, token), gradients);
-  return true;
-}
+  ~PanelSums() { flush(); }
+  PanelSums(const PanelSums&) = delete;
+  PanelSums& operator=(const PanelSums&) = delete;
 
-// Of the gate and of its bias, from d_logits [T, E].
-void gate_gradients(const RouteTokensBackward& args, const ConstTensorView& d_logits,
-                    const ConstTensorView& x, Workers& workers) {
-  const auto& out = args.out;
-  const auto num_experts = std::int64_t{args.options.num_experts};
-  const auto hidden = x.shape()[1];
-  const auto blocks = ceil_div(hidden, kGradientColumns);
-  const bool has_bias = is_given(out.gradients.gate_bias);
-  workers.run(blocks + (has_bias ? 1 : 0), [&](std::int64_t block, Scratch& scratch) {
-    if (block < blocks) {
-      const auto first = block * kGradientColumns;
-      gate_gradient({d_logits, x, out.gradients.gate, out.mode}, first,
-                    std::min(first + kGradientColumns, hidden), scratch);
-      return;
+  bool wants_squares() const { return sums_ != nullptr && sums_->wants_squares(); }
+
+  // ids [K], scores [E]; log_sum_exp counts where squares are wanted.
+  void add(std::int64_t token, const std::int32_t* ids, const float* scores, float log_sum_exp) {
+    if (sums_ == nullptr) return;
+    const auto sequence = token / sums_->sequence_tokens;
+    if (sequence != sequence_) flush();
+    sequence_ = sequence;
+    for (std::int64_t k = 0; k < top_k_; ++k) {
+      if (0 <= ids[k] && ids[k] < sums_->num_experts) ++row_[static_cast<std::size_t>(ids[k])];
     }
-    float* sums = scratch.take_floats(num_experts);
-    std::fill_n(sums, num_experts, 0.0F);
-    element_kernels().f32.add_rows(sums, d_logits.data(), x.rows(), num_experts, num_experts,
-                                   nullptr);
-    write_gradient({out.gradients.gate_bias.data(),
-                    out.gradients.gate_bias.dtype(),
-                    {1, num_experts},
-                    num_experts},
-                   {0, num_experts}, sums, out.mode);
-  });
-}
+    ++row_.back();
+    if (sums_->wants_scores()) add_scores(scores);
+    if (!wants_squares()) return;
+    const double square = std::min(double{log_sum_exp} * log_sum_exp, RouterSums::kMostSquare);
+    const double whole = std::floor(square);
+    whole_ += static_cast<std::int64_t>(whole);
+    fraction_ += static_cast<std::int64_t>((square - whole) / RouterSums::kUnit);
+  }
+
+ private:
+  void add_scores(const float* scores) {
+    const auto n = static_cast<std::size_t>(sums_->num_experts);
+    double unit = RouterSums::kUnit;
+    if (sums_->losses.scores == LossScores::shares) {
+      unit *= std::accumulate(scores, scores + n, 1e-20F);
+    }
+    for (std::size_t e = 0; e < n; ++e) {
+      row_[n + e] += static_cast<std::int64_t>(double{scores[e]} / unit);
+    }
+  }
+
+  void flush() {
+    if (sums_ == nullptr || row_.back() == 0) return;
+    const auto row = sums_->by_sequence.slice(sequence_, sequence_ + 1).span<std::int64_t>();
+    for (std::size_t i = 0; i < row_.size(); ++i) add_to(row[i], row_[i]);
+    std::ranges::fill(row_, 0);
+    const auto squares = sums_->squares.span<std::int64_t>();
+    add_to(squares[0], std::exchange(whole_, 0));
+    add_to(squares[1], std::exchange(fraction_, 0));
+  }
+
+  static void add_to(std::int64_t& sum, std::int64_t value) {
+    if (value != 0) std::atomic_ref(sum).fetch_add(value, std::memory_order_relaxed);
+  }
+
+  const RouterSums* sums_;
+  std::int64_t top_k_;
+  std::int64_t sequence_ = 0;
+  std::vector<std::int64_t> row_;  // as a row of by_sequence
+  std::int64_t whole_ = 0;
+  std::int64_t fraction_ = 0;
+};
 
 }  // namespace
 
@@ -201,41 +197,6 @@ void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory
     }
   });
   write_problems(args, first_tokens);
-}
-
-void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, MemoryCache& memory) {
-  const auto& in = args.in;
-  const auto& out = args.out;
-  const auto num_tokens = in.x.rows();
-  const auto num_experts = std::int64_t{args.options.num_experts};
-  const Gate gate(args.weights, memory);
-  const TensorView d_logits = memory.take({num_tokens, num_experts}, Dtype::f32);
-  std::vector<std::uint8_t> has_part(static_cast<std::size_t>(num_tokens));
-  workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t panel, Scratch& scratch) {
-    TokenRouter router(args.options, args.weights);
-    const auto first = panel * kTokenPanelRows;
-    const auto last = std::min(first + kTokenPanelRows, num_tokens);
-    float* const scores = gate.logits(in.x, first, last, scratch);
-    for (std::int64_t t = first; t < last; ++t) {
-      float* token_scores = scores + (t - first) * num_experts;
-      const bool counts = is_routed(in, t) && token_backward(in, router, token_scores, t);
-      if (!counts) std::fill_n(token_scores, num_experts, 0.0F);
-      has_part[static_cast<std::size_t>(t)] = counts ? 1 : 0;
-      std::copy_n(token_scores, num_experts, row_of<float>(d_logits, t));
-    }
-    std::fill_n(scores + (last - first) * num_experts,
-                (padded_tokens(last - first) - (last - first)) * num_experts, 0.0F);
-    gate.add_d_x(scores, first, last, out.d_x, scratch);
-  });
-  const bool all_count = std::ranges::find(has_part, 0) == has_part.end();
-  ConstTensorView x = in.x;
-  if (!all_count) {  // what x holds elsewhere may be NaN, and that times zero is NaN
-    const TensorView counting = memory.take(x.shape(), x.dtype());
-    copy_kept_rows(in.x, counting,
-                   [&](std::int64_t t) { return has_part[static_cast<std::size_t>(t)] != 0; });
-    x = counting;
-  }
-  gate_gradients(args, d_logits, x, workers);
 }
 
 }  // namespace switchyard::cpu

@@ -28,9 +28,9 @@ bool is_repeat(const std::int32_t* ids, std::int64_t k) {
 
 TokenRouter::TokenRouter(const RouterOptions& options, const RouterWeights& weights)
     : options_(options),
-      group_size_(options.num_experts / options.num_expert_groups),
+      expert_group_size_(options.num_experts / options.num_expert_groups),
       compared_(static_cast<std::size_t>(options.num_experts)),
-      group_scores_(static_cast<std::size_t>(options.num_expert_groups)),
+      expert_group_scores_(static_cast<std::size_t>(options.num_expert_groups)),
       is_kept_(static_cast<std::size_t>(options.num_expert_groups)) {
   for (std::int64_t e = 0; is_given(weights.score_bias) && e < options.num_experts; ++e) {
     bias_.push_back(element(weights.score_bias, e));
@@ -53,7 +53,7 @@ void TokenRouter::choose(const float* scores, std::int32_t* ids) {
   if (options_.score_bias == ScoreBias::choice) {
     for (std::size_t e = 0; e < bias_.size(); ++e) compared_[e] += bias_[e];
   }
-  if (options_.kept_expert_groups < options_.num_expert_groups) drop_groups();
+  if (options_.kept_expert_groups < options_.num_expert_groups) drop_expert_groups();
   for (std::int64_t k = 0; k < options_.top_k; ++k) {
     ids[k] = static_cast<std::int32_t>(take_best(compared_.data(), options_.num_experts));
   }
@@ -135,25 +135,26 @@ float TokenRouter::divisor(const float* scores, const std::int32_t* ids) const {
   return total + kEpsilon;
 }
 
-void TokenRouter::drop_groups() {
+void TokenRouter::drop_expert_groups() {
   for (int g = 0; g < options_.num_expert_groups; ++g) {
-    const float* group = compared_.data() + g * group_size_;
+    const float* scores = compared_.data() + g * expert_group_size_;
     float best = kNone;
     float second = kNone;
-    for (std::int64_t i = 0; i < group_size_; ++i) {
-      second = std::max(second, std::min(best, group[i]));
-      best = std::max(best, group[i]);
+    for (std::int64_t i = 0; i < expert_group_size_; ++i) {
+      second = std::max(second, std::min(best, scores[i]));
+      best = std::max(best, scores[i]);
     }
-    group_scores_[static_cast<std::size_t>(g)] = group_size_ > 1 ? best + second : best;
+    expert_group_scores_[static_cast<std::size_t>(g)] =
+        expert_group_size_ > 1 ? best + second : best;
   }
   is_kept_.assign(is_kept_.size(), false);
   for (int kept = 0; kept < options_.kept_expert_groups; ++kept) {
-    const auto best = take_best(group_scores_.data(), options_.num_expert_groups);
+    const auto best = take_best(expert_group_scores_.data(), options_.num_expert_groups);
     is_kept_[static_cast<std::size_t>(best)] = true;
   }
   for (int g = 0; g < options_.num_expert_groups; ++g) {
     if (is_kept_[static_cast<std::size_t>(g)]) continue;
-    std::fill_n(compared_.begin() + g * group_size_, group_size_, kNone);
+    std::fill_n(compared_.begin() + g * expert_group_size_, expert_group_size_, kNone);
   }
 }
 

@@ -2,13 +2,29 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "core/padding.h"
 #include "switchyard/losses.h"
 #include "switchyard/router.h"
 
 namespace switchyard::cpu {
+
+// A row of a table by token.
+template <typename T>
+T* row_of(const TensorView& table, std::int64_t row) {
+  return reinterpret_cast<T*>(table.row(row));
+}
+template <typename T>
+const T* row_of(const ConstTensorView& table, std::int64_t row) {
+  return reinterpret_cast<const T*>(table.row(row));
+}
+
+inline bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t token) {
+  return !valid || switchyard::is_valid(*valid, token);
+}
 
 // For one token at a time, on one thread.
 class TokenRouter {
@@ -37,17 +53,17 @@ class TokenRouter {
 
  private:
   float divisor(const float* scores, const std::int32_t* ids) const;
-  void drop_groups();
+  void drop_expert_groups();
   void add_loss_slopes(const float* scores, const Gradients& gradients);
   float mean_slope(const float* scores, const std::int32_t* ids, bool is_dense) const;
 
   const RouterOptions& options_;
-  std::int64_t group_size_;
+  std::int64_t expert_group_size_;
   std::vector<float> bias_;
-  std::vector<float> compared_;       // [E]
-  std::vector<float> probabilities_;  // [E], or none yet
-  std::vector<float> group_scores_;   // [groups]
-  std::vector<bool> is_kept_;         // [groups]
+  std::vector<float> compared_;             // [E]
+  std::vector<float> probabilities_;        // [E], or none yet
+  std::vector<float> expert_group_scores_;  // [num_expert_groups]
+  std::vector<bool> is_kept_;               // [num_expert_groups]
 };
 
 }  // namespace switchyard::cpu

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace switchyard::cpu {
 
@@ -56,5 +57,10 @@ struct ElementKernels {
 extern const ElementKernels kElementKernels_baseline;
 extern const ElementKernels kElementKernels_avx2;
 extern const ElementKernels kElementKernels_avx512;
+
+// Those that this CPU can run, the best last.
+std::vector<const ElementKernels*> element_kernels_of_this_cpu();
+// The best of them.
+const ElementKernels& element_kernels();
 
 }  // namespace switchyard::cpu

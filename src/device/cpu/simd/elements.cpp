@@ -2,22 +2,7 @@
 
 #include <cstring>
 
-#include "device/cpu/simd/instruction_sets.h"
-
 namespace switchyard::cpu {
-
-std::vector<const ElementKernels*> element_kernels_of_this_cpu() {
-#if defined(__x86_64__)
-  return runnable(kElementKernels_baseline, kElementKernels_avx2, kElementKernels_avx512);
-#else
-  return {&kElementKernels_baseline};
-#endif
-}
-
-const ElementKernels& element_kernels() {
-  static const ElementKernels& best = *element_kernels_of_this_cpu().back();
-  return best;
-}
 
 float element(const ConstTensorView& vector, std::int64_t i) {
   return vector.dtype() == Dtype::f32

@@ -1,7 +1,5 @@
-// The element kernels of this CPU.
+// The element kernels by dtype, and what is made of them.
 #pragma once
-
-#include <vector>
 
 #include "device/cpu/simd/element_kernels.h"
 #include "switchyard/router.h"
@@ -9,10 +7,6 @@
 
 namespace switchyard::cpu {
 
-// Those that this CPU can run, the best last.
-std::vector<const ElementKernels*> element_kernels_of_this_cpu();
-// The best of them.
-const ElementKernels& element_kernels();
 inline const ElementKernels::Typed& element_kernels(Dtype dtype) {
   return dtype == Dtype::f32 ? element_kernels().f32 : element_kernels().bf16;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace switchyard::cpu {
 
@@ -46,5 +47,10 @@ struct RowKernels {
 extern const RowKernels kRowKernels_baseline;
 extern const RowKernels kRowKernels_avx2;
 extern const RowKernels kRowKernels_avx512;
+
+// Those that this CPU can run, the best last.
+std::vector<const RowKernels*> row_kernels_of_this_cpu();
+// The best of them.
+const RowKernels& row_kernels();
 
 }  // namespace switchyard::cpu

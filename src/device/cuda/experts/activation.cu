@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "device/cuda/experts/activations.cuh"
-#include "device/cuda/experts/expert_passes.h"
 #include "device/cuda/experts/lines.cuh"
+#include "device/cuda/experts/row_passes.h"
 #include "device/cuda/experts/row_teams.cuh"
 
 namespace switchyard::cuda {

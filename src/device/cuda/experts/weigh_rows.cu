@@ -2,8 +2,8 @@
 // to others.
 #include <cuda_runtime.h>
 
-#include "device/cuda/experts/expert_passes.h"
 #include "device/cuda/experts/lines.cuh"
+#include "device/cuda/experts/row_passes.h"
 #include "device/cuda/experts/row_teams.cuh"
 
 namespace switchyard::cuda {

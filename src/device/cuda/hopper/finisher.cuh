@@ -247,7 +247,7 @@ class Finisher {
     return {load(gate), load(gate + args_.columns)};
   }
 
-  // As activate_backward of expert_passes.h does it; returns this line's part of ⟨d, activation⟩.
+  // As activate_backward of row_passes.h does it; returns this line's part of ⟨d, activation⟩.
   template <typename Act>
   __device__ __forceinline__ float line_backward(const PackedLine& d, const Inputs& in,
                                                  float weight, bool is_there, Element* inner,

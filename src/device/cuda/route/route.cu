@@ -30,10 +30,10 @@ struct PickArgs {
   float* log_sum_exp = nullptr;
   bool keeps_scores = false;
   bool counts_shares = false;
-  // For more experts than registers hold: [T, E], [T, E] and [T, groups].
+  // For more experts than registers hold: [T, E], [T, E] and [T, num_expert_groups].
   float* all_scores = nullptr;
   unsigned* all_keys = nullptr;
-  unsigned* all_groups = nullptr;
+  unsigned* all_expert_groups = nullptr;
 };
 
 // One token's rows.
@@ -66,14 +66,15 @@ __device__ void pick_none(const PickArgs& p, const TokenRow& row) {
 template <int kPerLane>
 __device__ float pick_best(const PickArgs& p, const TokenRow& row,
                            LaneValues<float, kPerLane>& scores) {
-  extern __shared__ unsigned group_memory[];
+  extern __shared__ unsigned expert_group_memory[];
   const auto& rules = p.rules;
   const std::int64_t experts = rules.num_experts;
-  GroupMemory memory{group_memory + threadIdx.x / 32 * (experts + rules.num_expert_groups),
-                     nullptr};
-  memory.groups = memory.keys + experts;
+  ExpertGroupMemory memory{
+      expert_group_memory + threadIdx.x / 32 * (experts + rules.num_expert_groups), nullptr};
+  memory.expert_groups = memory.keys + experts;
   if constexpr (kPerLane == 0) {
-    memory = {p.all_keys + row.token * experts, p.all_groups + row.token * rules.num_expert_groups};
+    memory = {p.all_keys + row.token * experts,
+              p.all_expert_groups + row.token * rules.num_expert_groups};
   }
   LaneValues<unsigned, kPerLane> keys(memory.keys);
   compare_by<kPerLane>(rules, scores, keys, memory);
@@ -231,7 +232,7 @@ TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, Pic
 void launch_pick(PickArgs p, Context& context) {
   const auto blocks = static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
   const auto& rules = p.rules;
-  const bool has_groups = rules.kept_expert_groups < rules.num_expert_groups;
+  const bool has_expert_groups = rules.kept_expert_groups < rules.num_expert_groups;
   with_experts_per_lane(rules.num_experts, [&](auto per_lane) {
     constexpr int kPerLane = decltype(per_lane)::value;
     TensorView memory;
@@ -241,8 +242,8 @@ void launch_pick(PickArgs p, Context& context) {
       memory = context.take({p.num_tokens * words}, Dtype::f32);
       p.all_scores = reinterpret_cast<float*>(memory.data());
       p.all_keys = reinterpret_cast<unsigned*>(p.all_scores + p.num_tokens * rules.num_experts);
-      p.all_groups = p.all_keys + p.num_tokens * rules.num_experts;
-    } else if (has_groups) {
+      p.all_expert_groups = p.all_keys + p.num_tokens * rules.num_experts;
+    } else if (has_expert_groups) {
       shared = kWarpsPerBlock * sizeof(unsigned) * (rules.num_experts + rules.num_expert_groups);
     }
     pick_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, shared, context.stream()>>>(p);

@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda {
 
-// Keys of floats compare as these do, and are at least 2; 0 is taken, 1 is in a dropped group.
+// Keys of floats compare as these do, and are at least 2; 0 is taken, 1 in a dropped expert group.
 constexpr unsigned kTakenKey = 0;
 constexpr unsigned kDroppedKey = 1;
 
@@ -36,14 +36,15 @@ struct Best {
   }
 };
 
-// Memory of one token, for groups.
-struct GroupMemory {
-  unsigned* keys;    // [E]
-  unsigned* groups;  // [num_expert_groups]
+// Memory of one token, for expert groups.
+struct ExpertGroupMemory {
+  unsigned* keys;           // [E]
+  unsigned* expert_groups;  // [num_expert_groups]
 };
 
-// groups[g]: the key of the sum of the two best.
-__device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& memory) {
+// expert_groups[g]: the key of the sum of the two best.
+__device__ inline void weigh_expert_groups(const TokenRules& rules,
+                                           const ExpertGroupMemory& memory) {
   const int size = rules.num_experts / rules.num_expert_groups;
   const int lane = lane_of_thread();
   for (int g = lane; g < rules.num_expert_groups; g += 32) {
@@ -56,41 +57,43 @@ __device__ inline void weigh_groups(const TokenRules& rules, const GroupMemory& 
       best = max(best, key);
       i = i + 1 == size ? 0 : i + 1;
     }
-    memory.groups[g] = size > 1 ? key_of(value_of(best) + value_of(second)) : best;
+    memory.expert_groups[g] = size > 1 ? key_of(value_of(best) + value_of(second)) : best;
   }
 }
 
-// Keys of experts outside the kept groups become kDroppedKey.
+// Keys of experts outside the kept expert groups become kDroppedKey.
 template <int kPerLane>
-__device__ inline void drop_groups(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys,
-                                   const GroupMemory& memory) {
+__device__ inline void drop_expert_groups(const TokenRules& rules,
+                                          LaneValues<unsigned, kPerLane>& keys,
+                                          const ExpertGroupMemory& memory) {
   const int lane = lane_of_thread();
   const int size = rules.num_experts / rules.num_expert_groups;
   if constexpr (kPerLane > 0) {  // otherwise they are there already
     each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { memory.keys[e] = keys[i]; });
   }
   __syncwarp();
-  weigh_groups(rules, memory);
+  weigh_expert_groups(rules, memory);
   for (int kept = 0; kept < rules.kept_expert_groups; ++kept) {
     Best best;
-    for (int g = lane; g < rules.num_expert_groups; g += 32) best.see(memory.groups[g], g);
+    for (int g = lane; g < rules.num_expert_groups; g += 32) best.see(memory.expert_groups[g], g);
     const int taken = best.agree();
-    if (taken % 32 == lane) memory.groups[taken] = kTakenKey;
+    if (taken % 32 == lane) memory.expert_groups[taken] = kTakenKey;
   }
   __syncwarp();
   each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
-    if (memory.groups[e / size] != kTakenKey) keys[i] = kDroppedKey;
+    if (memory.expert_groups[e / size] != kTakenKey) keys[i] = kDroppedKey;
   });
 }
 
 template <int kPerLane>
 __device__ inline void compare_by(const TokenRules& rules, LaneValues<float, kPerLane>& scores,
-                                  LaneValues<unsigned, kPerLane>& keys, const GroupMemory& memory) {
+                                  LaneValues<unsigned, kPerLane>& keys,
+                                  const ExpertGroupMemory& memory) {
   each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
     keys[i] = key_of(rules.choice_bias == nullptr ? scores[i] : scores[i] + rules.choice_bias[e]);
   });
   if (rules.kept_expert_groups < rules.num_expert_groups)
-    drop_groups<kPerLane>(rules, keys, memory);
+    drop_expert_groups<kPerLane>(rules, keys, memory);
 }
 
 // The best of those that are left.

@@ -1,4 +1,4 @@
-#include "support/device/token_step.h"
+#include "support/device/token_problem.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 
 namespace switchyard::testing {
 
-TokenStep::TokenStep(const Device& device, const TokenSetup& setup)
+TokenProblem::TokenProblem(const Device& device, const TokenSetup& setup)
     : device_(device),
       setup_(setup),
       comm_(connect()),
@@ -38,14 +38,14 @@ TokenStep::TokenStep(const Device& device, const TokenSetup& setup)
   d_out_ = dispatcher_.dispatch(plan_, device.copy_of(d_y));
 }
 
-std::int64_t TokenStep::num_dropped() const {
+std::int64_t TokenProblem::num_dropped() const {
   const auto is_none = [](std::int32_t i) { return i < 0; };
   return std::ranges::count_if(slots_.span<std::int32_t>(), is_none) -
          std::ranges::count_if(expert_ids_.span<std::int32_t>(), is_none);
 }
 
 // By hand; of rows in no group they lead nowhere.
-TensorView TokenStep::row_sources() const {
+TensorView TokenProblem::row_sources() const {
   Tensor sources({num_rows()}, Dtype::i32);
   std::ranges::fill(sources.span<std::int32_t>(), std::numeric_limits<std::int32_t>::max());
   const auto slots = slots_.span<std::int32_t>();
@@ -56,7 +56,7 @@ TensorView TokenStep::row_sources() const {
   return copy_on(device_, sources);
 }
 
-std::vector<ExpertGradients> TokenStep::gradients_before(const TokenWay& way) const {
+std::vector<ExpertGradients> TokenProblem::gradients_before(const TokenWay& way) const {
   Random random(11);
   std::vector<ExpertGradients> gradients;
   for (const auto& expert : weights_) {
@@ -70,7 +70,7 @@ std::vector<ExpertGradients> TokenStep::gradients_before(const TokenWay& way) co
   return gradients;
 }
 
-Tensor TokenStep::of_assignments(const Tensor& d_row_weights) const {
+Tensor TokenProblem::of_assignments(const Tensor& d_row_weights) const {
   Tensor result({num_tokens(), setup_.picks.top_k}, Dtype::f32);
   poison(result);
   const auto slots = slots_.span<std::int32_t>();
@@ -81,7 +81,7 @@ Tensor TokenStep::of_assignments(const Tensor& d_row_weights) const {
   return result;
 }
 
-ExpertsResults TokenStep::run(const TokenWay& way) const {
+ExpertsResults TokenProblem::run(const TokenWay& way) const {
   const bool from_tokens = way.from_tokens;
   const auto take = [&](std::int64_t width) {
     const auto storage = from_tokens ? setup_.storage : Storage::together;

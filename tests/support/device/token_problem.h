@@ -32,9 +32,9 @@ struct TokenWay {
   Dtype gate = Dtype::bf16;
 };
 
-class TokenStep {
+class TokenProblem {
  public:
-  TokenStep(const Device& device, const TokenSetup& setup);
+  TokenProblem(const Device& device, const TokenSetup& setup);
 
   const Experts& experts() const { return experts_; }
   const std::vector<ExpertWeights>& weights() const { return weights_; }

@@ -1,4 +1,4 @@
-// Groups of rows through their experts, forward and backward: the products and passes of a step.
+// Groups of rows through their experts, forward and backward: products, and passes over rows.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace switchyard::cuda {
 
-struct ExpertStep {
+struct ExpertPass {
   const ExpertsOptions& options;
   std::span<const ExpertWeights> weights;
   Groups groups;
@@ -19,9 +19,9 @@ struct ExpertStep {
   Rows inner = {};
 };
 // out [R, H] may be the memory of x.
-void expert_forward(const ExpertStep& step, const Rows& out, Context& context);
+void expert_forward(const ExpertPass& pass, const Rows& out, Context& context);
 
-struct ExpertStepGradients {
+struct ExpertPassGradients {
   InnerRows inner_rows = InnerRows::kept;
   SourceRows d_out;                      // [R, H]
   Rows d_x;                              // out [R, H]: its own memory, used for rows before
@@ -29,7 +29,13 @@ struct ExpertStepGradients {
   std::span<const ExpertGradients> weights;
   GradientMode mode = GradientMode::overwrite;
 };
-void expert_backward(const ExpertStep& step, const ExpertStepGradients& out, Context& context);
+void expert_backward(const ExpertPass& pass, const ExpertPassGradients& out, Context& context);
+
+// Parts of expert_backward, in matrix_gradients.cpp: out.weights of the first projections, and of
+// the down projection from its input. Rows that are read from tokens may be copied to out.d_x.
+void inner_gradients(const ExpertPass& pass, const ExpertPassGradients& out, Context& context);
+void outer_gradients(const ExpertPass& pass, const ExpertPassGradients& out, const Rows& activated,
+                     Context& context);
 
 inline SourceRows rows_of(const ConstTensorView& view) {
   return {{view.data(), view.row_stride()}};

@@ -1,0 +1,192 @@
+#include "device/cuda/experts/expert_pass.h"
+
+#include <cuda_runtime_api.h>
+
+#include "device/cuda/experts/expert_refs.h"
+#include "device/cuda/experts/row_passes.h"
+
+namespace switchyard::cuda {
+namespace {
+
+bool weighs_input(const ExpertPass& pass) {
+  return pass.row_weights.data != nullptr && pass.options.weight_stage == WeightStage::input;
+}
+
+TensorView take_rows(const ExpertPass& pass, std::int64_t width, Context& context) {
+  return context.take({pass.groups.row_capacity, width}, pass.options.dtype);
+}
+
+// The other products know no tokens: whoever gave them some did not ask reads_tokens.
+const Rows& without_tokens(const SourceRows& rows) {
+  check(rows.sources == nullptr ? cudaSuccess : cudaErrorNotSupported, "rows read from tokens");
+  return rows;
+}
+
+// What the first projections read: x, or w·x in memory that `weighted` keeps.
+SourceRows inner_input(const ExpertPass& pass, TensorView& weighted, Context& context) {
+  if (!weighs_input(pass)) return pass.x;
+  weighted = take_rows(pass, pass.options.hidden, context);
+  weigh_rows({.dtype = pass.options.dtype,
+              .groups = pass.groups,
+              .width = pass.options.hidden,
+              .from = pass.x,
+              .row_weights = pass.row_weights.data,
+              .to = rows_of(weighted)},
+             context);
+  context.mark("activation");
+  return rows_of(weighted);
+}
+
+// The first projections and their activation: in one kernel where there is one, and otherwise
+// through `inner`, which then needs memory.
+void activate_rows(const ExpertPass& pass, const RowNumbers<const float>& weights,
+                   const Rows& activated, Context& context) {
+  const auto& options = pass.options;
+  TensorView weighted;
+  const SourceRows x = inner_input(pass, weighted, context);
+  const auto matrices = inner_matrices<ConstTensorView>(options);
+  const auto refs = refs_of(pass.weights, matrices);
+  const auto biases = bias_refs_of(pass.weights, inner_biases<ConstTensorView>(options));
+  const GroupMatrices b{refs, static_cast<int>(matrices.size()), options.intermediate,
+                        options.hidden};
+  const bool is_done = biases.empty() && hopper::grouped_gemm(ActivatedGemm{.options = options,
+                                                                            .groups = pass.groups,
+                                                                            .a = x,
+                                                                            .b = b,
+                                                                            .inner = pass.inner,
+                                                                            .activated = activated,
+                                                                            .weights = weights},
+                                                              context);
+  if (is_done) return context.mark("experts");
+  TensorView scratch;
+  Rows inner = pass.inner;
+  if (inner.data == nullptr) {
+    scratch = take_rows(pass, options.inner_width(), context);
+    inner = rows_of(scratch);
+  }
+  grouped_gemm(ForwardGemm{.dtype = options.dtype,
+                           .groups = pass.groups,
+                           .a = without_tokens(x),
+                           .b = b,
+                           .c = inner,
+                           .bias = biases},
+               context);
+  context.mark("experts");
+  activate({.options = options,
+            .groups = pass.groups,
+            .inner = inner,
+            .row_weights = weights.data,
+            .activated = activated},
+           context);
+  context.mark("activation");
+}
+
+}  // namespace
+
+void expert_forward(const ExpertPass& pass, const Rows& out, Context& context) {
+  if (pass.groups.count == 0 || pass.groups.row_capacity == 0) return;
+  const auto& options = pass.options;
+  const TensorView activated = take_rows(pass, options.intermediate, context);
+  const bool weighs = options.weight_stage == WeightStage::activation;
+  const auto weights = weighs ? pass.row_weights : RowNumbers<const float>{};
+  activate_rows(pass, weights, rows_of(activated), context);
+  const auto refs = refs_of(pass.weights, {&ExpertWeights::down});
+  const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
+  grouped_gemm(ForwardGemm{.dtype = options.dtype,
+                           .groups = pass.groups,
+                           .a = rows_of(activated),
+                           .b = {refs, 1, options.hidden, options.intermediate},
+                           .c = out,
+                           .bias = biases,
+                           .bias_factors = weights.data},
+               context);
+  context.mark("experts");
+}
+
+namespace {
+
+// inner becomes its gradient, activated the input of the down projection: in one kernel where
+// there is one.
+void inner_backward(const ExpertPass& pass, const ExpertPassGradients& out, const Rows& activated,
+                    Context& context) {
+  const auto& options = pass.options;
+  if (out.inner_rows == InnerRows::to_be_computed) {
+    activate_rows(pass, {}, activated, context);  // which is not needed yet, and written over
+  }
+  const auto refs = refs_of(pass.weights, {&ExpertWeights::down});
+  const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
+  const GroupMatrices down{refs, 1, options.hidden, options.intermediate};
+  const bool weighs = options.weight_stage != WeightStage::input;
+  const auto weights = weighs ? pass.row_weights : RowNumbers<const float>{};
+  const bool has_weights = weights.data != nullptr;
+  const auto d_weights = has_weights ? out.d_row_weights : RowNumbers<float>{};
+  const bool is_done =
+      biases.empty() && hopper::grouped_gemm(ActivationGradientGemm{.options = options,
+                                                                    .groups = pass.groups,
+                                                                    .a = out.d_out,
+                                                                    .b = down,
+                                                                    .inner = pass.inner,
+                                                                    .activated = activated,
+                                                                    .weights = weights,
+                                                                    .d_weights = d_weights},
+                                             context);
+  if (is_done) return context.mark("experts");
+  grouped_gemm(InputGradientGemm{.dtype = options.dtype,
+                                 .groups = pass.groups,
+                                 .a = without_tokens(out.d_out),
+                                 .b = down,
+                                 .c = activated},
+               context);
+  context.mark("experts");
+  activate_backward({.options = options,
+                     .groups = pass.groups,
+                     .inner = pass.inner,
+                     .activated = activated,
+                     .row_weights = weights.data,
+                     .d_row_weights = d_weights.data,
+                     .d_out = out.d_out,
+                     .down_bias = biases},
+                    context);
+  context.mark("activation");
+}
+
+void input_backward(const ExpertPass& pass, const ExpertPassGradients& out, Context& context) {
+  const auto& options = pass.options;
+  const auto matrices = inner_matrices<ConstTensorView>(options);
+  const auto refs = refs_of(pass.weights, matrices);
+  grouped_gemm(InputGradientGemm{.dtype = options.dtype,
+                                 .groups = pass.groups,
+                                 .a = pass.inner,
+                                 .b = {refs, static_cast<int>(matrices.size()),
+                                       options.intermediate, options.hidden},
+                                 .c = out.d_x},
+               context);
+  context.mark("experts");
+  if (!weighs_input(pass)) return;
+  weigh_rows_backward({.dtype = options.dtype,
+                       .groups = pass.groups,
+                       .width = options.hidden,
+                       .x = without_tokens(pass.x),
+                       .d_x = out.d_x,
+                       .row_weights = pass.row_weights.data,
+                       .d_row_weights = out.d_row_weights.data},
+                      context);
+  context.mark("activation");
+}
+
+}  // namespace
+
+void expert_backward(const ExpertPass& pass, const ExpertPassGradients& out, Context& context) {
+  if (pass.groups.count == 0) return;
+  const TensorView activated = take_rows(pass, pass.options.intermediate, context);
+  const bool has_rows = pass.groups.row_capacity > 0;
+  if (has_rows) inner_backward(pass, out, rows_of(activated), context);
+  outer_gradients(pass, out, rows_of(activated), context);
+  // d_x is computed last, and its memory holds gathered rows until then. Of the input stage nothing
+  // is gathered, and x has to be weighed before its gradients are made.
+  if (has_rows && weighs_input(pass)) input_backward(pass, out, context);
+  inner_gradients(pass, out, context);
+  if (has_rows && !weighs_input(pass)) input_backward(pass, out, context);
+}
+
+}  // namespace switchyard::cuda
