@@ -23,6 +23,9 @@
 
 namespace switchyard {
 
+struct MoeLayerData;
+struct Saved;
+
 // What a training forward keeps for backward, besides x, the routing and the plan.
 enum class Keep {
   rows,         // the experts' inner values; at several ranks the received rows too
@@ -97,8 +100,7 @@ class SWITCHYARD_API SavedForBackward {
 
  private:
   friend class MoeLayer;
-  struct Data;
-  std::unique_ptr<Data> data_;
+  std::unique_ptr<Saved> data_;
 };
 
 struct LayerBackwardInput {
@@ -151,8 +153,9 @@ class SWITCHYARD_API MoeLayer {
  public:
   MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
            Device device = {});
-  // As above for one group. Every rank of all groups makes the layer, with the same options.
-  MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
+  // As above for one communicator. Every rank of all of them makes the layer, with the same
+  // options.
+  MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
            const MoeLayerOptions& options, Device device = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
@@ -195,8 +198,7 @@ class SWITCHYARD_API MoeLayer {
 
  private:
   friend bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
-  struct Data;
-  std::unique_ptr<Data> data_;
+  std::unique_ptr<MoeLayerData> data_;
 };
 
 // Collective over the ranks of the layers' batch. Runs step(), which may run these layers any

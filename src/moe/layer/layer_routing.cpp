@@ -3,16 +3,16 @@
 
 namespace switchyard {
 
-TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
-                                           const ConstTensorView& valid) const {
+TensorView MoeLayerData::without_padding(const ConstTensorView& rows,
+                                         const ConstTensorView& valid) const {
   TensorView copy = device.backend().take(rows.shape(), rows.dtype());
   device.backend().copy(rows, copy);
   device.backend().zero_padding(copy, valid);
   return copy;
 }
 
-MoeLayer::Data::Routed MoeLayer::Data::route(const MoeWeights& weights, const LayerInput& in,
-                                             Purpose purpose) {
+MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerInput& in,
+                                         Purpose purpose) {
   Routed routed{.x = in.x};
   RouterInput router_in{.x = in.x, .expert_ids = in.expert_ids, .bad_ids = BadIds::become_none};
   if (in.valid) {
@@ -31,7 +31,7 @@ MoeLayer::Data::Routed MoeLayer::Data::route(const MoeWeights& weights, const La
 }
 
 // Collective.
-Plan MoeLayer::Data::make_plan(const Routed& routed) {
+Plan MoeLayerData::make_plan(const Routed& routed) {
   try {
     return dispatcher.plan(routed.planned_ids(),
                            PlanProblems{.words = routed.routing.problems, .step = step_words});
@@ -41,32 +41,32 @@ Plan MoeLayer::Data::make_plan(const Routed& routed) {
   }
 }
 
-MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
-                                                    Purpose purpose, StageClock& clock) {
-  const auto all = groups_of(purpose);
+Saved MoeLayerData::route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
+                                   StageClock& clock) {
+  const auto all = comms_of(purpose);
   Routed routed = or_abort(all, kForward, [&] { return route(weights, in, purpose); });
   clock.end("route");
   // All ranks of the experts' group have the same errors here, but for those of their devices;
   // those of others may wait for them.
-  const Plan plan = or_abort(other_groups_of(purpose), kForward, [&] {
+  const Plan plan = or_abort(other_comms_of(purpose), kForward, [&] {
     return or_abort<DeviceError>({&comm}, kForward, [&] { return make_plan(routed); });
   });
   note_plan(plan);
   clock.end("plan");
-  Step step{.layer = identity,
-            .x = routed.x,
-            .valid = std::move(routed.valid),
-            .routing = std::move(routed.routing),
-            .plan = plan};
+  Saved saved{.layer = identity,
+              .x = routed.x,
+              .valid = std::move(routed.valid),
+              .routing = std::move(routed.routing),
+              .plan = plan};
   if (purpose == Purpose::training) {
-    step.sums = std::move(routed.sums);
+    saved.sums = std::move(routed.sums);
     or_abort(all, kForward, [&] {
-      weigh_losses(step, in);
-      scale_outputs(step);
+      weigh_losses(saved, in);
+      scale_outputs(saved);
     });
     if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
   }
-  return step;
+  return saved;
 }
 
 }  // namespace switchyard

@@ -1,4 +1,5 @@
-#include "moe/layer/layer_stats.h"
+// Fills LayerStats.
+#include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
 

@@ -1,13 +1,12 @@
-// Losses are computed from whole numbers alone, so that they have the same bits on every rank and
-// at every number of ranks.
-#include "moe/layer/losses.h"
-
+// From a router's sums to its losses, and back to the slopes of its scores. They are computed from
+// whole numbers alone, so that they have the same bits on every rank and at every number of ranks.
 #include <algorithm>
 #include <cmath>
 #include <span>
 
 #include "comm/sum_integers.h"
 #include "device/device_backend.h"
+#include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
 namespace {

@@ -4,7 +4,6 @@
 #include "comm/check_arguments.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
-#include "moe/layer/layer_checks.h"
 #include "moe/layer/moe_layer_data.h"
 #include "moe/plan/plan_data.h"
 
@@ -73,12 +72,12 @@ const RouterLosses& SavedForBackward::losses() const {
   return data_->losses;
 }
 
-MoeLayer::Data::Data(const LayerComms& the_groups, const ExpertPlacement& the_placement,
-                     const MoeLayerOptions& the_options, Device the_device)
-    : comm(the_groups.experts),
-      batch(the_groups.batch == nullptr ? comm : *the_groups.batch),
-      sequence(the_groups.sequence),
-      groups(distinct_groups(the_groups)),
+MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& the_placement,
+                           const MoeLayerOptions& the_options, Device the_device)
+    : comm(the_comms.experts),
+      batch(the_comms.batch == nullptr ? comm : *the_comms.batch),
+      sequence(the_comms.sequence),
+      comms(distinct_comms(the_comms)),
       options(the_options),
       placement(the_placement),
       device(std::move(the_device)),
@@ -99,13 +98,13 @@ MoeLayer::Data::Data(const LayerComms& the_groups, const ExpertPlacement& the_pl
   }
 }
 
-Tensor MoeLayer::Data::take_output(const LayerInput& in, Purpose purpose) const {
-  return or_abort(groups_of(purpose), kForward, [&] {
+Tensor MoeLayerData::take_output(const LayerInput& in, Purpose purpose) const {
+  return or_abort(comms_of(purpose), kForward, [&] {
     return device.empty({in.x.rows(), options.hidden}, options.dtype);
   });
 }
 
-void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
+void MoeLayerData::check_weights(const MoeWeights& weights) const {
   router.check(weights.router, options.hidden);
   const auto num_local = placement.experts_of(comm.rank()).size();
   require(weights.experts.size() == num_local,
@@ -117,8 +116,7 @@ void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
   if (shared) shared->check({&weights.shared, 1});
 }
 
-void MoeLayer::Data::check_gradients(const MoeWeights& weights,
-                                     const MoeGradients& gradients) const {
+void MoeLayerData::check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const {
   require_gradient(gradients.router.gate, weights.router.gate, "gate");
   require_gradient(gradients.router.gate_bias, weights.router.gate_bias, "gate_bias");
   experts.check(weights.experts, gradients.experts);
@@ -131,17 +129,17 @@ MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device)
     : MoeLayer(LayerComms{.experts = comm}, placement, options, std::move(device)) {}
 
-MoeLayer::MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
+MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
-  Communicator& all = groups.batch == nullptr ? groups.experts : *groups.batch;
+  Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
   check_together("MoeLayer", all, [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
-  auto others = distinct_groups(groups);  // which do not know of an error of the experts' group
+  auto others = distinct_comms(comms);  // which do not know of an error of the experts' group
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
-    require_within_batch(groups);
-    or_abort<DeviceError>({&groups.experts}, "MoeLayer", [&] {
-      data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    require_within_batch(comms);
+    or_abort<DeviceError>({&comms.experts}, "MoeLayer", [&] {
+      data_ = std::make_unique<MoeLayerData>(comms, placement, options, std::move(device));
     });
   });
 }
@@ -150,21 +148,22 @@ MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in) {
-  Tensor y = data_->take_output(in, Data::Purpose::inference);
+  Tensor y = data_->take_output(in, MoeLayerData::Purpose::inference);
   forward(weights, in, y, nullptr);
   return y;
 }
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved) {
-  Tensor y = data_->take_output(in, Data::Purpose::training);
+  Tensor y = data_->take_output(in, MoeLayerData::Purpose::training);
   forward(weights, in, y, &saved);
   return y;
 }
 
 void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                        SavedForBackward* saved) {
-  const auto purpose = saved == nullptr ? Data::Purpose::inference : Data::Purpose::training;
-  check_arguments(kForward, data_->groups_of(purpose), [&] {
+  const auto purpose =
+      saved == nullptr ? MoeLayerData::Purpose::inference : MoeLayerData::Purpose::training;
+  check_arguments(kForward, data_->comms_of(purpose), [&] {
     const Memory memory = data_->device.memory();
     const TokenForm tokens{{in.x.rows(), data_->options.hidden}, data_->options.dtype, memory};
     require_tokens(in.x, tokens, "x");
@@ -181,14 +180,14 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     }
     data_->check_weights(weights);
   });
-  auto step = data_->forward(weights, in, y, purpose);
+  auto left = data_->forward(weights, in, y, purpose);
   if (saved == nullptr) return;
-  saved->data_ = std::make_unique<SavedForBackward::Data>(std::move(step));
+  saved->data_ = std::make_unique<Saved>(std::move(left));
 }
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
-  check_arguments(kBackward, data_->groups, [&] {
+  check_arguments(kBackward, data_->comms, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");
