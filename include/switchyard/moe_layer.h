@@ -96,7 +96,7 @@ class SWITCHYARD_API SavedForBackward {
   const Routing& routing() const;  // before capacity
   // 0 where the layer's options have none. Waits for a GPU, at every call: the step may have been
   // replayed.
-  const RouterLosses& losses() const;
+  RouterLosses losses() const;
 
  private:
   friend class MoeLayer;
@@ -181,14 +181,14 @@ class SWITCHYARD_API MoeLayer {
   // once, here or in backward; evaluation and a forward that is computed again do not count.
   void commit_pick_counts(SavedForBackward& saved);
   // What this rank has counted since it last took them.
-  const PickCounts& pick_counts() const;
+  PickCounts pick_counts() const;
   // Collective over the batch's ranks: what all of them have counted; counting begins anew. Once a
   // step, for LoadBalancer::update.
   PickCounts take_pick_counts();
 
-  const LayerStats& stats() const;
+  LayerStats stats() const;
   // The status of the last forward's plan, for bounded sizing.
-  const PlanStatus& plan_status() const;
+  PlanStatus plan_status() const;
   // Throws InvalidArgument, the same on every rank, if that reports bad ids, logits that are not
   // finite, or an overflow that is not to be dropped: then y lacks what found no room.
   void check() const;

@@ -4,46 +4,45 @@
 namespace switchyard {
 
 TensorView MoeLayerData::take_rows(const Plan& plan, std::int64_t width) const {
-  return device.backend().take({plan.row_capacity(), width}, options.dtype);
+  return backend_of(device).take({plan.row_capacity(), width}, options.dtype);
 }
 TensorView MoeLayerData::take_row_weights(const Plan& plan) const {
-  return device.backend().take({plan.row_capacity()}, Dtype::f32);
+  return backend_of(device).take({plan.row_capacity()}, Dtype::f32);
 }
 TensorView MoeLayerData::take_shared_inner(std::int64_t num_tokens) const {
-  return device.backend().take({num_tokens, shared->options().inner_width()}, options.dtype);
+  return backend_of(device).take({num_tokens, shared->options().inner_width()}, options.dtype);
 }
 
 Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                             Purpose purpose) {
-  const auto bytes_before = dispatcher.bytes_on_wire();
+  const auto bytes_before = mover->bytes_on_wire();
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
   backward_timer_.reset();
   last_plan_.reset();  // their memory is this forward's, so that each finds the same
   over_capacity_.reset();
-  StageClock clock(device.backend(), stats.forward, forward_timer_);
+  StageClock clock(backend_of(device), stats.forward, forward_timer_);
   Saved saved = route_and_plan(weights, in, purpose, clock);
   or_abort(comms_of(purpose), kForward, [&] {
     forward_experts(weights, saved, y, purpose, clock);
     if (shared) forward_shared(weights, saved, y, purpose, clock);
   });
-  stats.bytes_on_wire = dispatcher.bytes_on_wire() - bytes_before;
+  stats.bytes_on_wire = mover->bytes_on_wire() - bytes_before;
   note_waits();
   return saved;
 }
 
 ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, const Saved& saved,
                                       const TensorView& rows, StageClock& clock) {
-  DispatchInput sent{.x = saved.x};
-  if (weights_travel()) sent.weights = saved.weights();
-  if (reads_tokens(weights)) return {.row_weights = sent.weights, .tokens = tokens_of(saved)};
+  Scatter sent{.tokens = saved.x, .rows = rows};
+  if (weights_travel()) sent.token_scalars = saved.weights();
+  if (reads_tokens(weights)) return {.row_weights = sent.token_scalars, .tokens = tokens_of(saved)};
   ExpertsInput in{.rows = rows};
-  DispatchOutput received{.rows = rows};
   if (weights_travel()) {
-    received.row_weights = take_row_weights(saved.plan);
-    in.row_weights = *received.row_weights;
+    sent.row_scalars = take_row_weights(saved.plan);
+    in.row_weights = *sent.row_scalars;
   }
-  dispatcher.dispatch(saved.plan, sent, received);
+  mover->scatter(saved.plan, sent);
   clock.end("dispatch");
   return in;
 }
@@ -54,19 +53,24 @@ void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, cons
   const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
   const TensorView rows = take_rows(saved.plan, options.hidden);
   const ExpertsInput in = bring_rows(weights, saved, rows, clock);
-  const auto spent = experts.seconds_spent();
   if (keep_rows) saved.rows = rows;
   if (training && options.keep != Keep::nothing) {
     saved.inner = take_rows(saved.plan, experts.options().inner_width());
   }
   const TensorView results = keep_rows ? take_rows(saved.plan, options.hidden) : rows;
-  experts.forward(weights.experts, RowGroups::of(saved.plan), in,
-                  {.out = results, .inner = saved.inner});
-  clock.end_experts(spent, experts.seconds_spent());
+  WorkTimes spent;
+  backend_of(device).experts_forward({.options = experts.options(),
+                                      .weights = weights.experts,
+                                      .row_offsets = saved.plan.row_offsets(),
+                                      .group_rows = saved.plan.group_rows(),
+                                      .in = in,
+                                      .out = {.out = results, .inner = saved.inner},
+                                      .times = &spent});
+  clock.end_experts(spent);
 
-  CombineInput returned{.rows = results};
+  Gather returned{.rows = results, .tokens = y};
   if (!weights_travel()) returned.weights = saved.weights();
-  dispatcher.combine(saved.plan, returned, y);
+  mover->gather(saved.plan, returned);
   clock.end("combine");
 }
 
@@ -75,23 +79,23 @@ void MoeLayerData::forward_shared(const MoeWeights& weights, Saved& saved, const
   if (purpose == Purpose::training && options.keep != Keep::nothing) {
     saved.shared_inner = take_shared_inner(saved.x.rows());
   }
-  device.backend().shared_forward({.options = shared->options(),
-                                   .weights = weights.shared,
-                                   .x = saved.x,
-                                   .inner = saved.shared_inner,
-                                   .y = y});
-  if (saved.valid) device.backend().zero_padding(y, *saved.valid);  // a bias is no zero
+  backend_of(device).shared_forward({.options = shared->options(),
+                                     .weights = weights.shared,
+                                     .x = saved.x,
+                                     .inner = saved.shared_inner,
+                                     .y = y});
+  if (saved.valid) backend_of(device).zero_padding(y, *saved.valid);  // a bias is no zero
   clock.end("shared");
 }
 
 void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
                             const LayerBackwardOutput& out) {
-  const auto bytes_before = dispatcher.bytes_on_wire();
-  StageClock clock(device.backend(), stats.backward, backward_timer_);
+  const auto bytes_before = mover->bytes_on_wire();
+  StageClock clock(backend_of(device), stats.backward, backward_timer_);
   or_abort(comms, kBackward, [&] {
     LayerBackwardOutput routed = out;
     if (!out.d_weights) {
-      routed.d_weights = device.backend().take(saved.routing.weights.shape(), Dtype::f32);
+      routed.d_weights = backend_of(device).take(saved.routing.weights.shape(), Dtype::f32);
     }
     backward_experts(weights, saved, in, routed, clock);
     backward_router(weights, saved, in, routed, clock);
@@ -102,7 +106,7 @@ void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const Layer
     }
   });
   commit(saved);
-  stats.bytes_on_wire += dispatcher.bytes_on_wire() - bytes_before;
+  stats.bytes_on_wire += mover->bytes_on_wire() - bytes_before;
   note_waits();
 }
 
@@ -122,12 +126,13 @@ ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Sa
   }
   const TensorView d_out = take_rows(saved.plan, options.hidden);
   const TensorView row_weights = take_row_weights(saved.plan);
-  dispatcher.dispatch(saved.plan, {.x = d_y, .weights = saved.weights()},
-                      {.rows = d_out, .row_weights = row_weights});
+  mover->scatter(
+      saved.plan,
+      {.tokens = d_y, .rows = d_out, .token_scalars = saved.weights(), .row_scalars = row_weights});
   clock.end("combine_backward");
   if (!saved.rows) {
     saved.rows = take_rows(saved.plan, options.hidden);
-    dispatcher.dispatch(saved.plan, {.x = saved.x}, {.rows = *saved.rows});
+    mover->scatter(saved.plan, {.tokens = saved.x, .rows = *saved.rows});
     clock.end("dispatch_again");
   }
   in.rows = *saved.rows;
@@ -140,28 +145,33 @@ void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
                                     const LayerBackwardInput& in, const LayerBackwardOutput& out,
                                     StageClock& clock) {
   const ExpertsBackwardInput brought = bring_gradients(weights, saved, in.d_y, clock);
-  const auto spent = experts.seconds_spent();
   const TensorView d_rows = take_rows(saved.plan, options.hidden);
   ExpertsBackwardOutput made{
       .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};
-  DispatchBackwardInput sent{.d_rows = d_rows};
-  DispatchBackwardOutput received{.d_x = out.d_x};
+  Gather returned{.rows = d_rows, .tokens = out.d_x};
   if (brought.tokens) {
-    device.backend().set_zero(*out.d_weights);  // experts leave what has no row alone
+    backend_of(device).set_zero(*out.d_weights);  // experts leave what has no row alone
     made.d_row_weights = out.d_weights;
   } else {
     made.d_row_weights = take_row_weights(saved.plan);
-    sent.d_row_weights = *made.d_row_weights;
-    received.d_weights = out.d_weights;
+    returned.row_scalars = *made.d_row_weights;
+    returned.token_scalars = out.d_weights;
   }
-  experts.backward(weights.experts, RowGroups::of(saved.plan), brought, made);
-  clock.end_experts(spent, experts.seconds_spent());
-  dispatcher.dispatch_backward(saved.plan, sent, received);
+  WorkTimes spent;
+  backend_of(device).experts_backward({.options = experts.options(),
+                                       .weights = weights.experts,
+                                       .row_offsets = saved.plan.row_offsets(),
+                                       .group_rows = saved.plan.group_rows(),
+                                       .in = brought,
+                                       .out = made,
+                                       .times = &spent});
+  clock.end_experts(spent);
+  mover->gather(saved.plan, returned);
   if (saved.output_scales) {
-    device.backend().scale_by_expert({.expert_ids = saved.routing.expert_ids,
-                                      .scales = *saved.output_scales,
-                                      .from = *out.d_weights,
-                                      .to = *out.d_weights});
+    backend_of(device).scale_by_expert({.expert_ids = saved.routing.expert_ids,
+                                        .scales = *saved.output_scales,
+                                        .from = *out.d_weights,
+                                        .to = *out.d_weights});
   }
   clock.end("dispatch_backward");
 }
@@ -171,13 +181,14 @@ void MoeLayerData::backward_router(const MoeWeights& weights, const Saved& saved
                                    StageClock& clock) {
   RouterSlopes slopes;
   if (saved.loss_terms) slopes = saved.loss_terms->slopes(in.d_losses);
-  router.backward(weights.router,
-                  {.x = saved.x,
-                   .expert_ids = saved.routing.expert_ids,
-                   .d_weights = *out.d_weights,
-                   .valid = saved.mask(),
-                   .slopes = &slopes},
-                  {.d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode});
+  const RouterBackwardInput reached{.x = saved.x,
+                                    .expert_ids = saved.routing.expert_ids,
+                                    .d_weights = *out.d_weights,
+                                    .valid = saved.mask()};
+  const RouterBackwardOutput made{
+      .d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode};
+  backend_of(device).route_tokens_backward(
+      {options.router, weights.router, reached, made, &slopes});
   clock.end("route_backward");
 }
 
@@ -186,15 +197,15 @@ void MoeLayerData::backward_shared(const MoeWeights& weights, Saved& saved,
                                    StageClock& clock) {
   const auto inner_rows = saved.shared_inner ? InnerRows::kept : InnerRows::to_be_computed;
   if (!saved.shared_inner) saved.shared_inner = take_shared_inner(saved.x.rows());
-  device.backend().shared_backward({.options = shared->options(),
-                                    .weights = weights.shared,
-                                    .x = saved.x,
-                                    .inner = *saved.shared_inner,
-                                    .inner_rows = inner_rows,
-                                    .d_y = d_y,
-                                    .d_x = out.d_x,
-                                    .gradients = out.gradients.shared,
-                                    .mode = out.mode});
+  backend_of(device).shared_backward({.options = shared->options(),
+                                      .weights = weights.shared,
+                                      .x = saved.x,
+                                      .inner = *saved.shared_inner,
+                                      .inner_rows = inner_rows,
+                                      .d_y = d_y,
+                                      .d_x = out.d_x,
+                                      .gradients = out.gradients.shared,
+                                      .mode = out.mode});
   clock.end("shared");
 }
 

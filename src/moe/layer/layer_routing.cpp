@@ -1,13 +1,14 @@
 // How a layer comes to its plan: padding, routing, capacity.
 #include "moe/layer/moe_layer_data.h"
+#include "moe/route.h"
 
 namespace switchyard {
 
 TensorView MoeLayerData::without_padding(const ConstTensorView& rows,
                                          const ConstTensorView& valid) const {
-  TensorView copy = device.backend().take(rows.shape(), rows.dtype());
-  device.backend().copy(rows, copy);
-  device.backend().zero_padding(copy, valid);
+  TensorView copy = backend_of(device).take(rows.shape(), rows.dtype());
+  backend_of(device).copy(rows, copy);
+  backend_of(device).zero_padding(copy, valid);
   return copy;
 }
 
@@ -16,16 +17,15 @@ MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerI
   Routed routed{.x = in.x};
   RouterInput router_in{.x = in.x, .expert_ids = in.expert_ids, .bad_ids = BadIds::become_none};
   if (in.valid) {
-    routed.valid = device.backend().take(in.valid->shape(), Dtype::i32);
-    device.backend().copy(*in.valid, *routed.valid);
+    routed.valid = backend_of(device).take(in.valid->shape(), Dtype::i32);
+    backend_of(device).copy(*in.valid, *routed.valid);
     router_in.x = routed.x = without_padding(in.x, *routed.valid);
     router_in.valid = *routed.valid;
   }
   const bool has_capacity = options.capacity.factor > 0.0;
-  if (purpose == Purpose::training || has_capacity) {
-    router_in.sums = &routed.sums.emplace(make_sums(in, purpose));
-  }
-  routed.routing = router.route(weights.router, router_in);
+  if (purpose == Purpose::training || has_capacity) routed.sums = make_sums(in, purpose);
+  const RouterSums* sums = routed.sums ? &*routed.sums : nullptr;
+  routed.routing = switchyard::route(device, options.router, weights.router, router_in, sums);
   if (has_capacity) routed.kept_ids = within_capacity(routed.routing, *routed.sums);
   return routed;
 }
@@ -33,8 +33,8 @@ MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerI
 // Collective.
 Plan MoeLayerData::make_plan(const Routed& routed) {
   try {
-    return dispatcher.plan(routed.planned_ids(),
-                           PlanProblems{.words = routed.routing.problems, .step = step_words});
+    return mover->plan(planner, routed.planned_ids(),
+                       {.words = routed.routing.problems, .step = step_words});
   } catch (const InvalidArgument& error) {
     first_problem = error.what();
     throw;

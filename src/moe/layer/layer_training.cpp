@@ -4,6 +4,7 @@
 
 #include "comm/sum_integers.h"
 #include "moe/layer/moe_layer_data.h"
+#include "moe/plan/plan_data.h"
 #include "moe/plan/plan_record.h"
 
 namespace switchyard {
@@ -41,14 +42,14 @@ std::vector<Communicator*> MoeLayerData::other_comms_of(Purpose purpose) const {
 }
 
 TensorView MoeLayerData::within_capacity(const Routing& routing, const RouterSums& sums) {
-  TensorView kept = device.backend().take(routing.expert_ids.shape(), Dtype::i32);
-  over_capacity_ = device.backend().take({1}, Dtype::i64);
-  device.backend().limit_picks({.expert_ids = routing.expert_ids,
-                                .weights = routing.weights,
-                                .capacity = options.capacity,
-                                .sums = sums,
-                                .kept_ids = kept,
-                                .dropped = *over_capacity_});
+  TensorView kept = backend_of(device).take(routing.expert_ids.shape(), Dtype::i32);
+  over_capacity_ = backend_of(device).take({1}, Dtype::i64);
+  backend_of(device).limit_picks({.expert_ids = routing.expert_ids,
+                                  .weights = routing.weights,
+                                  .capacity = options.capacity,
+                                  .sums = sums,
+                                  .kept_ids = kept,
+                                  .dropped = *over_capacity_});
   return kept;
 }
 
@@ -66,7 +67,7 @@ ConstTensorView MoeLayerData::all_picks(const Saved& saved) const {
   const bool is_global = options.gradient_scale == GradientScale::global;
   const bool is_known = is_global && saved.loss_terms && options.losses.scope == LossScope::global;
   if (is_known) return saved.loss_terms->picks();
-  const auto& backend = device.backend();
+  const auto& backend = backend_of(device);
   const TensorView totals = backend.take({loss_total_words(saved.sums->num_experts)}, Dtype::i64);
   backend.loss_totals({.sums = *saved.sums, .totals = totals});
   const TensorView picks = totals.slice(0, saved.sums->num_experts);
@@ -81,7 +82,7 @@ ConstTensorView MoeLayerData::all_picks(const Saved& saved) const {
 
 void MoeLayerData::scale_outputs(Saved& saved) {
   if (options.gradient_scale == GradientScale::off) return;
-  const auto& backend = device.backend();
+  const auto& backend = backend_of(device);
   saved.output_scales = backend.take({options.router.num_experts}, Dtype::f32);
   backend.output_scales({.rule = options.gradient_scale,
                          .picks = all_picks(saved),
@@ -96,22 +97,20 @@ void MoeLayerData::scale_outputs(Saved& saved) {
 
 void MoeLayerData::commit(Saved& saved) {
   if (saved.is_counted) return;
-  device.backend().count_picks(*saved.sums, statistics);
+  backend_of(device).count_picks(*saved.sums, statistics);
   saved.is_counted = true;
 }
 
-const PickCounts& MoeLayerData::read_pick_counts() const {
+PickCounts MoeLayerData::read_pick_counts() const {
   const Tensor words = device.to_host(statistics);
   const auto numbers = words.span<std::int64_t>();
-  counted.picks.assign(numbers.begin(), numbers.end() - 1);
-  counted.num_tokens = numbers.back();
-  return counted;
+  return {.picks = {numbers.begin(), numbers.end() - 1}, .num_tokens = numbers.back()};
 }
 
 PickCounts MoeLayerData::take_pick_counts() {
   PickCounts all = read_pick_counts();
   sum_integers(batch, {all.picks, {&all.num_tokens, 1}});
-  device.backend().set_zero(statistics);
+  backend_of(device).set_zero(statistics);
   return all;
 }
 
@@ -120,7 +119,7 @@ void MoeLayerData::note_plan(const Plan& plan) {
   const bool is_host = device.memory() == Memory::host;
   if (!is_host) last_plan_ = plan;
   if (step_words) return;
-  const PlanStatus& met = plan.status();
+  const PlanStatus& met = data_of(plan).summary().status;
   most_needed_rows = std::max(most_needed_rows, std::ranges::max(met.needed_rows));
   if (first_problem.empty()) {
     first_problem = met.non_finite ? met.non_finite_message : met.bad_ids_message;
@@ -131,20 +130,18 @@ void MoeLayerData::note_plan(const Plan& plan) {
   if (over_capacity_) stats.over_capacity = over_capacity_->span<std::int64_t>()[0];
 }
 
-const PlanStatus& MoeLayerData::read_status() const {
-  if (last_plan_) status = last_plan_->status();
-  return status;
-}
+PlanStatus MoeLayerData::read_status() const { return last_plan_ ? last_plan_->status() : status; }
 
-const LayerStats& MoeLayerData::read_stats() const {
-  if (device.memory() == Memory::host) return stats;
-  if (last_plan_) describe_plan(*last_plan_, stats);
+LayerStats MoeLayerData::read_stats() const {
+  LayerStats read = stats;
+  if (device.memory() == Memory::host) return read;
+  if (last_plan_) describe_plan(*last_plan_, read);
   if (over_capacity_) {
-    stats.over_capacity = device.to_host(*over_capacity_).span<std::int64_t>()[0];
+    read.over_capacity = device.to_host(*over_capacity_).span<std::int64_t>()[0];
   }
-  stats.forward = stages_of(forward_timer_);
-  stats.backward = stages_of(backward_timer_);
-  return stats;
+  read.forward = stages_of(forward_timer_);
+  read.backward = stages_of(backward_timer_);
+  return read;
 }
 
 }  // namespace switchyard

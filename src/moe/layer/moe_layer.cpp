@@ -19,6 +19,11 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
 
 std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
 
+const Saved& filled(const Saved* saved) {
+  require(saved != nullptr, "nothing is saved: no training forward has filled this");
+  return *saved;
+}
+
 }  // namespace
 
 ExpertsOptions MoeLayerOptions::experts() const {
@@ -47,8 +52,8 @@ std::int64_t SavedForBackward::bytes() const {
   if (data_ == nullptr) return 0;
   const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
-         plan.slots().bytes() + plan.target_ranks().bytes() + plan.data().sources.bytes() +
-         plan.data().row_sources.bytes() + plan.source_offsets().bytes() +
+         plan.slots().bytes() + plan.target_ranks().bytes() + data_of(plan).sources.bytes() +
+         data_of(plan).row_sources.bytes() + plan.source_offsets().bytes() +
          plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
          bytes_of(data_->inner) + bytes_of(data_->shared_inner) + bytes_of(data_->valid) +
          bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
@@ -56,20 +61,11 @@ std::int64_t SavedForBackward::bytes() const {
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }
 
-const Plan& SavedForBackward::plan() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  return data_->plan;
-}
-
-const Routing& SavedForBackward::routing() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  return data_->routing;
-}
-
-const RouterLosses& SavedForBackward::losses() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  data_->losses = data_->loss_terms ? data_->loss_terms->values() : RouterLosses{};
-  return data_->losses;
+const Plan& SavedForBackward::plan() const { return filled(data_.get()).plan; }
+const Routing& SavedForBackward::routing() const { return filled(data_.get()).routing; }
+RouterLosses SavedForBackward::losses() const {
+  const auto& terms = filled(data_.get()).loss_terms;
+  return terms ? terms->values() : RouterLosses{};
 }
 
 MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& the_placement,
@@ -83,18 +79,19 @@ MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& t
       device(std::move(the_device)),
       router(options.router, device),
       experts(options.experts(), device),
-      dispatcher(comm, placement, dispatcher_options(options), device) {
+      planner(comm, placement, dispatcher_options(options).plan, device),
+      mover(make_mover(comm, dispatcher_options(options), device)) {
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
-  statistics = device.backend().take({options.router.num_experts + 1}, Dtype::i64);
-  statistics_before = device.backend().take(statistics.shape(), Dtype::i64);
-  device.backend().set_zero(statistics);
+  statistics = backend_of(device).take({options.router.num_experts + 1}, Dtype::i64);
+  statistics_before = backend_of(device).take(statistics.shape(), Dtype::i64);
+  backend_of(device).set_zero(statistics);
   if (options.gradient_scale != GradientScale::off) {
     const auto numbers = placement.owners();
     owners = device.copy_of(ConstTensorView(numbers.data(), {options.router.num_experts}));
   }
   if (device.memory() != Memory::host && comm.size() == 1) {
-    step_words = device.backend().take({kStepWords}, Dtype::i64);
-    device.backend().set_zero(*step_words);
+    step_words = backend_of(device).take({kStepWords}, Dtype::i64);
+    backend_of(device).set_zero(*step_words);
   }
 }
 
@@ -219,11 +216,11 @@ void MoeLayer::commit_pick_counts(SavedForBackward& saved) {
   data_->commit(*saved.data_);
 }
 
-const PickCounts& MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
+PickCounts MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
 PickCounts MoeLayer::take_pick_counts() { return data_->take_pick_counts(); }
 
-const LayerStats& MoeLayer::stats() const { return data_->read_stats(); }
-const PlanStatus& MoeLayer::plan_status() const { return data_->read_status(); }
+LayerStats MoeLayer::stats() const { return data_->read_stats(); }
+PlanStatus MoeLayer::plan_status() const { return data_->read_status(); }
 void MoeLayer::check() const { check_status(data_->read_status(), data_->options.sizing); }
 const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
 const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }

@@ -14,6 +14,8 @@
 #include "core/require.h"
 #include "device/device_backend.h"
 #include "device/router_sums.h"
+#include "moe/dispatch/mover.h"
+#include "moe/plan/plan_maker.h"
 #include "switchyard/communicator.h"
 #include "switchyard/device.h"
 #include "switchyard/losses.h"
@@ -90,7 +92,7 @@ class StageClock {
 
   void end(std::string_view name);
   // The experts' stage, split by what their threads spent.
-  void end_experts(const Experts::Seconds& before, const Experts::Seconds& after);
+  void end_experts(const WorkTimes& spent);
 
  private:
   double since_last();
@@ -118,7 +120,6 @@ struct Saved {
   std::optional<RouterSums> sums = {};  // of a training forward
   bool is_counted = false;              // by the statistics
   std::optional<LossTerms> loss_terms = {};
-  mutable RouterLosses losses = {};  // as they were last asked for
   // Of the experts' outputs: [E] f32, and the routing weights multiplied by them [T, K].
   std::optional<TensorView> output_scales = {};
   std::optional<TensorView> scaled_weights = {};
@@ -130,9 +131,7 @@ struct Saved {
   ConstTensorView weights() const {
     return scaled_weights ? ConstTensorView(*scaled_weights) : routing.weights.view();
   }
-  std::optional<ConstTensorView> mask() const {
-    return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
-  }
+  std::optional<ConstTensorView> mask() const { return valid; }
 };
 
 struct MoeLayerData {
@@ -159,9 +158,9 @@ struct MoeLayerData {
   void learn_of_step();
 
   // On a GPU these are read when they are asked for, every time: a graph may have run again.
-  const PickCounts& read_pick_counts() const;
-  const LayerStats& read_stats() const;
-  const PlanStatus& read_status() const;
+  PickCounts read_pick_counts() const;
+  LayerStats read_stats() const;
+  PlanStatus read_status() const;
 
   // Who must not wait for a rank that fails: in training everybody, since the step is lost.
   std::vector<Communicator*> comms_of(Purpose purpose) const {
@@ -180,14 +179,15 @@ struct MoeLayerData {
   Router router;
   Experts experts;
   std::optional<Experts> shared;
-  Dispatcher dispatcher;
+  PlanMaker planner;
+  std::unique_ptr<Mover> mover;
   std::shared_ptr<const int> identity = std::make_shared<const int>(0);
-  mutable LayerStats stats;
-  mutable PlanStatus status;
+  // On a GPU without what read_stats() and read_status() fetch.
+  LayerStats stats;
+  PlanStatus status;
   TensorView statistics;  // [E + 1] i64: picks of every expert, and tokens
   // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
   TensorView statistics_before;
-  mutable PickCounts counted;
   std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
   // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.
   std::optional<TensorView> step_words;  // [kStepWords] i64
@@ -258,8 +258,6 @@ struct MoeLayerData {
   std::optional<TensorView> over_capacity_;  // [1] i64
   std::shared_ptr<StageTimer> forward_timer_, backward_timer_;
 };
-
-// layer_checks.cpp
 
 void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement);
 // Collective.

@@ -125,14 +125,14 @@ void grow(const Layers& layers) {
 }  // namespace
 
 void MoeLayerData::resize(const Sizing& sizing) {
-  dispatcher.resize(sizing);
+  planner.resize(sizing);
   options.sizing = sizing;
 }
 
 void MoeLayerData::forget_step() {
   most_needed_rows = 0;
   first_problem.clear();
-  if (step_words) device.backend().set_zero(*step_words);
+  if (step_words) backend_of(device).set_zero(*step_words);
 }
 
 void MoeLayerData::learn_of_step() {
@@ -154,7 +154,7 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     require(layers[i] != nullptr, "{}: layer {} of {} is null", kRunStep, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
     MoeLayerData& last = *all.emplace_back(layers[i]->data_.get());
-    last.device.backend().copy(last.statistics, last.statistics_before);
+    backend_of(last.device).copy(last.statistics, last.statistics_before);
     const Communicator& batch = all.front()->batch;
     require((batch.size() == 1 && last.batch.size() == 1) || &last.batch == &batch,
             "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
@@ -166,7 +166,7 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
   }
   const auto forget_statistics = [&] {
     for (const auto* layer : all) {
-      layer->device.backend().copy(layer->statistics_before, layer->statistics);
+      backend_of(layer->device).copy(layer->statistics_before, layer->statistics);
     }
   };
   try {

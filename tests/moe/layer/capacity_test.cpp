@@ -49,7 +49,7 @@ Limited limit(CapacityRule rule, std::int64_t most, const std::vector<std::int32
   Tensor kept(shape, Dtype::i32);
   Tensor dropped({1}, Dtype::i64);
   const double even = static_cast<double>(ids.size()) / 3.0;
-  Device().backend().limit_picks(
+  backend_of(Device()).limit_picks(
       {.expert_ids = given,
        .weights = given_weights,
        .capacity = {.factor = (static_cast<double>(most) - 0.5) / even, .rule = rule},

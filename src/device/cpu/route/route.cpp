@@ -48,7 +48,7 @@ bool is_bad(const RouterOptions& options, const std::int32_t* ids, std::int64_t 
 }
 
 // Returns whether there were any.
-bool forget_bad(const RouterOptions& options, std::int32_t* ids) {
+bool make_bad_ids_none(const RouterOptions& options, std::int32_t* ids) {
   bool any = false;
   for (std::int64_t k = 0; k < options.top_k; ++k) {
     if (!is_bad(options, ids, k)) continue;
@@ -76,7 +76,7 @@ struct FirstTokens {
   static constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
 
   std::atomic<std::int64_t> non_finite{kNone};
-  std::atomic<std::int64_t> refused{kNone};
+  std::atomic<std::int64_t> bad_ids{kNone};
 };
 
 void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token,
@@ -85,7 +85,8 @@ void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   if (args.in.expert_ids) {
     std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), top_k, ids);
-    if (args.refuse_bad_ids && forget_bad(args.options, ids)) note_first(first.refused, token);
+    const bool become_none = args.in.bad_ids == BadIds::become_none;
+    if (become_none && make_bad_ids_none(args.options, ids)) note_first(first.bad_ids, token);
     return weigh(args, router, scores, token);
   }
   if (args.options.choice == Choice::balanced) {
@@ -107,7 +108,7 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
   const auto words = args.problems.span<std::int64_t>();
   std::ranges::fill(words, 0);
   words[kNonFiniteToken] = first.non_finite == FirstTokens::kNone ? -1 : first.non_finite.load();
-  words[kBadToken] = first.refused == FirstTokens::kNone ? -1 : first.refused.load();
+  words[kBadToken] = first.bad_ids == FirstTokens::kNone ? -1 : first.bad_ids.load();
   if (words[kBadToken] < 0) return;
   const auto* ids = row_of<std::int32_t>(*args.in.expert_ids, words[kBadToken]);
   std::int64_t k = 0;
@@ -118,18 +119,19 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
 }
 
 // Whether any gradient can reach a token's logits.
-bool is_routed(const RouterBackwardInput& in, std::int64_t token) {
+bool is_routed(const RouteTokensBackward& args, std::int64_t token) {
+  const auto& in = args.in;
   if (!is_valid(in.valid, token)) return false;
-  if (in.slopes != nullptr && !in.slopes->is_zero()) return true;
+  if (args.slopes != nullptr && !args.slopes->is_zero()) return true;
   const auto* ids = row_of<std::int32_t>(in.expert_ids, token);
   return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
 }
 
 // Logits of a token that has a part become their gradient; false if they are not finite.
-bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* logits,
+bool token_backward(const RouteTokensBackward& args, TokenRouter& router, float* logits,
                     std::int64_t token) {
-  TokenRouter::Gradients gradients{.d_weights = row_of<float>(in.d_weights, token)};
-  const RouterSlopes* slopes = in.slopes;
+  TokenRouter::Gradients gradients{.d_weights = row_of<float>(args.in.d_weights, token)};
+  const RouterSlopes* slopes = args.slopes;
   if (slopes != nullptr && slopes->by_score) {
     gradients.d_scores = row_of<float>(*slopes->by_score, token / slopes->sequence_tokens);
     gradients.scores = slopes->scores;
@@ -140,7 +142,7 @@ bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* l
     gradients.d_probabilities = 2.0F * by_square * router.log_sum_exp(logits);
   }
   if (!router.score(logits)) return false;
-  router.backward(logits, row_of<std::int32_t>(in.expert_ids, token), gradients);
+  router.backward(logits, row_of<std::int32_t>(args.in.expert_ids, token), gradients);
   return true;
 }
 
@@ -184,7 +186,7 @@ void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory
     const auto first = panel * kTokenPanelRows;
     const auto last = std::min(first + kTokenPanelRows, num_tokens);
     float* scores = gate.logits(x, first, last, scratch);
-    PanelSums sums(args.in.sums, args.options.top_k);
+    PanelSums sums(args.sums, args.options.top_k);
     for (std::int64_t t = first; t < last; ++t, scores += num_experts) {
       if (!is_valid(args.in.valid, t)) {
         pick_none(args, t);
@@ -218,7 +220,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
     float* const scores = gate.logits(in.x, first, last, scratch);
     for (std::int64_t t = first; t < last; ++t) {
       float* token_scores = scores + (t - first) * num_experts;
-      const bool counts = is_routed(in, t) && token_backward(in, router, token_scores, t);
+      const bool counts = is_routed(args, t) && token_backward(args, router, token_scores, t);
       if (!counts) std::fill_n(token_scores, num_experts, 0.0F);
       has_part[static_cast<std::size_t>(t)] = counts ? 1 : 0;
       std::copy_n(token_scores, num_experts, row_of<float>(d_logits, t));
