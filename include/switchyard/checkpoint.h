@@ -64,7 +64,7 @@ struct CheckpointBlock {
   int rank = 0;  // in the placement
 };
 
-// What one rank gives to a checkpoint. Rows may lie apart.
+// What one rank gives to a checkpoint. Rows may lie apart. Host memory only.
 struct CheckpointContents {
   NamedTensors tensors = {};  // held whole by every rank that lists them, with the same bytes
   std::vector<CheckpointBlock> blocks = {};
@@ -98,10 +98,11 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
 // many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that does not
 // fit, or that only the checkpoint or only `into` has, and Unsupported one that cannot be read;
 // then nothing is written. Not collective; reads only that part, and where a file does not align
-// its tensors, copies those that hold it.
+// its tensors, copies those that hold it. Host memory only.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                                const ExpertPlacement& placement, int rank,
                                const MoeGradients& into);
+// As load_block, for one tensor that is whole. Host memory only.
 SWITCHYARD_API void load_tensor(const Checkpoint& checkpoint, std::string_view name,
                                 const TensorView& into);
 

@@ -45,8 +45,8 @@ class SWITCHYARD_API MappedBuffers {
 // error the communicator is unusable: every further call throws at once and says why. A
 // communicator is used by one thread at a time.
 //
-// Tensors given to collectives are contiguous. A view with an owner may be moved from or into
-// without a copy; a view of foreign memory may be staged.
+// Tensors given to collectives are contiguous, in host memory only. A view with an owner may be
+// moved from or into without a copy; a view of foreign memory may be staged.
 class SWITCHYARD_API Communicator {
  public:
   virtual ~Communicator() = default;

@@ -19,7 +19,8 @@ using NamedTensors = std::map<std::string, ConstTensorView>;
 // the shared expert where there is one, and the experts that `rank` owns. Packed tensors hold all E
 // experts, or exactly the rank's own in ascending order of id; names of single experts have global
 // ids. What lies (out, in) is viewed where it lies, and what does not is copied, for the rank's
-// experts only. Gradients under the same names convert in the same way.
+// experts only. Gradients under the same names convert in the same way. What is copied is in host
+// memory.
 //
 // InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
 // missing, the names that were looked for; or a tensor of a shared expert that has no up_proj.

@@ -90,9 +90,9 @@ class SWITCHYARD_API Device {
   void parallel_for(std::int64_t count,
                     const std::function<void(std::int64_t first, std::int64_t last)>& piece) const;
 
-  const DeviceBackend& backend() const { return *backend_; }
-
  private:
+  friend const DeviceBackend& backend_of(const Device& device);  // for the library's own parts
+
   std::shared_ptr<const DeviceBackend> backend_;
 };
 

@@ -84,7 +84,7 @@ class SWITCHYARD_API Dispatcher {
 
   // As Planner::plan.
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
-  Plan plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
+  Plan plan(const Routing& routing);
 
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);
@@ -114,8 +114,7 @@ class SWITCHYARD_API Dispatcher {
 
  private:
   Communicator& comm_;
-  Planner planner_;
-  DispatcherOptions options_;
+  std::unique_ptr<PlanMaker> planner_;
   std::unique_ptr<Mover> mover_;
 };
 

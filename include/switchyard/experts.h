@@ -10,12 +10,11 @@
 
 #include "switchyard/device.h"
 #include "switchyard/export.h"
-#include "switchyard/plan.h"
-#include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
+class Plan;
 struct WorkTimes;
 
 enum class Activation {

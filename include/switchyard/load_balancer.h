@@ -37,7 +37,7 @@ class SWITCHYARD_API LoadBalancer {
   explicit LoadBalancer(int num_experts, const LoadBalancerOptions& options = {});
 
   // counts [E]: the assignments to each expert in step `step`, counted from 0, over all ranks;
-  // score_bias [E] f32. Without any assignments nothing changes.
+  // score_bias [E] f32. Without any assignments nothing changes. Host memory only.
   void update(std::span<const std::int64_t> counts, std::int64_t step,
               const TensorView& score_bias);
 

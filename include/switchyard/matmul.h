@@ -5,7 +5,6 @@
 
 #include "switchyard/device.h"
 #include "switchyard/export.h"
-#include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {

@@ -23,6 +23,9 @@
 
 namespace switchyard {
 
+struct MoeLayerData;
+struct Saved;
+
 // What a training forward keeps for backward, besides x, the routing and the plan.
 enum class Keep {
   rows,         // the experts' inner values; at several ranks the received rows too
@@ -93,12 +96,11 @@ class SWITCHYARD_API SavedForBackward {
   const Routing& routing() const;  // before capacity
   // 0 where the layer's options have none. Waits for a GPU, at every call: the step may have been
   // replayed.
-  const RouterLosses& losses() const;
+  RouterLosses losses() const;
 
  private:
   friend class MoeLayer;
-  struct Data;
-  std::unique_ptr<Data> data_;
+  std::unique_ptr<Saved> data_;
 };
 
 struct LayerBackwardInput {
@@ -151,8 +153,9 @@ class SWITCHYARD_API MoeLayer {
  public:
   MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
            Device device = {});
-  // As above for one group. Every rank of all groups makes the layer, with the same options.
-  MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
+  // As above for one communicator. Every rank of all of them makes the layer, with the same
+  // options.
+  MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
            const MoeLayerOptions& options, Device device = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
@@ -178,14 +181,14 @@ class SWITCHYARD_API MoeLayer {
   // once, here or in backward; evaluation and a forward that is computed again do not count.
   void commit_pick_counts(SavedForBackward& saved);
   // What this rank has counted since it last took them.
-  const PickCounts& pick_counts() const;
+  PickCounts pick_counts() const;
   // Collective over the batch's ranks: what all of them have counted; counting begins anew. Once a
   // step, for LoadBalancer::update.
   PickCounts take_pick_counts();
 
-  const LayerStats& stats() const;
+  LayerStats stats() const;
   // The status of the last forward's plan, for bounded sizing.
-  const PlanStatus& plan_status() const;
+  PlanStatus plan_status() const;
   // Throws InvalidArgument, the same on every rank, if that reports bad ids, logits that are not
   // finite, or an overflow that is not to be dropped: then y lacks what found no room.
   void check() const;
@@ -195,8 +198,7 @@ class SWITCHYARD_API MoeLayer {
 
  private:
   friend bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
-  struct Data;
-  std::unique_ptr<Data> data_;
+  std::unique_ptr<MoeLayerData> data_;
 };
 
 // Collective over the ranks of the layers' batch. Runs step(), which may run these layers any

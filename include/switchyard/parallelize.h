@@ -36,7 +36,7 @@ concept HasMoeBlocks = requires(Model& model) {
 // layers it divided: none without a mesh, without the axes, or where they have one rank; with a
 // mesh, such layers get the group of this rank alone. Ranks of one group list the same layers in
 // the same order. A layer that is divided already is an InvalidArgument, the same on every rank,
-// that names it, and then nothing is changed. The mesh must outlive the blocks.
+// that names it, and then nothing is changed. The mesh must outlive the blocks. Host memory only.
 SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                                          const std::vector<std::string>& axes = {"ep"});
 
@@ -59,7 +59,7 @@ struct GradientAxes {
 // on the ranks they are added over, other axes on some ranks, and gradients that share memory (tied
 // ones are listed once) are the same InvalidArgument on all ranks of the call, and nothing is
 // added. Where no rank has copies, calls after the first cost nothing, and other axes than before
-// on some ranks only are not noticed before the communicator's timeout.
+// on some ranks only are not noticed before the communicator's timeout. Host memory only.
 SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
                                      const GradientAxes& axes = {});
 SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,

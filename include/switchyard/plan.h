@@ -3,56 +3,25 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "switchyard/communicator.h"
 #include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/placement.h"
+#include "switchyard/sizing.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
-struct RecordHeader;
-
-// What happens when a rank needs more rows than a bounded plan allows.
-enum class Overflow {
-  fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
-  // Every expert of the rank keeps rows up to a common level at which all of them fit, and what is
-  // left over goes to the experts in turn; beyond that an expert's highest tokens are dropped,
-  // without renormalising weights, and counted. Depends on the number of ranks, and so gives up
-  // equality of results between different numbers.
-  drop,
-};
+class PlanMaker;
+struct PlanData;
+struct Routing;
 
 enum class DuplicateIds { reject, allow };
-
-// How many rows a rank's buffers have.
-class SWITCHYARD_API Sizing {
- public:
-  // What the routing needs.
-  static Sizing exact() { return {}; }
-  // `capacity` rows on every rank, whatever the routing.
-  static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail) {
-    Sizing sizing;
-    sizing.capacity_ = capacity;
-    sizing.overflow_ = overflow;
-    sizing.is_bounded_ = true;
-    return sizing;
-  }
-
-  bool is_bounded() const { return is_bounded_; }
-  std::int64_t capacity() const { return capacity_; }
-  Overflow overflow() const { return overflow_; }
-
- private:
-  std::int64_t capacity_ = 0;
-  Overflow overflow_ = Overflow::fail;
-  bool is_bounded_ = false;
-};
 
 struct PlanOptions {
   std::int64_t hidden = 0;     // H: elements of a row
@@ -74,21 +43,12 @@ struct PlanStatus {
   std::vector<std::int64_t> dropped;      // [ranks] assignments dropped at each owner
 };
 
-// What a router met, and where plans report, in the memory of the planner's device: a plan that is
-// given these waits for nothing that need not be waited for.
-struct PlanProblems {
-  ConstTensorView words;  // [5] i64, contiguous, as the device's router writes them
-  // [7] i64, contiguous: what the plans of a step report together, zeros to begin with. Added to at
-  // one rank; at several ranks status() says it all and this is left as it is.
-  std::optional<TensorView> step = {};
-};
-
 // Made by a Planner, then only read; copies share their memory. Its tables are in the memory of the
 // planner's device.
 //
 // On a GPU, a bounded plan of one rank is not known to the host: functions marked (waits) fetch
-// what they say at every call, since a graph may have planned anew, into memory of the plan that
-// the next of them overwrites. All other plans are known once they are made.
+// what they say at every call, since a graph may have planned anew. All other plans are known once
+// they are made.
 //
 // slot = row_offsets[expert] + Σ_{s < rank} counts[s][expert]
 //        + this rank's earlier assignments to that expert, in (token, k) order
@@ -96,9 +56,6 @@ struct PlanProblems {
 // the counts rounded up to the alignment. So the slot is a function of the routing alone.
 class SWITCHYARD_API Plan {
  public:
-  struct Data;
-  explicit Plan(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
-
   std::int64_t num_tokens() const;  // T of this rank
   std::int64_t top_k() const;       // K
   std::int64_t alignment() const;
@@ -130,20 +87,23 @@ class SWITCHYARD_API Plan {
   ConstTensorView row_sources() const;
 
   // [num_experts] i32: assignments that a rank makes to each expert, before anything is dropped.
-  // (waits)
+  // Memory of the plan, which the next function that waits overwrites. (waits)
   std::span<const std::int32_t> counts(int rank) const;
   // Tokens of rank `source` that have at least one assignment at rank `target`. (waits)
   std::int64_t distinct_tokens(int source, int target) const;
 
-  const PlanStatus& status() const;  // (waits)
+  PlanStatus status() const;  // (waits)
   // Throws InvalidArgument, the same on every rank, if the status reports bad ids, logits that are
   // not finite, or an overflow that is not to be dropped. (waits)
   void check() const;
 
-  const Data& data() const { return *data_; }
-
  private:
-  std::shared_ptr<const Data> data_;
+  // For the library's own parts.
+  friend Plan plan_of(std::shared_ptr<const PlanData> data);
+  friend const PlanData& data_of(const Plan& plan);
+  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
+
+  std::shared_ptr<const PlanData> data_;
 };
 
 // Makes plans for one layer. Every rank makes its planner with the same options, in the same order
@@ -152,40 +112,21 @@ class SWITCHYARD_API Planner {
  public:
   Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
           Device device = {});
+  ~Planner();
+  Planner(Planner&&) noexcept;
 
   // expert_ids [T, K] i32 in the device's memory, −1 = no pick; T may differ between ranks and be
   // 0. Bad ids on one rank are the same InvalidArgument on all, or a status of a bounded plan; and
   // so is a token that the router could not route (Routing::first_non_finite_token).
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
-  Plan plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
+  // Of the routing's ids and problems, which stay in the device's memory.
+  Plan plan(const Routing& routing);
 
   // The sizing of the plans that follow; every rank gives the same.
   void resize(const Sizing& sizing);
 
-  const ExpertPlacement& placement() const { return *placement_; }
-  const PlanOptions& options() const { return options_; }
-
  private:
-  struct Tables;
-  friend class Dispatcher;  // whose mover adds to the data
-  PlanProblems problems_of(std::int64_t first_non_finite_token) const;
-  std::shared_ptr<Plan::Data> plan_data(const ConstTensorView& expert_ids,
-                                        const PlanProblems& problems);
-  RecordHeader header_of(const ConstTensorView& expert_ids) const;
-  void count(const ConstTensorView& expert_ids, const PlanProblems& problems,
-             Plan::Data& data) const;
-  void plan_alone(const RecordHeader& header, const PlanProblems& problems, Plan::Data& data);
-  void plan_together(RecordHeader header, Plan::Data& data);
-  void require_possible(const Plan::Data& data) const;
-
-  Communicator& comm_;
-  std::shared_ptr<const ExpertPlacement> placement_;
-  PlanOptions options_;
-  Device device_;
-  Device host_;  // lays out what several ranks have told each other
-  std::shared_ptr<const Tables> tables_;
-  std::int64_t id_;
-  std::int64_t num_plans_ = 0;
+  std::unique_ptr<PlanMaker> maker_;
 };
 
 }  // namespace switchyard

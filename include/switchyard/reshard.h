@@ -16,13 +16,13 @@ namespace switchyard {
 // keeps for them, become [experts of this rank under `to`, …]. An expert that changes its owner is
 // sent once, straight to the new one; the others are copied. A placement may be for fewer ranks
 // than there are: the rest own nothing. At its peak a rank has the old tensors, the new ones, and a
-// packed copy of the largest of the old.
+// packed copy of the largest of the old. Host memory only.
 SWITCHYARD_API std::vector<Tensor> reshard(std::span<const ConstTensorView> shard,
                                            const ExpertPlacement& from, const ExpertPlacement& to,
                                            Communicator& comm);
 
 // The same for a layer's weights, or anything that has their form. The router and the shared expert
-// are shared with `shard`, not copied.
+// are shared with `shard`, not copied. Host memory only.
 SWITCHYARD_API MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
                                      const ExpertPlacement& to, Communicator& comm);
 

@@ -10,9 +10,6 @@
 
 namespace switchyard {
 
-struct RouterSums;
-struct RouterSlopes;
-
 // What the logits x·Wᵀ [+ gate bias] become, in f32.
 enum class ScoreFunction { softmax, sigmoid };
 
@@ -71,7 +68,7 @@ using RouterGradients = BasicRouterTensors<TensorView>;
 struct Routing {
   Tensor expert_ids;  // [T, K] i32; −1: no pick
   Tensor weights;     // [T, K] f32; 0 where there is no pick
-  // What went wrong, for a plan to report: PlanProblems::words.
+  // [5] i64: what went wrong, for Planner::plan to report.
   Tensor problems = {};
   // The first token whose logits are not all finite; −1: none. Such a token has no picks. On a GPU
   // the host does not know it: it stays −1, and only `problems` holds it.
@@ -91,17 +88,13 @@ struct RouterInput {
   // [T] i32: 0 marks padding, which gets no picks and is not counted.
   std::optional<ConstTensorView> valid = {};
   BadIds bad_ids = BadIds::stay;
-  const RouterSums* sums = nullptr;  // added to, for a layer's losses and statistics
 };
-
-enum class GradientMode { overwrite, accumulate };
 
 struct RouterBackwardInput {
   ConstTensorView x;                          // [T, H] as routed
   ConstTensorView expert_ids;                 // [T, K] as routed
   ConstTensorView d_weights;                  // [T, K] f32
   std::optional<ConstTensorView> valid = {};  // [T] as routed
-  const RouterSlopes* slopes = nullptr;       // of a layer's losses
 };
 struct RouterBackwardOutput {
   TensorView d_x;  // [T, H]: always added to, since the experts' part is there already

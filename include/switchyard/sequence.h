@@ -42,7 +42,7 @@ class SWITCHYARD_API SequenceShard {
   int sp_rank_;
 };
 
-// All of these are collective over `sp`, whose ranks are the shard's.
+// All of these are collective over `sp`, whose ranks are the shard's. Host memory only.
 
 // local [batch · count, H] on every rank → [batch, length, H].
 SWITCHYARD_API Tensor gather_sequence(Communicator& sp, const SequenceShard& shard,

@@ -23,4 +23,5 @@
 #include "switchyard/run_ranks.h"       // IWYU pragma: export
 #include "switchyard/safetensors.h"     // IWYU pragma: export
 #include "switchyard/sequence.h"        // IWYU pragma: export
+#include "switchyard/sizing.h"          // IWYU pragma: export
 #include "switchyard/tensor.h"          // IWYU pragma: export

@@ -27,6 +27,9 @@ SWITCHYARD_API std::string_view name_of(Dtype dtype);
 enum class Memory : std::int8_t { host, gpu };
 SWITCHYARD_API std::string_view name_of(Memory memory);
 
+// What a result does with what is there already.
+enum class GradientMode { overwrite, accumulate };
+
 // The upper half of an IEEE float. Arithmetic is done in float; converting back rounds to nearest
 // even and keeps NaNs NaN.
 struct Bfloat16 {

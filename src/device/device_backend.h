@@ -17,8 +17,8 @@
 #include "switchyard/experts.h"
 #include "switchyard/losses.h"
 #include "switchyard/matmul.h"
-#include "switchyard/plan.h"
 #include "switchyard/router.h"
+#include "switchyard/sizing.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
@@ -125,14 +125,12 @@ struct RouteTokens {
   const RouterOptions& options;
   const RouterWeights& weights;
   const RouterInput& in;
-  TensorView expert_ids;       // out [T, K]
-  TensorView routing_weights;  // out [T, K]
-  // out [kProblemWords] i64: the first token whose logits are not finite, and where
-  // `refuse_bad_ids`, the first bad id of a replay.
+  const RouterSums* sums = nullptr;  // added to, for a layer's losses and statistics
+  TensorView expert_ids;             // out [T, K]
+  TensorView routing_weights;        // out [T, K]
+  // out [kProblemWords] i64: the first token whose logits are not finite, and where bad ids become
+  // none, the first of a replay. The weights of the others are then those without them.
   TensorView problems;
-  // A replay's ids that are out of range, or repeat an earlier one of the token, become −1: the
-  // weights of the others are then those without them. Otherwise they stay, for a plan to refuse.
-  bool refuse_bad_ids = false;
 };
 
 struct RouteTokensBackward {
@@ -140,6 +138,7 @@ struct RouteTokensBackward {
   const RouterWeights& weights;
   const RouterBackwardInput& in;
   const RouterBackwardOutput& out;
+  const RouterSlopes* slopes = nullptr;  // of a layer's losses
 };
 
 // An expert takes at most max(1, ceil(tokens · K / E · factor)) of this rank's assignments, for the
@@ -261,7 +260,7 @@ class DeviceBackend {
   virtual void dot_rows(const DotRows& args) const = 0;
 
   // Scores, choice and weights of every token. Padding, and tokens whose logits are not finite,
-  // have no picks and are in no sum. The sums of `in` are added to.
+  // have no picks and are in no sum.
   virtual void route_tokens(const RouteTokens& args) const = 0;
   virtual void route_tokens_backward(const RouteTokensBackward& args) const = 0;
   // What is left of the picks. Equal weights: the lower token stays.
@@ -320,5 +319,7 @@ class DeviceBackend {
   virtual std::shared_ptr<StageTimer> time_stages() const { return nullptr; }
   virtual int ordinal() const { return 0; }  // which GPU
 };
+
+inline const DeviceBackend& backend_of(const Device& device) { return *device.backend_; }
 
 }  // namespace switchyard

@@ -79,7 +79,7 @@ void matmul(const Device& device, std::span<const Matmul> products) {
     explain(products[i], device.memory(),
             products.size() == 1 ? "" : fmt::format("product {} of {}: ", i, products.size()));
   }
-  device.backend().multiply(products);
+  backend_of(device).multiply(products);
 }
 
 }  // namespace switchyard

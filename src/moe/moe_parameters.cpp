@@ -61,7 +61,7 @@ void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
 TensorView zeros(const Device& device, const Shape& shape, Dtype dtype) {
   if (device.memory() == Memory::host) return Tensor::zeros(shape, dtype);
   TensorView result = device.empty(shape, dtype);
-  device.backend().set_zero(result);
+  backend_of(device).set_zero(result);
   return result;
 }
 
@@ -204,7 +204,7 @@ MoeParameters MoeParameters::of(MoeGradients tensors, const Device& device) {
 
 MoeParameters MoeParameters::copy_on(const Device& device) const {
   const bool reaches = device_.memory() == Memory::host || device.memory() == Memory::host ||
-                       &device_.backend() == &device.backend();
+                       &backend_of(device_) == &backend_of(device);
   require<Unsupported>(reaches,
                        "parameters of one GPU's device are not copied to another's, which does not "
                        "know when they are there: copy them to the CPU first");
@@ -225,9 +225,9 @@ MoeWeights MoeParameters::weights() const {
 void MoeParameters::set_zero() {
   for (const auto& parts : parts_of(tensors_)) {
     if (const auto whole = joined(parts)) {
-      device_.backend().set_zero(*whole);
+      backend_of(device_).set_zero(*whole);
     } else {
-      for (const auto* part : parts) device_.backend().set_zero(*part);
+      for (const auto* part : parts) backend_of(device_).set_zero(*part);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "device/device_backend.h"
 #include "moe/check_tensors.h"
 #include "moe/plan/plan_record.h"
+#include "moe/route.h"
 
 namespace switchyard {
 namespace {
@@ -128,27 +129,32 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
   }
 }
 
+Routing route(const Device& device, const RouterOptions& options, const RouterWeights& weights,
+              const RouterInput& in, const RouterSums* sums) {
+  const Shape picks{in.x.rows(), options.top_k};
+  Routing routing{.expert_ids = device.empty(picks, Dtype::i32),
+                  .weights = device.empty(picks, Dtype::f32),
+                  .problems = device.empty({kProblemWords}, Dtype::i64)};
+  backend_of(device).route_tokens({.options = options,
+                                   .weights = weights,
+                                   .in = in,
+                                   .sums = sums,
+                                   .expert_ids = routing.expert_ids,
+                                   .routing_weights = routing.weights,
+                                   .problems = routing.problems});
+  if (device.memory() == Memory::host) {
+    routing.first_non_finite_token = routing.problems.span<std::int64_t>()[kNonFiniteToken];
+  }
+  return routing;
+}
+
 Routing Router::route(const RouterWeights& weights, const RouterInput& in) const {
   const Memory memory = device_.memory();
   require_tokens(in.x, memory);
   check(weights, in.x.shape()[1]);
-  const Shape picks{in.x.rows(), options_.top_k};
-  if (in.expert_ids) require_ids(*in.expert_ids, picks, memory);
+  if (in.expert_ids) require_ids(*in.expert_ids, {in.x.rows(), options_.top_k}, memory);
   require_mask(in.valid, in.x.rows(), memory);
-  Routing routing{.expert_ids = device_.empty(picks, Dtype::i32),
-                  .weights = device_.empty(picks, Dtype::f32),
-                  .problems = device_.empty({kProblemWords}, Dtype::i64)};
-  device_.backend().route_tokens({.options = options_,
-                                  .weights = weights,
-                                  .in = in,
-                                  .expert_ids = routing.expert_ids,
-                                  .routing_weights = routing.weights,
-                                  .problems = routing.problems,
-                                  .refuse_bad_ids = in.bad_ids == BadIds::become_none});
-  if (memory == Memory::host) {
-    routing.first_non_finite_token = routing.problems.span<std::int64_t>()[kNonFiniteToken];
-  }
-  return routing;
+  return switchyard::route(device_, options_, weights, in, nullptr);
 }
 
 void Router::backward(const RouterWeights& weights, const RouterBackwardInput& in,
@@ -173,7 +179,7 @@ void Router::backward(const RouterWeights& weights, const RouterBackwardInput& i
           name_of(in.x.dtype()), in.x.shape().to_string());
   require_gradient(out.gradients.gate, weights.gate, "gate");
   require_gradient(out.gradients.gate_bias, weights.gate_bias, "gate_bias");
-  device_.backend().route_tokens_backward({options_, weights, in, out});
+  backend_of(device_).route_tokens_backward({options_, weights, in, out});
 }
 
 }  // namespace switchyard

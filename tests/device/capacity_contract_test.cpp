@@ -81,12 +81,12 @@ class CapacityContract : public testing::DeviceTables {
     testing::poison(unwritten);
     Tensor kept = put(unwritten);
     Tensor dropped = poisoned(1, Dtype::i64);
-    device.backend().limit_picks({.expert_ids = ids,
-                                  .weights = weights,
-                                  .capacity = capacity,
-                                  .sums = sums,
-                                  .kept_ids = kept,
-                                  .dropped = dropped});
+    backend_of(device).limit_picks({.expert_ids = ids,
+                                    .weights = weights,
+                                    .capacity = capacity,
+                                    .sums = sums,
+                                    .kept_ids = kept,
+                                    .dropped = dropped});
     return {values<std::int32_t>(get(kept)), values<std::int64_t>(get(dropped))[0]};
   }
 

@@ -60,12 +60,12 @@ TEST_P(ExpertsBitsContract, OutMayBeTheMemoryOfRowsAndInnerNowhere) {
       }
       const TensorView rows = copy_on(device, problem.rows);
       const ExpertsInput in{.rows = rows, .row_weights = copy_on(device, problem.row_weights)};
-      device.backend().experts_forward({problem.options,
-                                        weights,
-                                        copy_on(device, problem.row_offsets),
-                                        copy_on(device, problem.group_rows),
-                                        in,
-                                        {.out = rows}});
+      backend_of(device).experts_forward({problem.options,
+                                          weights,
+                                          copy_on(device, problem.row_offsets),
+                                          copy_on(device, problem.group_rows),
+                                          in,
+                                          {.out = rows}});
       const Tensor out = get(rows);
       EXPECT_TRUE(same_bits(without_pads(problem, out), without_pads(problem, run(problem).out)));
       EXPECT_TRUE(has_poisoned_pads(problem, out));

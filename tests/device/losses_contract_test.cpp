@@ -88,11 +88,11 @@ class LossesContract : public testing::DeviceTables {
     Tensor by_square = poisoned(1, Dtype::f32);
     const RouterSums sums = sums_of(host, by_sequence, balance);
     const RouterSlopes out{.by_score = by_score.view(), .by_square = by_square.view()};
-    device.backend().loss_slopes({.sums = sums,
-                                  .totals = totals_of_device,
-                                  .top_k = 3,
-                                  .d_losses = d_losses,
-                                  .slopes = out});
+    backend_of(device).loss_slopes({.sums = sums,
+                                    .totals = totals_of_device,
+                                    .top_k = 3,
+                                    .d_losses = d_losses,
+                                    .slopes = out});
     return {values<float>(get(by_score)), values<float>(get(by_square))[0]};
   }
 };
@@ -104,11 +104,11 @@ TEST_P(LossesContract, TotalsAndStatisticsAddSequencesUp) {
     Tensor by_sequence = put(host.by_sequence);
     const RouterSums sums = sums_of(host, by_sequence, BalanceLoss::sequence);
     Tensor totals = poisoned(loss_total_words(host.num_experts), Dtype::i64);
-    device.backend().loss_totals({.sums = sums, .totals = totals});
+    backend_of(device).loss_totals({.sums = sums, .totals = totals});
     EXPECT_EQ(values<std::int64_t>(get(totals)), host.totals());
 
     Tensor statistics = put_all(Words(index(host.num_experts + 1), 1000));
-    device.backend().count_picks(sums, statistics);
+    backend_of(device).count_picks(sums, statistics);
     Words expected = host.totals();
     expected.pop_back();
     for (auto& word : expected) word += 1000;
@@ -166,7 +166,7 @@ TEST_P(LossesContract, AnExpertsOutputIsScaledByTheMeanOverItsPicks) {
       const Tensor picks_of_device = put_all(picks);
       const Tensor owners_of_device = put_all(owners);
       Tensor scales = poisoned(num_experts, Dtype::f32);
-      device.backend().output_scales(
+      backend_of(device).output_scales(
           {.rule = rule, .picks = picks_of_device, .owners = owners_of_device, .scales = scales});
       std::vector<float> expected;
       for (std::size_t e = 0; e < picks.size(); ++e) {
@@ -206,11 +206,11 @@ TEST_P(LossesContract, WeightsAreScaledByTheirExpertAndStayWithoutAPick) {
     Tensor to = put(unwritten);
     ScaleByExpert args{
         .expert_ids = ids_of_device, .scales = scales_of_device, .from = from.view(), .to = to};
-    device.backend().scale_by_expert(args);
+    backend_of(device).scale_by_expert(args);
     EXPECT_EQ(values<float>(get(to)), expected);
     EXPECT_EQ(values<float>(get(from)), values<float>(weights));
     args.to = from;  // in place
-    device.backend().scale_by_expert(args);
+    backend_of(device).scale_by_expert(args);
     EXPECT_EQ(values<float>(get(from)), expected);
   }
 }

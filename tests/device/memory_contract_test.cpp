@@ -50,7 +50,7 @@ TEST_P(MemoryContract, ZeroPaddingClearsThoseRowsAlone) {
           valid[r] = r % 3 == 1 ? 0 : r % 2 == 0 ? -1 : 1;
         Tensor rows = put(expected);
         const Tensor on_device = put(Tensor::from<std::int32_t>({19}, valid));
-        device.backend().zero_padding(cut(rows, 0, columns), on_device);
+        backend_of(device).zero_padding(cut(rows, 0, columns), on_device);
         for (std::int64_t r = 1; r < 19; r += 3) {
           std::memset(expected.view().row(r), 0,
                       static_cast<std::size_t>(columns * size_of(dtype)));
@@ -64,11 +64,11 @@ TEST_P(MemoryContract, ZeroPaddingClearsThoseRowsAlone) {
 TEST_P(MemoryContract, ZeroPaddingOfRowsOfSeveralDimensionsAndOfNone) {
   Tensor expected = pattern({3, 5, 2}, Dtype::bf16, 2);
   Tensor rows = put(expected);
-  device.backend().zero_padding(rows, put(Tensor::from<std::int32_t>({3}, {1, 1, 0})));
+  backend_of(device).zero_padding(rows, put(Tensor::from<std::int32_t>({3}, {1, 1, 0})));
   std::memset(expected.view().row(2), 0, 20);
   EXPECT_TRUE(same_bits(get(rows), expected));
   const Tensor none = put(Tensor({0}, Dtype::i32));
-  device.backend().zero_padding(device.empty({0, 4}, Dtype::f32).view(), none);
+  backend_of(device).zero_padding(device.empty({0, 4}, Dtype::f32).view(), none);
 }
 
 TEST_P(MemoryContract, CopyOfRowsThatLieApartOnEitherSide) {
@@ -84,7 +84,7 @@ TEST_P(MemoryContract, CopyOfRowsThatLieApartOnEitherSide) {
             Tensor expected = pattern({6, columns + to_apart}, dtype, 4);
             Tensor device_from = put(from);
             Tensor device_to = put(expected);
-            device.backend().copy(cut(device_from, first, columns), cut(device_to, 0, columns));
+            backend_of(device).copy(cut(device_from, first, columns), cut(device_to, 0, columns));
             for (std::int64_t r = 0; r < 6; ++r) {
               std::memcpy(expected.view().row(r), cut(from, first, columns).row(r),
                           static_cast<std::size_t>(columns * size_of(dtype)));
@@ -106,8 +106,8 @@ TEST_P(MemoryContract, CopyOfContiguousMemoryOfAnySize) {
       Tensor expected = pattern({first + elements + 9}, Dtype::bf16, 6);
       const Tensor device_from = put(from);
       Tensor device_to = put(expected);
-      device.backend().copy(device_from.view().slice(first, first + elements),
-                            device_to.view().slice(first, first + elements));
+      backend_of(device).copy(device_from.view().slice(first, first + elements),
+                              device_to.view().slice(first, first + elements));
       std::memcpy(expected.data() + 2 * first, from.data() + 2 * first,
                   static_cast<std::size_t>(2 * elements));
       EXPECT_TRUE(same_bits(get(device_to), expected));
@@ -141,8 +141,8 @@ TEST_P(MemoryContract, UploadTakesTheBytesAtOnce) {
       Tensor to = put(expected);
       Tensor from = pattern({elements}, Dtype::bf16, 9);
       std::memcpy(expected.data() + 2 * first, from.data(), static_cast<std::size_t>(from.bytes()));
-      device.backend().upload({from.data(), static_cast<std::size_t>(from.bytes())},
-                              to.view().slice(first, first + elements));
+      backend_of(device).upload({from.data(), static_cast<std::size_t>(from.bytes())},
+                                to.view().slice(first, first + elements));
       poison(from);
       EXPECT_TRUE(same_bits(get(to), expected));
     }
@@ -153,15 +153,15 @@ TEST_P(MemoryContract, FetchBringsAViewAndIsCounted) {
   const Tensor expected = pattern({9, 5}, Dtype::i64, 10);
   const Tensor on_device = put(expected);
   Tensor part({3, 5}, Dtype::i64);
-  const auto before = device.backend().host_syncs();
-  device.backend().fetch(on_device.view().slice(4, 7),
-                         {part.data(), static_cast<std::size_t>(part.bytes())});
+  const auto before = backend_of(device).host_syncs();
+  backend_of(device).fetch(on_device.view().slice(4, 7),
+                           {part.data(), static_cast<std::size_t>(part.bytes())});
   EXPECT_TRUE(same_bits(part, expected.view().slice(4, 7)));
-  EXPECT_EQ(device.backend().host_syncs() - before, device.memory() == Memory::gpu ? 1 : 0);
+  EXPECT_EQ(backend_of(device).host_syncs() - before, device.memory() == Memory::gpu ? 1 : 0);
 }
 
 TEST_P(MemoryContract, TakenMemoryIsTheDevicesOwnAndIsReused) {
-  const auto& backend = device.backend();
+  const auto& backend = backend_of(device);
   const Shape shape{64, 100};
   const std::byte* address = nullptr;
   {

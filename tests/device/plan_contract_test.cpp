@@ -68,7 +68,7 @@ class PlanContract : public testing::DeviceTables {
                 .layout = layout};
     if (step != nullptr) args.problems = problems;
     if (step != nullptr) args.step = *step;
-    device.backend().lay_out(args);
+    backend_of(device).lay_out(args);
     return {values<std::int32_t>(get(expert_offsets)), values<std::int32_t>(get(rows_before)),
             values<std::int32_t>(get(kept_rows)),      values<std::int32_t>(get(row_offsets)),
             values<std::int32_t>(get(group_rows)),     values<std::int32_t>(get(source_offsets)),
@@ -106,16 +106,16 @@ class PlanContract : public testing::DeviceTables {
     Tensor slots = put_all(counted.positions);
     Tensor targets = poisoned(count, Dtype::i32);
     Tensor sources = poisoned(count, Dtype::i32);
-    device.backend().assign_slots({.expert_ids = device_ids,
-                                   .owners = device_owners,
-                                   .expert_offsets = expert_offsets,
-                                   .rows_before = rows_before,
-                                   .kept_rows = kept_rows,
-                                   .source_offsets = source_offsets,
-                                   .slots = slots,
-                                   .target_ranks = targets,
-                                   .sources = sources,
-                                   .row_sources = row_sources});
+    backend_of(device).assign_slots({.expert_ids = device_ids,
+                                     .owners = device_owners,
+                                     .expert_offsets = expert_offsets,
+                                     .rows_before = rows_before,
+                                     .kept_rows = kept_rows,
+                                     .source_offsets = source_offsets,
+                                     .slots = slots,
+                                     .target_ranks = targets,
+                                     .sources = sources,
+                                     .row_sources = row_sources});
     return {values<std::int32_t>(get(slots)), values<std::int32_t>(get(targets)),
             values<std::int32_t>(get(sources))};
   }

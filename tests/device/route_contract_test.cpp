@@ -135,8 +135,8 @@ TEST_P(RouteContract, ReplayedIdsAreWeighed) {
                                            .top_k = test.options.top_k,
                                            .num_experts = test.options.num_experts,
                                            .none = 0.2});
-    for (const bool refuse : {false, true}) {
-      inputs.refuse_bad_ids = refuse;
+    for (const BadIds bad_ids : {BadIds::stay, BadIds::become_none}) {
+      inputs.bad_ids = bad_ids;
       const auto result = route_on(device, inputs);
       EXPECT_TRUE(same_bits(result.expert_ids, *inputs.expert_ids));
       EXPECT_TRUE(near(result.weights,
@@ -148,7 +148,7 @@ TEST_P(RouteContract, ReplayedIdsAreWeighed) {
   }
 }
 
-TEST_P(RouteContract, BadIdsStayOrAreRefused) {
+TEST_P(RouteContract, BadIdsStayOrBecomeNone) {
   struct Bad {
     std::int64_t k;
     std::int32_t id;
@@ -167,17 +167,17 @@ TEST_P(RouteContract, BadIdsStayOrAreRefused) {
     const auto stays = route_on(device, inputs);
     EXPECT_EQ(ids_of(stays), ids);
     EXPECT_EQ(stays.problems.span<std::int64_t>()[kBadToken], -1);
-    inputs.refuse_bad_ids = true;
-    const auto refused = route_on(device, inputs);
-    const auto words = refused.problems.span<std::int64_t>();
+    inputs.bad_ids = BadIds::become_none;
+    const auto cleaned = route_on(device, inputs);
+    const auto words = cleaned.problems.span<std::int64_t>();
     EXPECT_EQ(std::vector(words.begin(), words.end()),
               (std::vector<std::int64_t>{-1, 2, bad.k, bad.id, bad.is_duplicate}));
     ids[static_cast<std::size_t>(2 * 70 + bad.k)] = -1;
     ids[4 * 70] = -1;
-    EXPECT_EQ(ids_of(refused), ids);
+    EXPECT_EQ(ids_of(cleaned), ids);
     const auto expected =
         reference_replay(options, inputs.reference_router(), inputs.reference_x(), ids);
-    EXPECT_TRUE(near(refused.weights, tensor_of(expected), 1e-5));
+    EXPECT_TRUE(near(cleaned.weights, tensor_of(expected), 1e-5));
   }
 }
 

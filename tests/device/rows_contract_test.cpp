@@ -153,11 +153,11 @@ void RowsContract::scatter(const Sizes& s, bool scaled) const {
   Tensor device_from = put(from);
   const Tensor device_scale = put(scale);
   const Tensor device_scalars = put(scalars);
-  device.backend().scatter_rows({.from = cut(device_from, s.hidden),
-                                 .scale = scaled ? floats(device_scale) : nullptr,
-                                 .to = d.table,
-                                 .scalars = floats(device_scalars),
-                                 .scalar_bases = d.scalar_bases});
+  backend_of(device).scatter_rows({.from = cut(device_from, s.hidden),
+                                   .scale = scaled ? floats(device_scale) : nullptr,
+                                   .to = d.table,
+                                   .scalars = floats(device_scalars),
+                                   .scalar_bases = d.scalar_bases});
   for (std::int64_t entry = 0; entry < s.count * s.width; ++entry) {
     const auto at = static_cast<std::size_t>(entry);
     const auto slot = places.slots.span<std::int32_t>()[at];
@@ -211,11 +211,11 @@ void RowsContract::gather(const Sizes& s, bool weighted) const {
   Tensor device_to = put(to);
   Tensor device_scalars = put(scalars);
   const Tensor device_weights = put(weights);
-  device.backend().gather_rows({.from = d.table,
-                                .weights = weighted ? floats(device_weights) : nullptr,
-                                .to = cut(device_to, s.hidden),
-                                .scalar_bases = d.scalar_bases,
-                                .scalars = reinterpret_cast<float*>(device_scalars.data())});
+  backend_of(device).gather_rows({.from = d.table,
+                                  .weights = weighted ? floats(device_weights) : nullptr,
+                                  .to = cut(device_to, s.hidden),
+                                  .scalar_bases = d.scalar_bases,
+                                  .scalars = reinterpret_cast<float*>(device_scalars.data())});
   std::vector<std::pair<float, float>> terms;
   for (std::int64_t i = 0; i < s.count; ++i) {
     for (std::int64_t c = 0; c < s.hidden; ++c) {
@@ -260,9 +260,9 @@ void RowsContract::dot(const Sizes& s) const {
   fill(d, s, places, rows, {});
   Tensor device_with = put(with);
   Tensor device_dots = put(poison_dots[0]);
-  device.backend().dot_rows({.with = cut(device_with, s.hidden),
-                             .rows = d.table,
-                             .dots = reinterpret_cast<float*>(device_dots.data())});
+  backend_of(device).dot_rows({.with = cut(device_with, s.hidden),
+                               .rows = d.table,
+                               .dots = reinterpret_cast<float*>(device_dots.data())});
   const Tensor dots = get(device_dots);
   for (std::int64_t entry = 0; entry < s.count * s.width; ++entry) {
     const auto at = static_cast<std::size_t>(entry);
@@ -299,7 +299,7 @@ TEST_P(RowsContract, DotsDoNotDependOnAlignmentOrNeighbours) {
       const Tensor slots = put(Tensor::from<std::int32_t>({3}, {-1, 0, 0}));
       Tensor device_dots = device.empty({3}, Dtype::f32);
       const std::vector<std::byte*> bases{device_row.data() + shift * size_of(dtype)};
-      device.backend().dot_rows(
+      backend_of(device).dot_rows(
           {device_with,
            {1, 3, reinterpret_cast<const std::int32_t*>(slots.data()), nullptr, bases},
            reinterpret_cast<float*>(device_dots.data())});
@@ -317,7 +317,7 @@ TEST_P(RowsContract, GatherKeepsMinusZeroAndGivesZeroForNoRows) {
   const Tensor slots = put(Tensor::from<std::int32_t>({6}, {-1, 0, 0, 1, -1, -1}));
   Tensor to = put(Tensor::from<float>({3, 4}, std::vector<float>(12, 7.0F)));
   const std::vector<std::byte*> bases{const_cast<std::byte*>(rows.data())};
-  device.backend().gather_rows(
+  backend_of(device).gather_rows(
       {.from = {3, 2, reinterpret_cast<const std::int32_t*>(slots.data()), nullptr, bases},
        .to = to});
   EXPECT_TRUE(same_bits(get(to), Tensor::from<float>({3, 4}, {-0.0F, 1, -0.0F, 2,  //
@@ -344,7 +344,7 @@ TEST_P(RowsContract, PadsBecomeZeroInTheSamePass) {
         const Tensor device_slots = put(Tensor::from<std::int32_t>({6}, slots));
         const std::vector<std::byte*> bases{device_rows.data()};
         const std::vector<std::byte*> scalar_bases{device_scalars.data()};
-        device.backend().scatter_rows(
+        backend_of(device).scatter_rows(
             {.from = device_from,
              .to = {count, 2, reinterpret_cast<const std::int32_t*>(device_slots.data()), nullptr,
                     bases},
@@ -380,7 +380,7 @@ TEST_P(RowsContract, MoreBuffersThanAKernelTakesAreRefused) {
   const Tensor slots = put(Tensor::from<std::int32_t>({1}, {0}));
   const std::vector<std::byte*> bases(257, row.data());
   const RowTable table{1, 1, reinterpret_cast<const std::int32_t*>(slots.data()), nullptr, bases};
-  const auto& backend = device.backend();
+  const auto& backend = backend_of(device);
   Tensor dots = device.empty({1}, Dtype::f32);
   if (device.memory() == Memory::host) {  // which takes any number of them
     EXPECT_NO_THROW(backend.scatter_rows({.from = Tensor::zeros({1, 4}, Dtype::f32), .to = table}));

@@ -64,11 +64,11 @@ Results run_part(const Device& device, const Problem& problem, std::int64_t firs
   const TensorView y = part(problem.y);
   const TensorView d_x = part(problem.d_x);
   const TensorView inner = take_inner();
-  device.backend().shared_forward({options, weights, x, inner, y});
+  backend_of(device).shared_forward({options, weights, x, inner, y});
   Results results{device.to_host(y), device.to_host(inner), {}, {}};
   const bool kept = way.inner_rows == InnerRows::kept;
-  device.backend().shared_backward({options, weights, x, kept ? inner : take_inner(),
-                                    way.inner_rows, part(problem.d_y), d_x, gradients, way.mode});
+  backend_of(device).shared_backward({options, weights, x, kept ? inner : take_inner(),
+                                      way.inner_rows, part(problem.d_y), d_x, gradients, way.mode});
   EXPECT_TRUE(same_bits(device.to_host(x), device.to_host(part(problem.x))));
   results.d_x = device.to_host(d_x);
   results.gradients = testing::gradients_of(device, gradients);
@@ -216,7 +216,7 @@ TEST_P(SharedContract, ATokensBitsDependOnTheTokenAlone) {
 TEST_P(SharedContract, InnerValuesNeedNotBeKept) {
   const Problem problem(options_of(Dtype::bf16), Biases::all, 33);
   const TensorView y = copy_on(device, problem.y);
-  device.backend().shared_forward(
+  backend_of(device).shared_forward(
       {.options = problem.options,
        .weights = testing::expert_on(device, problem.weights, Storage::together),
        .x = copy_on(device, problem.x),

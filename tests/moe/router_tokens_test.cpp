@@ -144,10 +144,10 @@ TEST(RouterProblems, AreTheFirstTokenThatIsNotFiniteAndTheFirstBadId) {
   ids.span<std::int32_t>()[140] = 4;
   ids.span<std::int32_t>()[141] = -2;
   ids.span<std::int32_t>()[299] = 100;
-  const Routing refused = route(ids, BadIds::become_none);
-  EXPECT_EQ(problems_of(refused), (std::vector<std::int64_t>{-1, 35, 1, 1, 1}));
-  EXPECT_TRUE(same_bits(refused.expert_ids, clean));
-  EXPECT_TRUE(same_bits(refused.weights, route(clean, BadIds::stay).weights));
+  const Routing cleaned = route(ids, BadIds::become_none);
+  EXPECT_EQ(problems_of(cleaned), (std::vector<std::int64_t>{-1, 35, 1, 1, 1}));
+  EXPECT_TRUE(same_bits(cleaned.expert_ids, clean));
+  EXPECT_TRUE(same_bits(cleaned.weights, route(clean, BadIds::stay).weights));
   const Routing left = route(ids, BadIds::stay);
   EXPECT_EQ(problems_of(left), none);
   EXPECT_TRUE(same_bits(left.expert_ids, ids));

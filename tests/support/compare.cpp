@@ -98,4 +98,10 @@ void poison(const TensorView& tensor) {
   }
 }
 
+Tensor poisoned(const Shape& shape, Dtype dtype) {
+  Tensor tensor(shape, dtype);
+  poison(tensor);
+  return tensor;
+}
+
 }  // namespace switchyard::testing

@@ -21,5 +21,7 @@ namespace switchyard::testing {
 
 // Fills a tensor with NaNs (or, for integers, a large number) that a test will notice.
 void poison(const TensorView& tensor);
+// A new one, in the host's memory.
+Tensor poisoned(const Shape& shape, Dtype dtype);
 
 }  // namespace switchyard::testing

@@ -286,7 +286,7 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
 }
 
 Context& context_of(const Device& device) {
-  const auto* gpu = dynamic_cast<const CudaDevice*>(&device.backend());
+  const auto* gpu = dynamic_cast<const CudaDevice*>(&backend_of(device));
   require(gpu != nullptr, "the device is no GPU");
   return gpu->context();
 }

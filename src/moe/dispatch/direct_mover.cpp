@@ -31,22 +31,22 @@ class DirectMover final : public Mover {
       : comm_(comm), buffers_(comm.size() > 1 ? comm.mapped_buffers() : nullptr), device_(device) {}
 
   MoverKind kind() const override { return MoverKind::direct; }
-  void prepare(Plan::Data& /*plan*/) override {}
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
 
   void scatter(const Plan& plan, const Scatter& args) override {
     const Loan loan = borrow(plan, {args.rows, args.row_scalars, lend(args.dot_rows)});
     in_phase([&] {
       if (args.dots) {
-        device_.backend().dot_rows({args.tokens, table(plan, loan.bases[2]), floats_of(args.dots)});
+        backend_of(device_).dot_rows(
+            {args.tokens, table(plan, loan.bases[2]), floats_of(args.dots)});
         count_bytes(plan, args.tokens.row_bytes());
       }
-      device_.backend().scatter_rows({.from = args.tokens,
-                                      .scale = floats_of(args.scale),
-                                      .to = table(plan, loan.bases[0]),
-                                      .scalars = floats_of(args.token_scalars),
-                                      .scalar_bases = loan.bases[1],
-                                      .pads = pads_of(plan, args.rows, args.row_scalars)});
+      backend_of(device_).scatter_rows({.from = args.tokens,
+                                        .scale = floats_of(args.scale),
+                                        .to = table(plan, loan.bases[0]),
+                                        .scalars = floats_of(args.token_scalars),
+                                        .scalar_bases = loan.bases[1],
+                                        .pads = pads_of(plan, args.rows, args.row_scalars)});
       count_bytes(plan, args.tokens.row_bytes() + bytes_of_scalar(args.token_scalars.has_value()));
     });
   }
@@ -54,11 +54,11 @@ class DirectMover final : public Mover {
   void gather(const Plan& plan, const Gather& args) override {
     const Loan loan = borrow(plan, {lend(args.rows), lend(args.row_scalars)});
     in_phase([&] {
-      device_.backend().gather_rows({.from = table(plan, loan.bases[0]),
-                                     .weights = floats_of(args.weights),
-                                     .to = args.tokens,
-                                     .scalar_bases = loan.bases[1],
-                                     .scalars = floats_of(args.token_scalars)});
+      backend_of(device_).gather_rows({.from = table(plan, loan.bases[0]),
+                                       .weights = floats_of(args.weights),
+                                       .to = args.tokens,
+                                       .scalar_bases = loan.bases[1],
+                                       .scalars = floats_of(args.token_scalars)});
       count_bytes(plan, args.tokens.row_bytes() + bytes_of_scalar(args.token_scalars.has_value()));
     });
   }
@@ -80,7 +80,7 @@ class DirectMover final : public Mover {
       own.push_back(view.value_or(TensorView()));
       kinds = 2 * kinds + (view ? 1 : 0);
     }
-    Loan loan{buffers_ != nullptr ? map(own, plan.data().plan_number, kinds) : Views{own}, {}};
+    Loan loan{buffers_ != nullptr ? map(own, data_of(plan).plan_number, kinds) : Views{own}, {}};
     loan.bases.resize(own.size());
     for (const auto& rank_views : loan.views) {
       for (std::size_t i = 0; i < own.size(); ++i) {
@@ -93,7 +93,7 @@ class DirectMover final : public Mover {
   Views map(std::vector<TensorView> own, std::int64_t plan_number, std::int64_t kinds) {
     Tensor call = Tensor::from<std::int64_t>({2}, {plan_number, kinds});
     own.push_back(call);
-    device_.backend().wait();  // what was written to this memory is there for the others
+    backend_of(device_).wait();  // what was written to this memory is there for the others
     Views views = buffers_->map(own);
     try {
       require_same_call(views);
@@ -111,7 +111,7 @@ class DirectMover final : public Mover {
     if (buffers_ == nullptr) return body();
     try {
       body();
-      device_.backend().wait();
+      backend_of(device_).wait();
     } catch (const std::exception& error) {
       comm_.abort(error.what());
       throw;
@@ -130,12 +130,9 @@ class DirectMover final : public Mover {
     }
   }
 
-  static const std::int32_t* indices(const TensorView& table) {
-    return reinterpret_cast<const std::int32_t*>(table.data());
-  }
   RowTable table(const Plan& plan, std::span<std::byte* const> bases) const {
-    return {plan.num_tokens(), plan.top_k(), indices(plan.data().slots),
-            buffers_ != nullptr ? indices(plan.data().target_ranks) : nullptr, bases};
+    return {plan.num_tokens(), plan.top_k(), indices(data_of(plan).slots),
+            buffers_ != nullptr ? indices(data_of(plan).target_ranks) : nullptr, bases};
   }
 
   static std::int64_t bytes_of_scalar(bool travels) {

@@ -7,13 +7,62 @@
 #include "core/require.h"
 #include "moe/check_tensors.h"
 #include "moe/dispatch/mover.h"
-#include "moe/plan/plan_data.h"
+#include "moe/plan/plan_maker.h"
 #include "moe/plan/plan_record.h"
 
 namespace switchyard {
 namespace {
 
-// Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
+void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_view name) {
+  const Shape expected{plan.num_tokens(), plan.options().hidden};
+  require(view.dtype() == plan.options().dtype && view.shape() == expected,
+          "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()),
+          view.shape().to_string(), name_of(plan.options().dtype), expected.to_string());
+  require_memory(view, data_of(plan).device.memory(), name);
+}
+
+void require_rows(const Plan& plan, const ConstTensorView& view, std::string_view name) {
+  const auto hidden = plan.options().hidden;
+  require(view.dtype() == plan.options().dtype && view.shape().rank() == 2 &&
+              view.shape()[1] == hidden && view.rows() >= plan.row_capacity() &&
+              view.is_contiguous(),
+          "{} is {} {} with row stride {}, but the plan needs contiguous {} [{},{}] or more rows",
+          name, name_of(view.dtype()), view.shape().to_string(), view.row_stride(),
+          name_of(plan.options().dtype), plan.row_capacity(), hidden);
+  require_memory(view, data_of(plan).device.memory(), name);
+}
+
+void require_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
+                     std::string_view name) {
+  if (!view) return;
+  const Shape expected{plan.num_tokens(), plan.top_k()};
+  require(view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous(),
+          "{} is {} {}, but must be contiguous f32 {}", name, name_of(view->dtype()),
+          view->shape().to_string(), expected.to_string());
+  require_memory(*view, data_of(plan).device.memory(), name);
+}
+
+void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
+                         std::string_view name) {
+  if (!view) return;
+  require(view->dtype() == Dtype::f32 && view->shape().rank() == 1 &&
+              view->rows() >= plan.row_capacity() && view->is_contiguous(),
+          "{} is {} {}, but must be contiguous f32 [{}] or more", name, name_of(view->dtype()),
+          view->shape().to_string(), plan.row_capacity());
+  require_memory(*view, data_of(plan).device.memory(), name);
+}
+
+void require_both(bool a, bool b, std::string_view name_a, std::string_view name_b) {
+  require(a == b, "{} was given without {}: they go together", a ? name_a : name_b,
+          a ? name_b : name_a);
+}
+
+void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
+  require(&plan.placement() == &placement, "the plan was made by another dispatcher");
+}
+
+}  // namespace
+
 std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
                                   const Device& device) {
   const std::array<Field, 4> fields{
@@ -21,7 +70,7 @@ std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& o
        {"combine", static_cast<std::int64_t>(options.combine)},
        {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())},
        {"the GPU they use: ranks reach each other's memory on one GPU only; theirs is number",
-        device.backend().ordinal()}}};
+        backend_of(device).ordinal()}}};
   require_equal_fields(fields, gather_fields(comm, fields));
   const bool reaches = comm.size() == 1 || comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;
@@ -40,92 +89,31 @@ std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& o
                 : make_packed_mover(comm, options.combine, device);
 }
 
-void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_view name) {
-  const Shape expected{plan.num_tokens(), plan.options().hidden};
-  require(view.dtype() == plan.options().dtype && view.shape() == expected,
-          "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()),
-          view.shape().to_string(), name_of(plan.options().dtype), expected.to_string());
-  require_memory(view, plan.data().device.memory(), name);
-}
-
-void require_rows(const Plan& plan, const ConstTensorView& view, std::string_view name) {
-  const auto hidden = plan.options().hidden;
-  require(view.dtype() == plan.options().dtype && view.shape().rank() == 2 &&
-              view.shape()[1] == hidden && view.rows() >= plan.row_capacity() &&
-              view.is_contiguous(),
-          "{} is {} {} with row stride {}, but the plan needs contiguous {} [{},{}] or more rows",
-          name, name_of(view.dtype()), view.shape().to_string(), view.row_stride(),
-          name_of(plan.options().dtype), plan.row_capacity(), hidden);
-  require_memory(view, plan.data().device.memory(), name);
-}
-
-void require_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
-                     std::string_view name) {
-  const Shape expected{plan.num_tokens(), plan.top_k()};
-  require(
-      !view || (view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous()),
-      "{} is {} {}, but must be contiguous f32 {}", name, view ? name_of(view->dtype()) : "",
-      view ? view->shape().to_string() : "", expected.to_string());
-  if (view) require_memory(*view, plan.data().device.memory(), name);
-}
-
-void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
-                         std::string_view name) {
-  require(!view || (view->dtype() == Dtype::f32 && view->shape().rank() == 1 &&
-                    view->rows() >= plan.row_capacity() && view->is_contiguous()),
-          "{} is {} {}, but must be contiguous f32 [{}] or more", name,
-          view ? name_of(view->dtype()) : "", view ? view->shape().to_string() : "",
-          plan.row_capacity());
-  if (view) require_memory(*view, plan.data().device.memory(), name);
-}
-
-void require_both(bool a, bool b, std::string_view name_a, std::string_view name_b) {
-  require(a == b, "{} was given without {}: they go together", a ? name_a : name_b,
-          a ? name_b : name_a);
-}
-
-void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
-  require(&plan.placement() == &placement, "the plan was made by another dispatcher");
-}
-
-std::optional<ConstTensorView> as_const(const std::optional<TensorView>& view) {
-  return view ? std::optional<ConstTensorView>(*view) : std::nullopt;
-}
-
-}  // namespace
-
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
                        const DispatcherOptions& options, const Device& device)
     : comm_(comm),
-      planner_(comm, std::move(placement), options.plan, device),
-      options_(options),
+      planner_(std::make_unique<PlanMaker>(comm, std::move(placement), options.plan, device)),
       mover_(make_mover(comm, options, device)) {}
 
 Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
 
 Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  return plan(expert_ids, planner_.problems_of(first_non_finite_token));
+  return mover_->plan(*planner_, expert_ids, planner_->problems_of(first_non_finite_token));
+}
+Plan Dispatcher::plan(const Routing& routing) {
+  return mover_->plan(*planner_, routing.expert_ids, planner_->problems_of(routing));
 }
 
-Plan Dispatcher::plan(const ConstTensorView& expert_ids, const PlanProblems& problems) {
-  const auto data = planner_.plan_data(expert_ids, problems);
-  mover_->prepare(*data);
-  return Plan(data);
-}
-
-void Dispatcher::resize(const Sizing& sizing) {
-  planner_.resize(sizing);
-  options_.plan.sizing = sizing;
-}
+void Dispatcher::resize(const Sizing& sizing) { planner_->resize(sizing); }
 
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
   check_arguments("dispatch", {&comm_}, [&] {
-    require_own_plan(plan, planner_.placement());
+    require_own_plan(plan, planner_->placement());
     require_tokens(plan, in.x, "x");
     require_rows(plan, out.rows, "rows");
     require_weights(plan, in.weights, "weights");
-    require_row_weights(plan, as_const(out.row_weights), "row_weights");
+    require_row_weights(plan, out.row_weights, "row_weights");
     require_both(in.weights.has_value(), out.row_weights.has_value(), "weights", "row_weights");
   });
   mover_->scatter(plan, {.tokens = in.x,
@@ -135,15 +123,15 @@ void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const Dispa
 }
 
 Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
-  Tensor rows =
-      plan.data().device.empty({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  Tensor rows = data_of(plan).device.empty({plan.row_capacity(), plan.options().hidden},
+                                           plan.options().dtype);
   dispatch(plan, {.x = x}, {.rows = rows});
   return rows;
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
   check_arguments("combine", {&comm_}, [&] {
-    require_own_plan(plan, planner_.placement());
+    require_own_plan(plan, planner_->placement());
     require_rows(plan, in.rows, "rows");
     require_weights(plan, in.weights, "weights");
     require_tokens(plan, y, "y");
@@ -154,7 +142,7 @@ void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorV
 Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
                            const ConstTensorView& weights) {
   Tensor y =
-      plan.data().device.empty({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+      data_of(plan).device.empty({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
   combine(plan, {.rows = rows, .weights = weights}, y);
   return y;
 }
@@ -162,11 +150,11 @@ Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
 void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& in,
                                   const CombineBackwardOutput& out) {
   check_arguments("combine_backward", {&comm_}, [&] {
-    require_own_plan(plan, planner_.placement());
+    require_own_plan(plan, planner_->placement());
     require_tokens(plan, in.d_y, "d_y");
     require_rows(plan, out.d_rows, "d_rows");
     require_weights(plan, in.weights, "weights");
-    require_weights(plan, as_const(out.d_weights), "d_weights");
+    require_weights(plan, out.d_weights, "d_weights");
     if (in.rows) require_rows(plan, *in.rows, "rows");
     require_both(in.rows.has_value(), out.d_weights.has_value(), "rows", "d_weights");
   });
@@ -180,11 +168,11 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
 void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                                    const DispatchBackwardOutput& out) {
   check_arguments("dispatch_backward", {&comm_}, [&] {
-    require_own_plan(plan, planner_.placement());
+    require_own_plan(plan, planner_->placement());
     require_rows(plan, in.d_rows, "d_rows");
     require_tokens(plan, out.d_x, "d_x");
     require_row_weights(plan, in.d_row_weights, "d_row_weights");
-    require_weights(plan, as_const(out.d_weights), "d_weights");
+    require_weights(plan, out.d_weights, "d_weights");
     require_both(in.d_row_weights.has_value(), out.d_weights.has_value(), "d_row_weights",
                  "d_weights");
   });

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "device/device_backend.h"
+#include "moe/plan/plan_maker.h"
 #include "switchyard/communicator.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/plan.h"
@@ -38,13 +39,23 @@ class Mover {
  public:
   virtual ~Mover() = default;
   virtual MoverKind kind() const = 0;
-  // Adds to a new plan what this mover needs to know.
-  virtual void prepare(Plan::Data& plan) = 0;
+  Plan plan(PlanMaker& planner, const ConstTensorView& expert_ids, const PlanProblems& problems) {
+    const auto data = planner.plan(expert_ids, problems);
+    prepare(*data);
+    return plan_of(data);
+  }
   virtual void scatter(const Plan& plan, const Scatter& args) = 0;
   virtual void gather(const Plan& plan, const Gather& args) = 0;
   virtual std::int64_t bytes_on_wire() const = 0;
+
+ private:
+  // Adds to a new plan what this mover needs to know.
+  virtual void prepare(PlanData& /*plan*/) {}
 };
 
+// Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
+std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
+                                  const Device& device);
 std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& device);
 std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine,
                                          const Device& device);
@@ -55,6 +66,9 @@ inline PadRows pads_of(const Plan& plan, const TensorView& rows,
   return {rows, scalars, plan.row_offsets(), plan.group_rows()};
 }
 
+inline const std::int32_t* indices(const ConstTensorView& table) {
+  return reinterpret_cast<const std::int32_t*>(table.data());
+}
 inline const float* floats_of(const std::optional<ConstTensorView>& view) {
   return view ? reinterpret_cast<const float*>(view->data()) : nullptr;
 }

@@ -32,7 +32,7 @@ class PackedMover final : public Mover {
 
   MoverKind kind() const override { return MoverKind::packed; }
 
-  void prepare(Plan::Data& plan) override {
+  void prepare(PlanData& plan) override {
     const auto before = comm_.bytes_sent();
     plan.route = std::make_shared<const PackedRoute>(make_packed_route(comm_, plan));
     bytes_on_wire_ += comm_.bytes_sent() - before;
@@ -42,18 +42,18 @@ class PackedMover final : public Mover {
 
   void scatter(const Plan& plan, const Scatter& args) override {
     const auto before = comm_.bytes_sent();
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto received = exchange_tokens(plan, args.tokens);
     if (args.dots) fetch_dots(plan, args, received);
     const float* scale = nullptr;
     if (args.scale) scale = send_scalars(plan, *args.scale).span<float>().data();
     const std::array<std::byte*, 1> rows{args.rows.data()};
-    device_.backend().scatter_rows(
+    backend_of(device_).scatter_rows(
         {.from = received, .scale = scale, .to = received_table(route, rows)});
-    device_.backend().scatter_rows({.from = args.tokens,
-                                    .scale = floats_of(args.scale),
-                                    .to = local_table(plan, rows),
-                                    .pads = pads_of(plan, args.rows, args.row_scalars)});
+    backend_of(device_).scatter_rows({.from = args.tokens,
+                                      .scale = floats_of(args.scale),
+                                      .to = local_table(plan, rows),
+                                      .pads = pads_of(plan, args.rows, args.row_scalars)});
     if (args.token_scalars) scatter_scalars(plan, *args.token_scalars, *args.row_scalars);
     bytes_on_wire_ += comm_.bytes_sent() - before;
   }
@@ -70,14 +70,11 @@ class PackedMover final : public Mover {
   }
 
  private:
-  static const std::int32_t* indices(const Tensor& tensor) {
-    return tensor.span<std::int32_t>().data();
-  }
   static RowTable received_table(const PackedRoute& route, std::span<std::byte* const> bases) {
     return {route.num_received(), route.width, indices(route.received_slots), nullptr, bases};
   }
   static RowTable local_table(const Plan& plan, std::span<std::byte* const> bases) {
-    return {plan.num_tokens(), plan.top_k(), indices(plan.data().route->local_slots), nullptr,
+    return {plan.num_tokens(), plan.top_k(), indices(data_of(plan).route->local_slots), nullptr,
             bases};
   }
   static std::byte* read_only(const ConstTensorView& view) {
@@ -86,12 +83,12 @@ class PackedMover final : public Mover {
 
   // Every token to every rank that wants it, once: [N, H].
   TensorView exchange_tokens(const Plan& plan, const ConstTensorView& tokens) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;
     const auto sent = send_rows_.get({route.num_sent(), hidden}, tokens.dtype());
     auto received = recv_rows_.get({route.num_received(), hidden}, tokens.dtype());
     const std::array<std::byte*, 1> base{sent.data()};
-    device_.backend().scatter_rows(
+    backend_of(device_).scatter_rows(
         {tokens,
          nullptr,
          {plan.num_tokens(), plan.top_k(), indices(route.send_positions), nullptr, base}});
@@ -101,7 +98,7 @@ class PackedMover final : public Mover {
 
   // Scalars of assignments [T, K] to the owners, as a table [N, W].
   TensorView send_scalars(const Plan& plan, const ConstTensorView& scalars) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto sent = send_scalars_.get({route.num_sent(), route.width}, Dtype::f32);
     auto received = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
     const auto out = sent.span<float>();
@@ -117,7 +114,7 @@ class PackedMover final : public Mover {
 
   // The way back of send_scalars: recv_scalars_ [N, W] to the tokens' ranks.
   void return_scalars(const Plan& plan, const TensorView& scalars) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto back = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
     const auto home = send_scalars_.get({route.num_sent(), route.width}, Dtype::f32);
     comm_.all_to_all(back, route.received_tokens, home, route.sent_tokens);
@@ -130,18 +127,18 @@ class PackedMover final : public Mover {
   }
 
   void fetch_dots(const Plan& plan, const Scatter& args, const TensorView& received) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const std::array<std::byte*, 1> rows{read_only(*args.dot_rows)};
     const auto remote = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
-    device_.backend().dot_rows(
+    backend_of(device_).dot_rows(
         {received, received_table(route, rows), remote.span<float>().data()});
-    device_.backend().dot_rows(
+    backend_of(device_).dot_rows(
         {args.tokens, local_table(plan, rows), args.dots->span<float>().data()});
     return_scalars(plan, *args.dots);
   }
 
   void scatter_scalars(const Plan& plan, const ConstTensorView& from, const TensorView& to) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto out = to.span<float>();
     const auto place = [&](std::span<const std::int32_t> slots, std::span<const float> values) {
       for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -153,7 +150,7 @@ class PackedMover final : public Mover {
   }
 
   void gather_scalars(const Plan& plan, const ConstTensorView& from, const TensorView& to) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto in = from.span<float>();
     const auto fetch = [&](std::span<const std::int32_t> slots, std::span<float> values) {
       for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -168,25 +165,25 @@ class PackedMover final : public Mover {
 
   // One row an assignment comes home, and all are added there in k order.
   void gather_assignments(const Plan& plan, const Gather& args) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;
     const auto returned = recv_rows_.get({route.returned_slots.rows(), hidden}, args.rows.dtype());
     const auto home = send_rows_.get({route.num_home(), hidden}, args.rows.dtype());
     const std::array<std::byte*, 2> bases{home.data(), read_only(args.rows)};
-    device_.backend().gather_rows(
+    backend_of(device_).gather_rows(
         {{returned.rows(), 1, indices(route.returned_slots), nullptr, std::span(bases).subspan(1)},
          nullptr,
          returned});
     comm_.all_to_all(returned, route.returned_rows, home, route.home_rows);
-    device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
-                                    indices(route.home_buffers), bases},
-                                   floats_of(args.weights),
-                                   args.tokens});
+    backend_of(device_).gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.home_slots),
+                                      indices(route.home_buffers), bases},
+                                     floats_of(args.weights),
+                                     args.tokens});
   }
 
   // Each rank adds its rows of a token; the ranks' sums are added at home in rank order.
   void gather_partials(const Plan& plan, const Gather& args) {
-    const PackedRoute& route = *plan.data().route;
+    const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;
     const Dtype dtype = args.rows.dtype();
     const float* weights = nullptr;
@@ -195,14 +192,14 @@ class PackedMover final : public Mover {
     const auto home = send_rows_.get({route.num_sent(), hidden}, dtype);
     const auto own = own_partials_.get({plan.num_tokens(), hidden}, dtype);
     const std::array<std::byte*, 1> rows{read_only(args.rows)};
-    device_.backend().gather_rows({received_table(route, rows), weights, partials});
+    backend_of(device_).gather_rows({received_table(route, rows), weights, partials});
     comm_.all_to_all(partials, route.received_tokens, home, route.sent_tokens);
-    device_.backend().gather_rows({local_table(plan, rows), floats_of(args.weights), own});
+    backend_of(device_).gather_rows({local_table(plan, rows), floats_of(args.weights), own});
     const std::array<std::byte*, 2> bases{home.data(), own.data()};
-    device_.backend().gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.partial_slots),
-                                    indices(route.partial_buffers), bases},
-                                   nullptr,
-                                   args.tokens});
+    backend_of(device_).gather_rows({{plan.num_tokens(), plan.top_k(), indices(route.partial_slots),
+                                      indices(route.partial_buffers), bases},
+                                     nullptr,
+                                     args.tokens});
   }
 
   Communicator& comm_;

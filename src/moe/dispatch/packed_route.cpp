@@ -39,7 +39,7 @@ struct Visit {
 // Fills the tables of a route token by token.
 class RouteBuilder {
  public:
-  RouteBuilder(const Plan::Data& plan, PackedRoute& route)
+  RouteBuilder(const PlanData& plan, PackedRoute& route)
       : plan_(plan),
         width_(route.width),
         targets_(plan.target_ranks.span<std::int32_t>()),
@@ -110,7 +110,7 @@ class RouteBuilder {
     }
   }
 
-  const Plan::Data& plan_;
+  const PlanData& plan_;
   std::int64_t width_;
   std::span<const std::int32_t> targets_, slots_;
   std::vector<Visit> visits_;                // [ranks]
@@ -122,7 +122,7 @@ class RouteBuilder {
 };
 
 // Tables of sent tokens and their slots are indexed in 32 bits; all ranks check all ranks.
-void require_indexable(const Plan::Data& plan, std::int64_t width) {
+void require_indexable(const PlanData& plan, std::int64_t width) {
   const auto num_ranks = static_cast<std::size_t>(plan.placement->num_ranks());
   for (std::size_t source = 0; source < num_ranks; ++source) {
     std::int64_t sent = 0;
@@ -159,7 +159,7 @@ std::int64_t PackedRoute::num_sent() const { return total(sent_tokens); }
 std::int64_t PackedRoute::num_received() const { return total(received_tokens); }
 std::int64_t PackedRoute::num_home() const { return total(home_rows); }
 
-PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan) {
+PackedRoute make_packed_route(Communicator& comm, const PlanData& plan) {
   const auto num_ranks = static_cast<std::size_t>(comm.size());
   const auto self = static_cast<std::size_t>(plan.rank);
   PackedRoute route;

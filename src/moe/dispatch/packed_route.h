@@ -40,6 +40,6 @@ struct PackedRoute {
 };
 
 // Collective: tells every owner the slots of what it will receive.
-PackedRoute make_packed_route(Communicator& comm, const Plan::Data& plan);
+PackedRoute make_packed_route(Communicator& comm, const PlanData& plan);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-#include "moe/layer/layer_checks.h"
+// Checks of a layer's options, of where its tensors lie, and of what training adds to its input.
 
 #include <algorithm>
 #include <array>
@@ -9,6 +9,7 @@
 #include "core/hash.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
+#include "moe/layer/moe_layer_data.h"
 #include "moe/plan/plan_record.h"
 
 namespace switchyard {
@@ -40,23 +41,23 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
   const Experts experts(o.experts());
 }
 
-void require_sequence(const LayerInput& in, const Communicator* group) {
+void require_sequence(const LayerInput& in, const Communicator* comm) {
   require(in.sequence.has_value(), "losses.balance is sequence, but no sequence was given");
   const SequenceShard& shard = *in.sequence;
   require(shard.num_tokens() == in.x.rows(), "x has {} tokens, but the sequence's shard {} · {}",
           in.x.rows(), shard.batch(), shard.count());
-  const int size = group == nullptr ? 1 : group->size();
-  const int rank = group == nullptr ? 0 : group->rank();
+  const int size = comm == nullptr ? 1 : comm->size();
+  const int rank = comm == nullptr ? 0 : comm->rank();
   require(shard.sp_size() == size && shard.sp_rank() == rank,
           "the sequence is piece {} of {}, but this is rank {} of {} in the layer's sequence group",
           shard.sp_rank(), shard.sp_size(), rank, size);
 }
 
-std::vector<Communicator*> distinct_groups(const LayerComms& groups) {
-  std::vector<Communicator*> result{&groups.experts};
-  for (Communicator* group : {groups.batch, groups.sequence}) {
-    if (group != nullptr && std::ranges::find(result, group) == result.end()) {
-      result.push_back(group);
+std::vector<Communicator*> distinct_comms(const LayerComms& comms) {
+  std::vector<Communicator*> result{&comms.experts};
+  for (Communicator* comm : {comms.batch, comms.sequence}) {
+    if (comm != nullptr && std::ranges::find(result, comm) == result.end()) {
+      result.push_back(comm);
     }
   }
   return result;
@@ -102,9 +103,9 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
   require_equal_fields(fields, gather_fields(comm, fields));
 }
 
-void require_within_batch(const LayerComms& groups) {
-  if (groups.batch == nullptr && groups.sequence == nullptr) return;
-  Communicator& batch = groups.batch == nullptr ? groups.experts : *groups.batch;
+void require_within_batch(const LayerComms& comms) {
+  if (comms.batch == nullptr && comms.sequence == nullptr) return;
+  Communicator& batch = comms.batch == nullptr ? comms.experts : *comms.batch;
   // A number that the ranks of one batch share, and those of two hardly do.
   Tensor name =
       Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(std::random_device()())});
@@ -113,9 +114,9 @@ void require_within_batch(const LayerComms& groups) {
       {{"the batch that they belong to: experts and sequences are divided within one batch, "
         "which has the number",
         name.span<std::int64_t>()[0]}}};
-  for (Communicator* group : {&groups.experts, groups.sequence}) {
-    if (group != nullptr && group != &batch) {
-      require_equal_fields(fields, gather_fields(*group, fields));
+  for (Communicator* comm : {&comms.experts, comms.sequence}) {
+    if (comm != nullptr && comm != &batch) {
+      require_equal_fields(fields, gather_fields(*comm, fields));
     }
   }
 }

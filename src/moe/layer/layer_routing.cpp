@@ -1,72 +1,72 @@
 // How a layer comes to its plan: padding, routing, capacity.
 #include "moe/layer/moe_layer_data.h"
+#include "moe/route.h"
 
 namespace switchyard {
 
-TensorView MoeLayer::Data::without_padding(const ConstTensorView& rows,
-                                           const ConstTensorView& valid) const {
-  TensorView copy = device.backend().take(rows.shape(), rows.dtype());
-  device.backend().copy(rows, copy);
-  device.backend().zero_padding(copy, valid);
+TensorView MoeLayerData::without_padding(const ConstTensorView& rows,
+                                         const ConstTensorView& valid) const {
+  TensorView copy = backend_of(device).take(rows.shape(), rows.dtype());
+  backend_of(device).copy(rows, copy);
+  backend_of(device).zero_padding(copy, valid);
   return copy;
 }
 
-MoeLayer::Data::Routed MoeLayer::Data::route(const MoeWeights& weights, const LayerInput& in,
-                                             Purpose purpose) {
+MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerInput& in,
+                                         Purpose purpose) {
   Routed routed{.x = in.x};
   RouterInput router_in{.x = in.x, .expert_ids = in.expert_ids, .bad_ids = BadIds::become_none};
   if (in.valid) {
-    routed.valid = device.backend().take(in.valid->shape(), Dtype::i32);
-    device.backend().copy(*in.valid, *routed.valid);
+    routed.valid = backend_of(device).take(in.valid->shape(), Dtype::i32);
+    backend_of(device).copy(*in.valid, *routed.valid);
     router_in.x = routed.x = without_padding(in.x, *routed.valid);
     router_in.valid = *routed.valid;
   }
   const bool has_capacity = options.capacity.factor > 0.0;
-  if (purpose == Purpose::training || has_capacity) {
-    router_in.sums = &routed.sums.emplace(make_sums(in, purpose));
-  }
-  routed.routing = router.route(weights.router, router_in);
+  if (purpose == Purpose::training || has_capacity) routed.sums = make_sums(in, purpose);
+  const RouterSums* sums = routed.sums ? &*routed.sums : nullptr;
+  routed.routing = switchyard::route(device, options.router, weights.router, router_in, sums);
   if (has_capacity) routed.kept_ids = within_capacity(routed.routing, *routed.sums);
   return routed;
 }
 
 // Collective.
-Plan MoeLayer::Data::make_plan(const Routed& routed) {
+Plan MoeLayerData::make_plan(const Routed& routed) {
   try {
-    return dispatcher.plan(routed.planned_ids(),
-                           PlanProblems{.words = routed.routing.problems, .step = step_words});
+    return mover->plan(planner, routed.planned_ids(),
+                       {.words = routed.routing.problems, .step = step_words});
   } catch (const InvalidArgument& error) {
     first_problem = error.what();
     throw;
   }
 }
 
-MoeLayer::Data::Step MoeLayer::Data::route_and_plan(const MoeWeights& weights, const LayerInput& in,
-                                                    Purpose purpose, StageClock& clock) {
-  const auto all = groups_of(purpose);
+Saved MoeLayerData::route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
+                                   StageClock& clock) {
+  const auto all = comms_of(purpose);
   Routed routed = or_abort(all, kForward, [&] { return route(weights, in, purpose); });
   clock.end("route");
   // All ranks of the experts' group have the same errors here, but for those of their devices;
   // those of others may wait for them.
-  const Plan plan = or_abort(other_groups_of(purpose), kForward, [&] {
+  const Plan plan = or_abort(other_comms_of(purpose), kForward, [&] {
     return or_abort<DeviceError>({&comm}, kForward, [&] { return make_plan(routed); });
   });
   note_plan(plan);
   clock.end("plan");
-  Step step{.layer = identity,
-            .x = routed.x,
-            .valid = std::move(routed.valid),
-            .routing = std::move(routed.routing),
-            .plan = plan};
+  Saved saved{.layer = identity,
+              .x = routed.x,
+              .valid = std::move(routed.valid),
+              .routing = std::move(routed.routing),
+              .plan = plan};
   if (purpose == Purpose::training) {
-    step.sums = std::move(routed.sums);
+    saved.sums = std::move(routed.sums);
     or_abort(all, kForward, [&] {
-      weigh_losses(step, in);
-      scale_outputs(step);
+      weigh_losses(saved, in);
+      scale_outputs(saved);
     });
     if (has_losses() || options.gradient_scale != GradientScale::off) clock.end("losses");
   }
-  return step;
+  return saved;
 }
 
 }  // namespace switchyard

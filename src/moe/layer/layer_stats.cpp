@@ -1,4 +1,6 @@
-#include "moe/layer/layer_stats.h"
+// Fills LayerStats.
+#include "moe/layer/moe_layer_data.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 
@@ -22,11 +24,11 @@ double StageClock::since_last() {
   return seconds;
 }
 
-void StageClock::end_experts(const Experts::Seconds& before, const Experts::Seconds& after) {
+void StageClock::end_experts(const WorkTimes& spent) {
   if (!is_host_) return end("experts");
   const double seconds = since_last();
-  const double other = after.other - before.other;
-  const double total = after.gemm - before.gemm + other;
+  const auto other = static_cast<double>(spent.other_ns);
+  const double total = static_cast<double>(spent.gemm_ns) + other;
   const double other_share = total > 0.0 ? other / total : 0.0;
   add("experts", seconds * (1.0 - other_share));
   add("activation", seconds * other_share);
@@ -40,6 +42,7 @@ std::vector<LayerStats::Stage> stages_of(const std::shared_ptr<StageTimer>& time
 }
 
 void describe_plan(const Plan& plan, LayerStats& stats) {
+  const PlanSummary& known = data_of(plan).summary();
   const auto& placement = plan.placement();
   const auto num_experts = static_cast<std::size_t>(placement.num_experts());
   const auto num_ranks = static_cast<std::size_t>(placement.num_ranks());
@@ -48,21 +51,20 @@ void describe_plan(const Plan& plan, LayerStats& stats) {
   stats.rows_by_rank.assign(num_ranks, 0);
   stats.bytes_by_expert.assign(num_experts, 0);
   stats.bytes_by_rank.assign(num_ranks, 0);
-  for (int r = 0; r < placement.num_ranks(); ++r) {
-    const auto counts = plan.counts(r);
-    for (std::size_t e = 0; e < num_experts; ++e) stats.rows_by_expert[e] += counts[e];
+  for (std::size_t i = 0; i < known.counts.size(); ++i) {
+    stats.rows_by_expert[i % num_experts] += known.counts[i];
   }
   for (std::size_t e = 0; e < num_experts; ++e) {
     const auto owner = static_cast<std::size_t>(placement.owner(static_cast<int>(e)));
     stats.rows_by_rank[owner] += stats.rows_by_expert[e];
     stats.bytes_by_expert[e] = stats.rows_by_expert[e] * row_bytes;
   }
-  stats.dropped_by_rank = plan.status().dropped;
+  stats.dropped_by_rank = known.status.dropped;
   for (std::size_t r = 0; r < num_ranks; ++r) {
     stats.rows_by_rank[r] -= stats.dropped_by_rank[r];
     stats.bytes_by_rank[r] = stats.rows_by_rank[r] * row_bytes;
   }
-  stats.overflow = plan.status().overflow;
+  stats.overflow = known.status.overflow;
 }
 
 }  // namespace switchyard

@@ -1,13 +1,12 @@
-// Losses are computed from whole numbers alone, so that they have the same bits on every rank and
-// at every number of ranks.
-#include "moe/layer/losses.h"
-
+// From a router's sums to its losses, and back to the slopes of its scores. They are computed from
+// whole numbers alone, so that they have the same bits on every rank and at every number of ranks.
 #include <algorithm>
 #include <cmath>
 #include <span>
 
 #include "comm/sum_integers.h"
 #include "device/device_backend.h"
+#include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
 namespace {
@@ -98,8 +97,8 @@ RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64
                      std::int64_t num_sequences, std::int64_t sequence_tokens) {
   const auto width = 2 * num_experts + 1;
   // One piece of memory, so that it becomes zero at once.
-  const TensorView all = device.backend().take({num_sequences * width + 2}, Dtype::i64);
-  device.backend().set_zero(all);
+  const TensorView all = backend_of(device).take({num_sequences * width + 2}, Dtype::i64);
+  backend_of(device).set_zero(all);
   return {.losses = losses,
           .num_experts = num_experts,
           .sequence_tokens = sequence_tokens,
@@ -113,13 +112,13 @@ LossTerms::LossTerms(Device device, const RouterSums& sums, std::int64_t top_k,
     : device_(std::move(device)),
       own_(sums),
       top_k_(top_k),
-      totals_(device_.backend().take({loss_total_words(sums.num_experts)}, Dtype::i64)) {
+      totals_(backend_of(device_).take({loss_total_words(sums.num_experts)}, Dtype::i64)) {
   const auto is_alone = [](const Communicator* comm) {
     return comm == nullptr || comm->size() == 1;
   };
   const bool by_sequence = sums.losses.balance == BalanceLoss::sequence;
   if (is_alone(batch) && (!by_sequence || is_alone(sequence))) {
-    device_.backend().loss_totals({.sums = own_, .totals = totals_});
+    backend_of(device_).loss_totals({.sums = own_, .totals = totals_});
   } else {
     sum_over_ranks(by_sequence ? sequence : nullptr, batch);
   }
@@ -141,7 +140,7 @@ void LossTerms::sum_over_ranks(Communicator* sequence, Communicator* batch) {
   if (batch != nullptr) sum_over(*batch, totals);
   std::vector<Whole> words = totals.picks;
   words.insert(words.end(), {totals.num_tokens, totals.num_sequences});
-  device_.backend().upload(std::as_bytes(std::span(words)), totals_);
+  backend_of(device_).upload(std::as_bytes(std::span(words)), totals_);
   of_ranks_ = std::move(totals);
 }
 
@@ -160,7 +159,7 @@ RouterLosses LossTerms::values() const {
 
 RouterSlopes LossTerms::slopes(const RouterLosses& d_losses) const {
   const RouterSums& sums = joined_ ? *joined_ : own_;
-  const auto& backend = device_.backend();
+  const auto& backend = backend_of(device_);
   RouterSlopes slopes{.scores = sums.losses.scores, .sequence_tokens = sums.sequence_tokens};
   if (sums.wants_scores() && d_losses.balance != 0.0F) {
     slopes.by_score = backend.take({sums.num_sequences(), sums.num_experts}, Dtype::f32);

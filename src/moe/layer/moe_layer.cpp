@@ -4,7 +4,6 @@
 #include "comm/check_arguments.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
-#include "moe/layer/layer_checks.h"
 #include "moe/layer/moe_layer_data.h"
 #include "moe/plan/plan_data.h"
 
@@ -19,6 +18,11 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
 }
 
 std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
+
+const Saved& filled(const Saved* saved) {
+  require(saved != nullptr, "nothing is saved: no training forward has filled this");
+  return *saved;
+}
 
 }  // namespace
 
@@ -48,8 +52,8 @@ std::int64_t SavedForBackward::bytes() const {
   if (data_ == nullptr) return 0;
   const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
-         plan.slots().bytes() + plan.target_ranks().bytes() + plan.data().sources.bytes() +
-         plan.data().row_sources.bytes() + plan.source_offsets().bytes() +
+         plan.slots().bytes() + plan.target_ranks().bytes() + data_of(plan).sources.bytes() +
+         data_of(plan).row_sources.bytes() + plan.source_offsets().bytes() +
          plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
          bytes_of(data_->inner) + bytes_of(data_->shared_inner) + bytes_of(data_->valid) +
          bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
@@ -57,55 +61,47 @@ std::int64_t SavedForBackward::bytes() const {
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }
 
-const Plan& SavedForBackward::plan() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  return data_->plan;
+const Plan& SavedForBackward::plan() const { return filled(data_.get()).plan; }
+const Routing& SavedForBackward::routing() const { return filled(data_.get()).routing; }
+RouterLosses SavedForBackward::losses() const {
+  const auto& terms = filled(data_.get()).loss_terms;
+  return terms ? terms->values() : RouterLosses{};
 }
 
-const Routing& SavedForBackward::routing() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  return data_->routing;
-}
-
-const RouterLosses& SavedForBackward::losses() const {
-  require(data_ != nullptr, "nothing is saved: no training forward has filled this");
-  data_->losses = data_->loss_terms ? data_->loss_terms->values() : RouterLosses{};
-  return data_->losses;
-}
-
-MoeLayer::Data::Data(const LayerComms& the_groups, const ExpertPlacement& the_placement,
-                     const MoeLayerOptions& the_options, Device the_device)
-    : comm(the_groups.experts),
-      batch(the_groups.batch == nullptr ? comm : *the_groups.batch),
-      sequence(the_groups.sequence),
-      groups(distinct_groups(the_groups)),
+MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& the_placement,
+                           const MoeLayerOptions& the_options, Device the_device)
+    : comm(the_comms.experts),
+      batch(the_comms.batch == nullptr ? comm : *the_comms.batch),
+      sequence(the_comms.sequence),
+      comms(distinct_comms(the_comms)),
       options(the_options),
       placement(the_placement),
       device(std::move(the_device)),
       router(options.router, device),
       experts(options.experts(), device),
-      dispatcher(comm, placement, dispatcher_options(options), device) {
+      planner(comm, placement, dispatcher_options(options).plan, device),
+      mover(make_mover(comm, dispatcher_options(options), device)) {
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
-  statistics = device.backend().take({options.router.num_experts + 1}, Dtype::i64);
-  statistics_before = device.backend().take(statistics.shape(), Dtype::i64);
-  device.backend().set_zero(statistics);
+  statistics = backend_of(device).take({options.router.num_experts + 1}, Dtype::i64);
+  statistics_before = backend_of(device).take(statistics.shape(), Dtype::i64);
+  backend_of(device).set_zero(statistics);
   if (options.gradient_scale != GradientScale::off) {
     const auto numbers = placement.owners();
     owners = device.copy_of(ConstTensorView(numbers.data(), {options.router.num_experts}));
   }
   if (device.memory() != Memory::host && comm.size() == 1) {
-    step_words = device.backend().take({kStepWords}, Dtype::i64);
-    device.backend().set_zero(*step_words);
+    step_words = backend_of(device).take({kStepWords}, Dtype::i64);
+    backend_of(device).set_zero(*step_words);
   }
 }
 
-Tensor MoeLayer::Data::take_output(const LayerInput& in, Purpose purpose) const {
-  return or_abort(groups_of(purpose), kForward, [&] {
+Tensor MoeLayerData::take_output(const LayerInput& in, Purpose purpose) const {
+  return or_abort(comms_of(purpose), kForward, [&] {
     return device.empty({in.x.rows(), options.hidden}, options.dtype);
   });
 }
 
-void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
+void MoeLayerData::check_weights(const MoeWeights& weights) const {
   router.check(weights.router, options.hidden);
   const auto num_local = placement.experts_of(comm.rank()).size();
   require(weights.experts.size() == num_local,
@@ -117,8 +113,7 @@ void MoeLayer::Data::check_weights(const MoeWeights& weights) const {
   if (shared) shared->check({&weights.shared, 1});
 }
 
-void MoeLayer::Data::check_gradients(const MoeWeights& weights,
-                                     const MoeGradients& gradients) const {
+void MoeLayerData::check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const {
   require_gradient(gradients.router.gate, weights.router.gate, "gate");
   require_gradient(gradients.router.gate_bias, weights.router.gate_bias, "gate_bias");
   experts.check(weights.experts, gradients.experts);
@@ -131,17 +126,17 @@ MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device)
     : MoeLayer(LayerComms{.experts = comm}, placement, options, std::move(device)) {}
 
-MoeLayer::MoeLayer(const LayerComms& groups, const ExpertPlacement& placement,
+MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
-  Communicator& all = groups.batch == nullptr ? groups.experts : *groups.batch;
+  Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
   check_together("MoeLayer", all, [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
-  auto others = distinct_groups(groups);  // which do not know of an error of the experts' group
+  auto others = distinct_comms(comms);  // which do not know of an error of the experts' group
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
-    require_within_batch(groups);
-    or_abort<DeviceError>({&groups.experts}, "MoeLayer", [&] {
-      data_ = std::make_unique<Data>(groups, placement, options, std::move(device));
+    require_within_batch(comms);
+    or_abort<DeviceError>({&comms.experts}, "MoeLayer", [&] {
+      data_ = std::make_unique<MoeLayerData>(comms, placement, options, std::move(device));
     });
   });
 }
@@ -150,21 +145,22 @@ MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in) {
-  Tensor y = data_->take_output(in, Data::Purpose::inference);
+  Tensor y = data_->take_output(in, MoeLayerData::Purpose::inference);
   forward(weights, in, y, nullptr);
   return y;
 }
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved) {
-  Tensor y = data_->take_output(in, Data::Purpose::training);
+  Tensor y = data_->take_output(in, MoeLayerData::Purpose::training);
   forward(weights, in, y, &saved);
   return y;
 }
 
 void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                        SavedForBackward* saved) {
-  const auto purpose = saved == nullptr ? Data::Purpose::inference : Data::Purpose::training;
-  check_arguments(kForward, data_->groups_of(purpose), [&] {
+  const auto purpose =
+      saved == nullptr ? MoeLayerData::Purpose::inference : MoeLayerData::Purpose::training;
+  check_arguments(kForward, data_->comms_of(purpose), [&] {
     const Memory memory = data_->device.memory();
     const TokenForm tokens{{in.x.rows(), data_->options.hidden}, data_->options.dtype, memory};
     require_tokens(in.x, tokens, "x");
@@ -181,14 +177,14 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     }
     data_->check_weights(weights);
   });
-  auto step = data_->forward(weights, in, y, purpose);
+  auto left = data_->forward(weights, in, y, purpose);
   if (saved == nullptr) return;
-  saved->data_ = std::make_unique<SavedForBackward::Data>(std::move(step));
+  saved->data_ = std::make_unique<Saved>(std::move(left));
 }
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
-  check_arguments(kBackward, data_->groups, [&] {
+  check_arguments(kBackward, data_->comms, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");
@@ -220,11 +216,11 @@ void MoeLayer::commit_pick_counts(SavedForBackward& saved) {
   data_->commit(*saved.data_);
 }
 
-const PickCounts& MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
+PickCounts MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
 PickCounts MoeLayer::take_pick_counts() { return data_->take_pick_counts(); }
 
-const LayerStats& MoeLayer::stats() const { return data_->read_stats(); }
-const PlanStatus& MoeLayer::plan_status() const { return data_->read_status(); }
+LayerStats MoeLayer::stats() const { return data_->read_stats(); }
+PlanStatus MoeLayer::plan_status() const { return data_->read_status(); }
 void MoeLayer::check() const { check_status(data_->read_status(), data_->options.sizing); }
 const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
 const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }

@@ -1,18 +1,26 @@
-// What a layer holds, and what a step of it leaves for backward.
+// What a layer holds, what a training forward of it leaves for backward, and the parts of its work
+// that have a file each: losses.cpp, layer_stats.cpp and layer_checks.cpp.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/check_arguments.h"
 #include "core/require.h"
 #include "device/device_backend.h"
-#include "moe/layer/layer_stats.h"
-#include "moe/layer/losses.h"
+#include "device/router_sums.h"
+#include "moe/dispatch/mover.h"
+#include "moe/plan/plan_maker.h"
+#include "switchyard/communicator.h"
+#include "switchyard/device.h"
+#include "switchyard/losses.h"
 #include "switchyard/moe_layer.h"
+#include "switchyard/placement.h"
 
 namespace switchyard {
 
@@ -20,7 +28,90 @@ namespace switchyard {
 constexpr std::string_view kForward = "MoeLayer::forward";
 constexpr std::string_view kBackward = "MoeLayer::backward";
 
-struct SavedForBackward::Data {
+// Zeros in the device's memory, for so many sequences of so many tokens.
+RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64_t num_experts,
+                     std::int64_t num_sequences, std::int64_t sequence_tokens);
+inline std::int64_t bytes_of(const RouterSums& sums) {
+  return sums.by_sequence.bytes() + sums.squares.bytes();
+}
+
+// Sums over the ranks of a batch.
+struct BatchTotals {
+  std::vector<std::int64_t> picks;   // [E]
+  std::vector<std::int64_t> scores;  // [E] in units of 2⁻³²
+  std::int64_t num_tokens = 0;
+  std::int64_t squares = 0;           // whole parts
+  std::int64_t square_fractions = 0;  // in units of 2⁻³²
+  std::int64_t num_sequences = 0;     // that have tokens
+  std::int64_t sequence_losses = 0;   // whole parts of their sum
+  std::int64_t loss_fractions = 0;    // in units of 2⁻³²
+};
+
+// Of one training forward.
+class LossTerms {
+ public:
+  // Collective over `sequence` where sequences are cut over ranks, and over `batch` where the
+  // caller wants totals over it. Either may be null: no others. Where there are others the device
+  // is waited for; alone, nothing leaves it.
+  LossTerms(Device device, const RouterSums& sums, std::int64_t top_k, Communicator* sequence,
+            Communicator* batch);
+
+  // [E] i64 in the device's memory, over what the losses are over: the ranks of `batch`, or this
+  // one.
+  ConstTensorView picks() const { return totals_.slice(0, own_.num_experts); }
+  // Besides the sums that were given.
+  std::int64_t bytes() const;
+  // Waits for the device where this rank is alone.
+  RouterLosses values() const;
+  // What reaches this rank's tokens, when d_losses reach the losses.
+  RouterSlopes slopes(const RouterLosses& d_losses) const;
+
+ private:
+  void sum_over_ranks(Communicator* sequence, Communicator* batch);
+
+  Device device_;
+  RouterSums own_;
+  // Of sequences cut over ranks: the rows of all ranks that have a part of them.
+  std::optional<RouterSums> joined_;
+  std::int64_t top_k_;
+  TensorView totals_;                    // [loss_total_words(E)] i64
+  std::optional<BatchTotals> of_ranks_;  // where there are others
+};
+
+// Cuts a call into stages: each call of end() names the time since the one before. On a GPU that is
+// the device's own time, which its timer knows later; or nobody's, where it has none.
+class StageClock {
+ public:
+  StageClock(const DeviceBackend& device, std::vector<LayerStats::Stage>& stages,
+             std::shared_ptr<StageTimer>& timer);
+  ~StageClock() {
+    if (timer_ != nullptr) timer_->stop();
+  }
+  StageClock(const StageClock&) = delete;
+  StageClock& operator=(const StageClock&) = delete;
+
+  void end(std::string_view name);
+  // The experts' stage, split by what their threads spent.
+  void end_experts(const WorkTimes& spent);
+
+ private:
+  double since_last();
+  void add(std::string_view name, double seconds) { stages_.push_back({name, seconds}); }
+
+  std::vector<LayerStats::Stage>& stages_;
+  const bool is_host_;
+  StageTimer* timer_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// What a timer, or none, knows by now. Waits for the device.
+std::vector<LayerStats::Stage> stages_of(const std::shared_ptr<StageTimer>& timer);
+
+// What the plan says about rows, drops and overflow.
+void describe_plan(const Plan& plan, LayerStats& stats);
+
+// What a forward leaves for backward.
+struct Saved {
   std::shared_ptr<const int> layer;      // whose it is: held, so that no other gets the same
   ConstTensorView x;                     // zeros for padding
   std::optional<TensorView> valid = {};  // [T] i32, contiguous
@@ -29,7 +120,6 @@ struct SavedForBackward::Data {
   std::optional<RouterSums> sums = {};  // of a training forward
   bool is_counted = false;              // by the statistics
   std::optional<LossTerms> loss_terms = {};
-  mutable RouterLosses losses = {};  // as they were last asked for
   // Of the experts' outputs: [E] f32, and the routing weights multiplied by them [T, K].
   std::optional<TensorView> output_scales = {};
   std::optional<TensorView> scaled_weights = {};
@@ -41,95 +131,63 @@ struct SavedForBackward::Data {
   ConstTensorView weights() const {
     return scaled_weights ? ConstTensorView(*scaled_weights) : routing.weights.view();
   }
-  std::optional<ConstTensorView> mask() const {
-    return valid ? std::optional<ConstTensorView>(*valid) : std::nullopt;
-  }
+  std::optional<ConstTensorView> mask() const { return valid; }
 };
 
-// What run_step needs to know of a layer, and to change in it.
-struct BoundedLayer {
-  const std::vector<Communicator*>& groups;  // the experts' first
-  Communicator& batch;
-  Dispatcher& dispatcher;
-  Sizing& sizing;
-  std::int64_t alignment;
-  const Device& device;
-  const TensorView& statistics;
-  const TensorView& statistics_before;
-  const std::optional<TensorView>& step_words;
-  int num_experts;
-  std::int64_t& most_needed_rows;
-  std::string& first_problem;
-
-  void resize(const Sizing& new_sizing) const;
-  // What is known of the step that now begins, and what is known of the one that has run.
-  void forget_step() const;
-  void learn_of_step() const;
-};
-
-struct MoeLayer::Data {
-  using Step = SavedForBackward::Data;
+struct MoeLayerData {
   enum class Purpose { inference, training };
 
-  Data(const LayerComms& groups, const ExpertPlacement& placement, const MoeLayerOptions& options,
-       Device device);
+  MoeLayerData(const LayerComms& comms, const ExpertPlacement& placement,
+               const MoeLayerOptions& options, Device device);
 
   Tensor take_output(const LayerInput& in, Purpose purpose) const;
   void check_weights(const MoeWeights& weights) const;
   void check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const;
 
   // Collective; arguments are checked before.
-  Step forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
-               Purpose purpose);
-  void backward(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
+  Saved forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
+                Purpose purpose);
+  void backward(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
                 const LayerBackwardOutput& out);
-  void commit(Step& step);
+  void commit(Saved& saved);
   PickCounts take_pick_counts();
-  BoundedLayer bounded() {
-    return {.groups = groups,
-            .batch = batch,
-            .dispatcher = dispatcher,
-            .sizing = options.sizing,
-            .alignment = options.alignment,
-            .device = device,
-            .statistics = statistics,
-            .statistics_before = statistics_before,
-            .step_words = step_words,
-            .num_experts = options.router.num_experts,
-            .most_needed_rows = most_needed_rows,
-            .first_problem = first_problem};
-  }
+  // For run_step: the sizing of the plans that follow; what is known of the step that now begins,
+  // and what of the one that has run.
+  void resize(const Sizing& sizing);
+  void forget_step();
+  void learn_of_step();
 
   // On a GPU these are read when they are asked for, every time: a graph may have run again.
-  const PickCounts& read_pick_counts() const;
-  const LayerStats& read_stats() const;
-  const PlanStatus& read_status() const;
+  PickCounts read_pick_counts() const;
+  LayerStats read_stats() const;
+  PlanStatus read_status() const;
 
   // Who must not wait for a rank that fails: in training everybody, since the step is lost.
-  std::vector<Communicator*> groups_of(Purpose purpose) const {
-    return purpose == Purpose::training ? groups : std::vector<Communicator*>{&comm};
+  std::vector<Communicator*> comms_of(Purpose purpose) const {
+    return purpose == Purpose::training ? comms : std::vector<Communicator*>{&comm};
   }
-  // Those besides the experts' group that a forward exchanges anything with.
-  std::vector<Communicator*> other_groups_of(Purpose purpose) const;
+  // Those besides the experts' that a forward exchanges anything with.
+  std::vector<Communicator*> other_comms_of(Purpose purpose) const;
 
   Communicator& comm;   // of the experts
   Communicator& batch;  // may be the same
   Communicator* sequence;
-  std::vector<Communicator*> groups;  // each of them once
+  std::vector<Communicator*> comms;  // each of them once, the experts' first
   MoeLayerOptions options;
   ExpertPlacement placement;
   Device device;
   Router router;
   Experts experts;
   std::optional<Experts> shared;
-  Dispatcher dispatcher;
+  PlanMaker planner;
+  std::unique_ptr<Mover> mover;
   std::shared_ptr<const int> identity = std::make_shared<const int>(0);
-  mutable LayerStats stats;
-  mutable PlanStatus status;
+  // On a GPU without what read_stats() and read_status() fetch.
+  LayerStats stats;
+  PlanStatus status;
   TensorView statistics;  // [E + 1] i64: picks of every expert, and tokens
   // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
   TensorView statistics_before;
-  mutable PickCounts counted;
   std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
   // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.
   std::optional<TensorView> step_words;  // [kStepWords] i64
@@ -145,8 +203,8 @@ struct MoeLayer::Data {
   bool reads_tokens(const MoeWeights& weights) const {
     return comm.size() == 1 && experts.reads_tokens(weights.experts);
   }
-  static TokenRows tokens_of(const Step& step) {
-    return {.x = step.x, .row_sources = step.plan.row_sources(), .top_k = step.plan.top_k()};
+  static TokenRows tokens_of(const Saved& saved) {
+    return {.x = saved.x, .row_sources = saved.plan.row_sources(), .top_k = saved.plan.top_k()};
   }
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
   TensorView take_row_weights(const Plan& plan) const;
@@ -167,30 +225,30 @@ struct MoeLayer::Data {
 
   TensorView without_padding(const ConstTensorView& rows, const ConstTensorView& valid) const;
 
-  Step route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
-                      StageClock& clock);
+  Saved route_and_plan(const MoeWeights& weights, const LayerInput& in, Purpose purpose,
+                       StageClock& clock);
   Routed route(const MoeWeights& weights, const LayerInput& in, Purpose purpose);
   Plan make_plan(const Routed& routed);
   RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
   TensorView within_capacity(const Routing& routing, const RouterSums& sums);
   void note_plan(const Plan& plan);
-  void weigh_losses(Step& step, const LayerInput& in);
-  void scale_outputs(Step& step);
-  ConstTensorView all_picks(const Step& step) const;
+  void weigh_losses(Saved& saved, const LayerInput& in);
+  void scale_outputs(Saved& saved);
+  ConstTensorView all_picks(const Saved& saved) const;
   // What the experts read: rows, which are filled here, or tokens; and the same for backward.
-  ExpertsInput bring_rows(const MoeWeights& weights, const Step& step, const TensorView& rows,
+  ExpertsInput bring_rows(const MoeWeights& weights, const Saved& saved, const TensorView& rows,
                           StageClock& clock);
-  ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Step& step,
+  ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Saved& saved,
                                        const ConstTensorView& d_y, StageClock& clock);
-  void forward_experts(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
-                       StageClock& clock);
-  void forward_shared(const MoeWeights& weights, Step& step, const TensorView& y, Purpose purpose,
+  void forward_experts(const MoeWeights& weights, Saved& saved, const TensorView& y,
+                       Purpose purpose, StageClock& clock);
+  void forward_shared(const MoeWeights& weights, Saved& saved, const TensorView& y, Purpose purpose,
                       StageClock& clock);
-  void backward_experts(const MoeWeights& weights, Step& step, const LayerBackwardInput& in,
+  void backward_experts(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
                         const LayerBackwardOutput& out, StageClock& clock);
-  void backward_router(const MoeWeights& weights, const Step& step, const LayerBackwardInput& in,
+  void backward_router(const MoeWeights& weights, const Saved& saved, const LayerBackwardInput& in,
                        const LayerBackwardOutput& out, StageClock& clock);
-  void backward_shared(const MoeWeights& weights, Step& step, const ConstTensorView& d_y,
+  void backward_shared(const MoeWeights& weights, Saved& saved, const ConstTensorView& d_y,
                        const LayerBackwardOutput& out, StageClock& clock);
   void note_waits();
 
@@ -200,5 +258,26 @@ struct MoeLayer::Data {
   std::optional<TensorView> over_capacity_;  // [1] i64
   std::shared_ptr<StageTimer> forward_timer_, backward_timer_;
 };
+
+void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement);
+// Collective.
+void require_same_options(Communicator& comm, const MoeLayerOptions& o,
+                          const ExpertPlacement& placement);
+// Collective over all of them: what is summed over the batch is summed over all their ranks.
+void require_within_batch(const LayerComms& comms);
+// Sequences are cut over a communicator's ranks as the layer's input says.
+void require_sequence(const LayerInput& in, const Communicator* comm);
+void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
+
+// What a tensor with one entry a token must be.
+struct TokenForm {
+  Shape shape;
+  Dtype dtype;
+  Memory memory;
+};
+void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name);
+
+// Each of them once.
+std::vector<Communicator*> distinct_comms(const LayerComms& comms);
 
 }  // namespace switchyard

@@ -15,11 +15,12 @@ namespace {
 
 constexpr std::string_view kRunStep = "run_step";
 
-using Layers = std::vector<BoundedLayer>;
+using Layers = std::vector<MoeLayerData*>;
 
-bool has_overflowed(const BoundedLayer& layer) {
-  return layer.sizing.is_bounded() && layer.sizing.overflow() == Overflow::fail &&
-         layer.most_needed_rows > layer.sizing.capacity();
+bool has_overflowed(const MoeLayerData* layer) {
+  const Sizing& sizing = layer->options.sizing;
+  return sizing.is_bounded() && sizing.overflow() == Overflow::fail &&
+         layer->most_needed_rows > sizing.capacity();
 }
 
 // Room for the rows that were needed, and an eighth more: the next step is seldom the same.
@@ -29,18 +30,18 @@ std::int64_t grown(std::int64_t needed_rows, std::int64_t alignment) {
   return wanted / alignment * alignment;
 }
 
-std::vector<Communicator*> groups_of(const Layers& layers) {
-  std::set<Communicator*> groups;
-  for (const auto& layer : layers) groups.insert(layer.groups.begin(), layer.groups.end());
-  return {groups.begin(), groups.end()};
+std::vector<Communicator*> comms_of(const Layers& layers) {
+  std::set<Communicator*> comms;
+  for (const auto* layer : layers) comms.insert(layer->comms.begin(), layer->comms.end());
+  return {comms.begin(), comms.end()};
 }
 
 // What is wrong on this rank that the others of its group of experts know, too.
 std::string problem_of(const Layers& layers) {
-  for (const auto& layer : layers) {
-    if (layer.first_problem.empty()) continue;
-    const bool is_alone = &layer.batch == layer.groups.front();
-    return is_alone ? layer.first_problem : "in its group of experts, " + layer.first_problem;
+  for (const auto* layer : layers) {
+    if (layer->first_problem.empty()) continue;
+    const bool is_alone = &layer->batch == &layer->comm;
+    return is_alone ? layer->first_problem : "in its group of experts, " + layer->first_problem;
   }
   return {};
 }
@@ -48,13 +49,13 @@ std::string problem_of(const Layers& layers) {
 // An exact layer throws what a bounded one notes: then all ranks of its group have come this far.
 bool is_shared(const Layers& layers, const InvalidArgument& error) {
   return std::ranges::any_of(
-      layers, [&](const BoundedLayer& layer) { return layer.first_problem == error.what(); });
+      layers, [&](const auto* layer) { return layer->first_problem == error.what(); });
 }
 
 // Runs the step; nobody waits for a rank that failed in it by itself. Returns an error that ranks
 // share, or null.
 std::exception_ptr run(const Layers& layers, const std::function<void()>& step) {
-  return or_abort(groups_of(layers), kRunStep, [&]() -> std::exception_ptr {
+  return or_abort(comms_of(layers), kRunStep, [&]() -> std::exception_ptr {
     try {
       step();
     } catch (const InvalidArgument& error) {
@@ -67,12 +68,12 @@ std::exception_ptr run(const Layers& layers, const std::function<void()>& step) 
 
 // Collective. What ranks of one group of experts share becomes the error of all.
 void run_once(const Layers& layers, const std::function<void()>& step) {
-  for (const auto& layer : layers) layer.forget_step();
+  for (auto* layer : layers) layer->forget_step();
   const auto shared = run(layers, step);
-  for (const auto& layer : layers) layer.learn_of_step();
+  for (auto* layer : layers) layer->learn_of_step();
   std::string first;
   try {
-    first = first_objection(layers.front().batch, kRunStep, problem_of(layers));
+    first = first_objection(layers.front()->batch, kRunStep, problem_of(layers));
   } catch (const CommunicationError&) {  // ranks that would have waited for it were told already
     if (shared) std::rethrow_exception(shared);
     throw;
@@ -83,18 +84,18 @@ void run_once(const Layers& layers, const std::function<void()>& step) {
 // Collective, since ranks of other groups of experts saw other rows.
 bool any_overflow(const Layers& layers) {
   std::int64_t overflows = std::ranges::count_if(layers, has_overflowed);
-  sum_integers(layers.front().batch, {{&overflows, 1}});
+  sum_integers(layers.front()->batch, {{&overflows, 1}});
   return overflows > 0;
 }
 
 void run_exactly(const Layers& layers, const std::function<void()>& step) {
   std::vector<Sizing> bounded;
-  for (const auto& layer : layers) {
-    bounded.push_back(layer.sizing);
-    layer.resize(Sizing::exact());
+  for (auto* layer : layers) {
+    bounded.push_back(layer->options.sizing);
+    layer->resize(Sizing::exact());
   }
   const auto restore = [&] {
-    for (std::size_t i = 0; i < layers.size(); ++i) layers[i].resize(bounded[i]);
+    for (std::size_t i = 0; i < layers.size(); ++i) layers[i]->resize(bounded[i]);
   };
   try {
     run_once(layers, step);
@@ -109,31 +110,32 @@ void run_exactly(const Layers& layers, const std::function<void()>& step) {
 void grow(const Layers& layers) {
   Tensor needed({static_cast<std::int64_t>(layers.size())}, Dtype::i64);
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    needed.span<std::int64_t>()[i] = layers[i].most_needed_rows;
+    needed.span<std::int64_t>()[i] = layers[i]->most_needed_rows;
   }
-  layers.front().batch.all_reduce(needed, ReduceOp::max);
+  layers.front()->batch.all_reduce(needed, ReduceOp::max);
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    layers[i].most_needed_rows = needed.span<std::int64_t>()[i];
-    if (!has_overflowed(layers[i])) continue;
-    layers[i].resize(Sizing::bounded(grown(layers[i].most_needed_rows, layers[i].alignment),
-                                     layers[i].sizing.overflow()));
+    MoeLayerData& layer = *layers[i];
+    layer.most_needed_rows = needed.span<std::int64_t>()[i];
+    if (!has_overflowed(&layer)) continue;
+    layer.resize(Sizing::bounded(grown(layer.most_needed_rows, layer.options.alignment),
+                                 layer.options.sizing.overflow()));
   }
 }
 
 }  // namespace
 
-void BoundedLayer::resize(const Sizing& new_sizing) const {
-  dispatcher.resize(new_sizing);
-  sizing = new_sizing;
+void MoeLayerData::resize(const Sizing& sizing) {
+  planner.resize(sizing);
+  options.sizing = sizing;
 }
 
-void BoundedLayer::forget_step() const {
+void MoeLayerData::forget_step() {
   most_needed_rows = 0;
   first_problem.clear();
-  if (step_words) device.backend().set_zero(*step_words);
+  if (step_words) backend_of(device).set_zero(*step_words);
 }
 
-void BoundedLayer::learn_of_step() const {
+void MoeLayerData::learn_of_step() {
   if (!step_words) return;
   const Tensor fetched = device.to_host(*step_words);
   const auto words = fetched.span<std::int64_t>();
@@ -142,7 +144,7 @@ void BoundedLayer::learn_of_step() const {
   PlanRecords records;
   add_problems(records.headers.emplace_back(), fetched.view().slice(kStepProblem, kStepWords));
   first_problem = describe_non_finite(records);
-  if (first_problem.empty()) first_problem = describe_bad_ids(records, num_experts);
+  if (first_problem.empty()) first_problem = describe_bad_ids(records, options.router.num_experts);
 }
 
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
@@ -151,21 +153,20 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
   for (std::size_t i = 0; i < layers.size(); ++i) {
     require(layers[i] != nullptr, "{}: layer {} of {} is null", kRunStep, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
-    all.push_back(layers[i]->data_->bounded());
-    const auto& last = all.back();
-    last.device.backend().copy(last.statistics, last.statistics_before);
-    const bool is_alone = all.front().batch.size() == 1 && all.back().batch.size() == 1;
-    require(is_alone || &all.back().batch == &all.front().batch,
+    MoeLayerData& last = *all.emplace_back(layers[i]->data_.get());
+    backend_of(last.device).copy(last.statistics, last.statistics_before);
+    const Communicator& batch = all.front()->batch;
+    require((batch.size() == 1 && last.batch.size() == 1) || &last.batch == &batch,
             "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
-            kRunStep, i, all.front().batch.size(), all.back().batch.size());
+            kRunStep, i, batch.size(), last.batch.size());
   }
   if (all.empty()) {
     step();
     return false;
   }
   const auto forget_statistics = [&] {
-    for (const auto& layer : all) {
-      layer.device.backend().copy(layer.statistics_before, layer.statistics);
+    for (const auto* layer : all) {
+      backend_of(layer->device).copy(layer->statistics_before, layer->statistics);
     }
   };
   try {

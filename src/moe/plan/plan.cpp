@@ -6,15 +6,15 @@
 
 namespace switchyard {
 
-const PlanSummary& Plan::Data::summary() const {
+const PlanSummary& PlanData::summary() const {
   if (!is_known) {
-    const PlanReport fetched = report.on_host(device.backend(), host.backend(), *placement);
+    const PlanReport fetched = report.on_host(backend_of(device), backend_of(host), *placement);
     known.fill(record_of(fetched), fetched.layout, options.sizing, rank);
   }
   return known;
 }
 
-std::int64_t Plan::Data::row_capacity() const {
+std::int64_t PlanData::row_capacity() const {
   return options.sizing.is_bounded() ? options.sizing.capacity() : summary().num_rows;
 }
 
@@ -57,8 +57,8 @@ std::int64_t Plan::distinct_tokens(int source, int target) const {
   return data_->summary().distinct_tokens[static_cast<std::size_t>(index)];
 }
 
-const PlanStatus& Plan::status() const { return data_->summary().status; }
+PlanStatus Plan::status() const { return data_->summary().status; }
 
-void Plan::check() const { check_status(status(), data_->options.sizing); }
+void Plan::check() const { check_status(data_->summary().status, data_->options.sizing); }
 
 }  // namespace switchyard

@@ -1,11 +1,10 @@
 // From what devices and ranks report to what a plan says of itself, and the errors in it.
-#include "moe/plan/plan_summary.h"
-
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
 #include "core/require.h"
+#include "moe/plan/plan_data.h"
 
 namespace switchyard {
 

@@ -55,21 +55,21 @@ class SharedExpertTest : public ::testing::TestWithParam<Case> {
                     Tensor::zeros({count, options_.hidden}, options_.dtype),
                     testing::gradients_for(weights_)};
     std::memcpy(results.y.data(), part(y_).data(), static_cast<std::size_t>(results.y.bytes()));
-    device.backend().shared_forward({.options = options_,
-                                     .weights = weights_,
-                                     .x = part(x_),
-                                     .inner = results.inner,
-                                     .y = results.y});
+    backend_of(device).shared_forward({.options = options_,
+                                       .weights = weights_,
+                                       .x = part(x_),
+                                       .inner = results.inner,
+                                       .y = results.y});
     Tensor inner = results.inner.clone();
     if (inner_rows == InnerRows::to_be_computed) testing::poison(inner);
-    device.backend().shared_backward({.options = options_,
-                                      .weights = weights_,
-                                      .x = part(x_),
-                                      .inner = inner,
-                                      .inner_rows = inner_rows,
-                                      .d_y = part(d_y_),
-                                      .d_x = results.d_x,
-                                      .gradients = results.gradients});
+    backend_of(device).shared_backward({.options = options_,
+                                        .weights = weights_,
+                                        .x = part(x_),
+                                        .inner = inner,
+                                        .inner_rows = inner_rows,
+                                        .d_y = part(d_y_),
+                                        .d_x = results.d_x,
+                                        .gradients = results.gradients});
     return results;
   }
 

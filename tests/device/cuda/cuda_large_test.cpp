@@ -63,7 +63,7 @@ TEST(CudaLargeTest, RowsOfMoreThanAPitchBecomeZero) {
     const TensorView last(all.view().row(2) - 64, Dtype::f32, {16}, 1, all.view().owner(),
                           Memory::gpu);
     device.copy(Random(3).tensor({16}, Dtype::f32), last);
-    device.backend().set_zero(all);
+    backend_of(device).set_zero(all);
     EXPECT_TRUE(same_bits(device.to_host(last), Tensor::zeros({16}, Dtype::f32)));
   } catch (const DeviceError& error) {
     if (std::string(error.what()).find("has no room") == std::string::npos) throw;

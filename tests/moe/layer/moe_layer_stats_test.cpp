@@ -88,5 +88,17 @@ TEST(MoeLayerStats, TellOfDrops) {
   EXPECT_EQ(layer.stats().bytes_on_wire, 0);
 }
 
+TEST(MoeLayerStats, StayAsTheyWereWhenTheyWereAskedFor) {
+  auto options = small_layer_options();
+  options.sizing = Sizing::bounded(10, Overflow::drop);
+  LayerAlone alone(options);
+  const LayerStats& stats = alone.layer.stats();
+  const PlanStatus& status = alone.layer.plan_status();
+  (void)alone.layer.forward(alone.weights, {.x = Random(1).tensor({8, 20}, Dtype::f32)});
+  EXPECT_TRUE(alone.layer.stats().overflow);
+  EXPECT_FALSE(stats.overflow);
+  EXPECT_FALSE(status.overflow);
+}
+
 }  // namespace
 }  // namespace switchyard::moe_layer_stats_test

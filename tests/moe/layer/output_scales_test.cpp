@@ -27,7 +27,7 @@ std::vector<float> output_scales(GradientScale rule, const std::vector<std::int6
                                  const ExpertPlacement& placement) {
   const Shape experts{static_cast<std::int64_t>(picks.size())};
   Tensor scales(experts, Dtype::f32);
-  Device().backend().output_scales(
+  backend_of(Device()).output_scales(
       {.rule = rule,
        .picks = Tensor::from<std::int64_t>(experts, picks),
        .owners = Tensor::from<std::int32_t>(experts, placement.owners()),

@@ -37,7 +37,7 @@ struct Statistics : ::testing::Test {
     }
     return picks;
   }
-  const PickCounts& counted() const { return alone.layer.pick_counts(); }
+  PickCounts counted() const { return alone.layer.pick_counts(); }
 };
 
 TEST_F(Statistics, CountATrainingStepInItsBackward) {
@@ -49,6 +49,16 @@ TEST_F(Statistics, CountATrainingStepInItsBackward) {
   (void)backward(alone, saved, d_y);
   EXPECT_EQ(counted().picks, picks);
   EXPECT_EQ(counted().num_tokens, 31);
+}
+
+TEST_F(Statistics, StayAsTheyWereWhenTheyWereAskedFor) {
+  const PickCounts& before = alone.layer.pick_counts();
+  SavedForBackward saved;
+  (void)alone.layer.forward(alone.weights, {.x = x}, saved);
+  (void)backward(alone, saved, d_y);
+  EXPECT_EQ(counted().num_tokens, 31);
+  EXPECT_EQ(before.num_tokens, 0);
+  EXPECT_EQ(before.picks, Counts(6, 0));
 }
 
 TEST_F(Statistics, DoNotCountEvaluation) {

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include "device/plan_words.h"
+#include "moe/plan/plan_maker.h"
 #include "support/compare.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
 #include "support/random.h"
 #include "support/ranks.h"
 #include "switchyard/error.h"
+#include "switchyard/router.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard::plan_test {
@@ -219,8 +221,10 @@ TEST_P(PlanTest, ProblemsOfTheRouterAreTheSameErrorEverywhere) {
     const int guilty = comm.size() - 1;
     const Tensor none = words_of({-1, -1, 0, 0, 0});
     const auto error_with = [&](const Tensor& words, const Tensor& ids) {
-      return error_of<InvalidArgument>(
-          [&] { (void)planner.plan(ids, {.words = comm.rank() == guilty ? words : none}); });
+      const Routing routing{.expert_ids = ids.clone(),
+                            .weights = {},
+                            .problems = (comm.rank() == guilty ? words : none).clone()};
+      return error_of<InvalidArgument>([&] { (void)planner.plan(routing); });
     };
     const std::string who = "rank " + std::to_string(guilty);
     const Tensor good = ids_of({1, 2}, {0, 1});
@@ -265,8 +269,8 @@ TEST(Plan, AddsToTheWordsOfAStepAtOneRankAlone) {
   const Tensor problems = words_of({-1, 3, 0, 9, 0});
   for (const int num_ranks : {1, 2}) {
     run_ranks(num_ranks, [&](Communicator& comm) {
-      Planner planner(comm, ExpertPlacement::contiguous(2, num_ranks),
-                      options_with(Sizing::bounded(2)));
+      PlanMaker planner(comm, ExpertPlacement::contiguous(2, num_ranks),
+                        options_with(Sizing::bounded(2)), {});
       Tensor step = Tensor::zeros({kStepWords}, Dtype::i64);
       (void)planner.plan(ids_of({3, 1}, {0, 1, 1}), {.words = problems, .step = step});
       EXPECT_TRUE(same_bits(step, num_ranks == 1 ? words_of({3, 1, -1, 3, 0, 9, 0})
@@ -275,19 +279,25 @@ TEST(Plan, AddsToTheWordsOfAStepAtOneRankAlone) {
   }
 }
 
-TEST(Plan, WordsAreChecked) {
-  const auto error_with = [](const PlanProblems& problems) {
+TEST(Plan, ProblemsOfARoutingAreChecked) {
+  const auto error_with = [](Tensor problems) {
     const auto world = connect();
     Planner planner(*world, ExpertPlacement::contiguous(2, 1), options_with());
-    return error_of<InvalidArgument>([&] { (void)planner.plan(ids_of({1, 1}, {0}), problems); });
+    const Routing routing{.expert_ids = ids_of({1, 1}, {0}),
+                          .weights = {},
+                          .problems = std::move(problems),
+                          .first_non_finite_token = 0};
+    return error_of<InvalidArgument>([&] { (void)planner.plan(routing); });
   };
   Tensor words = words_of({-1, -1, 0, 0, 0});
-  EXPECT_EQ(error_with({.words = words_of({-1, -1})}),
-            "plan: problems.words is i64 [2], but must be contiguous i64 [5]");
-  EXPECT_EQ(error_with({.words = words, .step = words}),
-            "plan: problems.step is i64 [5], but must be contiguous i64 [7]");
-  EXPECT_EQ(error_with({.words = testing::elsewhere(words)}),
-            "plan: problems.words [5] is in gpu memory, but the device works in host "
+  EXPECT_EQ(error_with(words.clone()), "no error");
+  EXPECT_EQ(error_with({}),  // then the token is all there is
+            "rank 0: the router's logits of token 0 are not finite: x or the gate holds NaN or "
+            "infinity, or their product overflows");
+  EXPECT_EQ(error_with(words_of({-1, -1})),
+            "plan: problems is i64 [2], but must be contiguous i64 [5]");
+  EXPECT_EQ(error_with(Tensor::of(testing::elsewhere(words))),
+            "plan: problems [5] is in gpu memory, but the device works in host "
             "memory; Device::copy_of brings it there");
 }
 

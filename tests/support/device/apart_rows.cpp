@@ -39,12 +39,6 @@ ApartRows place(const Device& device, const ConstTensorView& stack, const StackS
 
 }  // namespace
 
-Tensor poisoned(const Shape& shape, Dtype dtype) {
-  Tensor tensor(shape, dtype);
-  poison(tensor);
-  return tensor;
-}
-
 std::vector<ConstTensorView> matrices_of(const ConstTensorView& stack, const StackShape& shape) {
   std::vector<ConstTensorView> matrices;
   for (int part = 0; part < shape.parts; ++part) {

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "device/cuda/grouped_gemm.h"
+#include "support/compare.h"
 #include "switchyard/device.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::testing {
-
-Tensor poisoned(const Shape& shape, Dtype dtype);
 
 // How a test lays out what it gives to a GPU.
 struct Layout {

@@ -162,7 +162,7 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
   const TensorView counts = copy_on(device, problem.group_rows);
   const ExpertsInput in{.rows = d_in.rows, .row_weights = d_in.row_weights, .tokens = d_in.tokens};
   const ExpertsOutput out{.out = take(options.hidden), .inner = take(options.inner_width())};
-  device.backend().experts_forward({options, weights, offsets, counts, in, out});
+  backend_of(device).experts_forward({options, weights, offsets, counts, in, out});
   ExpertsResults results{device.to_host(out.out), device.to_host(*out.inner), {}, {}, {}};
 
   const bool kept = way.inner_rows == InnerRows::kept;
@@ -171,7 +171,7 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
   if (d_in.row_weights) {
     d.d_row_weights = poisoned_on(device, d_in.row_weights->shape(), Dtype::f32);
   }
-  device.backend().experts_backward({options, weights, offsets, counts, d_in, d});
+  backend_of(device).experts_backward({options, weights, offsets, counts, d_in, d});
   results.d_rows = device.to_host(d.d_rows);
   if (d.d_row_weights) results.d_row_weights = device.to_host(*d.d_row_weights);
   for (const auto& g : gradients) results.gradients.push_back(gradients_of(device, g));

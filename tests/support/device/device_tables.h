@@ -81,13 +81,13 @@ class DeviceTables : public OnDevices {
     Tensor distinct = poisoned(p.num_ranks, Dtype::i32);
     Tensor positions = poisoned(p.ids.shape().num_elements(), Dtype::i32);
     Tensor problems = put_all(p.problems);
-    device.backend().count_assignments({.expert_ids = narrow(wide, p.ids.shape()),
-                                        .owners = owners,
-                                        .allow_duplicates = p.allow_duplicates,
-                                        .counts = counts,
-                                        .distinct_tokens = distinct,
-                                        .positions = positions,
-                                        .problems = problems});
+    backend_of(device).count_assignments({.expert_ids = narrow(wide, p.ids.shape()),
+                                          .owners = owners,
+                                          .allow_duplicates = p.allow_duplicates,
+                                          .counts = counts,
+                                          .distinct_tokens = distinct,
+                                          .positions = positions,
+                                          .problems = problems});
     return {values<std::int32_t>(get(counts)), values<std::int32_t>(get(distinct)),
             values<std::int32_t>(get(positions)), values<std::int64_t>(get(problems))};
   }

@@ -13,12 +13,6 @@ namespace {
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-Tensor poisoned(const Shape& shape, Dtype dtype) {
-  Tensor result(shape, dtype);
-  poison(result);
-  return result;
-}
-
 void copy_rows(const TensorView& to, const ConstTensorView& from) {
   for (std::int64_t r = 0; r < from.rows(); ++r) {
     std::memcpy(to.row(r), from.row(r), at(from.row_bytes()));

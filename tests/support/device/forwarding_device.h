@@ -77,7 +77,7 @@ class ForwardingDevice : public DeviceBackend {
   int ordinal() const override { return base().ordinal(); }
 
  protected:
-  const DeviceBackend& base() const { return base_.backend(); }
+  const DeviceBackend& base() const { return backend_of(base_); }
 
  private:
   Device base_;

@@ -13,12 +13,6 @@
 namespace switchyard::testing {
 namespace {
 
-// [rows, columns + spare] of NaN.
-Tensor poisoned(const Shape& shape, Dtype dtype) {
-  Tensor tensor(shape, dtype);
-  if (tensor.bytes() > 0) poison(tensor);
-  return tensor;
-}
 void put_rows(const Tensor& from, Tensor& to, std::int64_t first) {
   for (std::int64_t r = 0; r < from.rows(); ++r) {
     std::memcpy(to.view().row(first + r), from.view().row(r),

@@ -209,19 +209,19 @@ RouteResult route_on(const Device& device, RouteInputs& inputs, RouterSums* sums
   const RouterInput in{.x = first_columns(on_device.x, inputs.test.hidden),
                        .expert_ids = view_of(on_device.expert_ids),
                        .valid = view_of(on_device.valid),
-                       .sums = sums};
+                       .bad_ids = inputs.bad_ids};
   // One column too many: rows of outputs may lie apart.
   const Shape wide{inputs.test.num_tokens, options.top_k + 1};
   Tensor ids = poisoned(device, wide, Dtype::i32);
   Tensor weights = poisoned(device, wide, Dtype::f32);
   Tensor problems = poisoned(device, {kProblemWords}, Dtype::i64);
-  device.backend().route_tokens({.options = options,
-                                 .weights = on_device.weights,
-                                 .in = in,
-                                 .expert_ids = first_columns(ids, options.top_k),
-                                 .routing_weights = first_columns(weights, options.top_k),
-                                 .problems = problems,
-                                 .refuse_bad_ids = inputs.refuse_bad_ids});
+  backend_of(device).route_tokens({.options = options,
+                                   .weights = on_device.weights,
+                                   .in = in,
+                                   .sums = sums,
+                                   .expert_ids = first_columns(ids, options.top_k),
+                                   .routing_weights = first_columns(weights, options.top_k),
+                                   .problems = problems});
   return {device.to_host(first_columns(ids, options.top_k)),
           device.to_host(first_columns(weights, options.top_k)), device.to_host(problems)};
 }
@@ -247,11 +247,11 @@ RouteGradients backward_on(const Device& device, RouteInputs& inputs,
   const RouterBackwardInput in{.x = first_columns(on_device.x, inputs.test.hidden),
                                .expert_ids = ids,
                                .d_weights = d_weights,
-                               .valid = view_of(on_device.valid),
-                               .slopes = backward.slopes == nullptr ? nullptr : &slopes};
+                               .valid = view_of(on_device.valid)};
   RouterBackwardOutput out{.d_x = d_x, .gradients = {.gate = d_gate}, .mode = backward.mode};
   if (d_bias) out.gradients.gate_bias = d_bias->view();
-  device.backend().route_tokens_backward({inputs.test.options, on_device.weights, in, out});
+  backend_of(device).route_tokens_backward({inputs.test.options, on_device.weights, in, out,
+                                            backward.slopes == nullptr ? nullptr : &slopes});
   RouteGradients result{.d_x = device.to_host(d_x), .gate = device.to_host(d_gate)};
   if (d_bias) result.bias = device.to_host(*d_bias);
   return result;

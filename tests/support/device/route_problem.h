@@ -40,7 +40,7 @@ struct RouteInputs {
   std::optional<Tensor> score_bias;  // [E]
   std::optional<Tensor> valid;       // [T]
   std::optional<Tensor> expert_ids;  // [T, K]: a replay
-  bool refuse_bad_ids = false;
+  BadIds bad_ids = BadIds::stay;
 
   ConstTensorView x_view() { return first_columns(x, test.hidden); }
   ReferenceRouter reference_router();

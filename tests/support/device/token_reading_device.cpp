@@ -11,12 +11,6 @@
 namespace switchyard::testing {
 namespace {
 
-Tensor poisoned(const Shape& shape, Dtype dtype) {
-  Tensor tensor(shape, dtype);
-  poison(tensor);
-  return tensor;
-}
-
 // The rows of the groups, and whose they are.
 class MadeRows {
  public:

@@ -32,7 +32,7 @@ bool is_bad(const RouterOptions& options, const std::int32_t* ids, std::int64_t 
 }
 
 // Returns whether there were any.
-bool forget_bad(const RouterOptions& options, std::int32_t* ids) {
+bool make_bad_ids_none(const RouterOptions& options, std::int32_t* ids) {
   bool any = false;
   for (std::int64_t k = 0; k < options.top_k; ++k) {
     if (!is_bad(options, ids, k)) continue;
@@ -60,7 +60,7 @@ struct FirstTokens {
   static constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
 
   std::atomic<std::int64_t> non_finite{kNone};
-  std::atomic<std::int64_t> refused{kNone};
+  std::atomic<std::int64_t> bad_ids{kNone};
 };
 
 void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token,
@@ -69,7 +69,8 @@ void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   if (args.in.expert_ids) {
     std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), top_k, ids);
-    if (args.refuse_bad_ids && forget_bad(args.options, ids)) note_first(first.refused, token);
+    const bool become_none = args.in.bad_ids == BadIds::become_none;
+    if (become_none && make_bad_ids_none(args.options, ids)) note_first(first.bad_ids, token);
     return weigh(args, router, scores, token);
   }
   if (args.options.choice == Choice::balanced) {
@@ -91,7 +92,7 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
   const auto words = args.problems.span<std::int64_t>();
   std::ranges::fill(words, 0);
   words[kNonFiniteToken] = first.non_finite == FirstTokens::kNone ? -1 : first.non_finite.load();
-  words[kBadToken] = first.refused == FirstTokens::kNone ? -1 : first.refused.load();
+  words[kBadToken] = first.bad_ids == FirstTokens::kNone ? -1 : first.bad_ids.load();
   if (words[kBadToken] < 0) return;
   const auto* ids = row_of<std::int32_t>(*args.in.expert_ids, words[kBadToken]);
   std::int64_t k = 0;
@@ -180,7 +181,7 @@ void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory
     const auto first = panel * kTokenPanelRows;
     const auto last = std::min(first + kTokenPanelRows, num_tokens);
     float* scores = gate.logits(x, first, last, scratch);
-    PanelSums sums(args.in.sums, args.options.top_k);
+    PanelSums sums(args.sums, args.options.top_k);
     for (std::int64_t t = first; t < last; ++t, scores += num_experts) {
       if (!is_valid(args.in.valid, t)) {
         pick_none(args, t);

@@ -16,18 +16,20 @@ namespace {
 constexpr std::int64_t kGradientColumns = 64;
 
 // Whether any gradient can reach a token's logits.
-bool is_routed(const RouterBackwardInput& in, std::int64_t token) {
+bool is_routed(const RouteTokensBackward& args, std::int64_t token) {
+  const auto& in = args.in;
   if (!is_valid(in.valid, token)) return false;
-  if (in.slopes != nullptr && !in.slopes->is_zero()) return true;
+  if (args.slopes != nullptr && !args.slopes->is_zero()) return true;
   const auto* ids = row_of<std::int32_t>(in.expert_ids, token);
   return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
 }
 
 // Logits of a token that has a part become their gradient; false if they are not finite.
-bool token_backward(const RouterBackwardInput& in, TokenRouter& router, float* logits,
+bool token_backward(const RouteTokensBackward& args, TokenRouter& router, float* logits,
                     std::int64_t token) {
+  const auto& in = args.in;
   TokenRouter::Gradients gradients{.d_weights = row_of<float>(in.d_weights, token)};
-  const RouterSlopes* slopes = in.slopes;
+  const RouterSlopes* slopes = args.slopes;
   if (slopes != nullptr && slopes->by_score) {
     gradients.d_scores = row_of<float>(*slopes->by_score, token / slopes->sequence_tokens);
     gradients.scores = slopes->scores;
@@ -86,7 +88,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
     float* const scores = gate.logits(in.x, first, last, scratch);
     for (std::int64_t t = first; t < last; ++t) {
       float* token_scores = scores + (t - first) * num_experts;
-      const bool counts = is_routed(in, t) && token_backward(in, router, token_scores, t);
+      const bool counts = is_routed(args, t) && token_backward(args, router, token_scores, t);
       if (!counts) std::fill_n(token_scores, num_experts, 0.0F);
       has_part[static_cast<std::size_t>(t)] = counts ? 1 : 0;
       std::copy_n(token_scores, num_experts, row_of<float>(d_logits, t));

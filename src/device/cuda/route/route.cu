@@ -20,7 +20,7 @@ struct PickArgs {
   const std::int32_t* given_ids = nullptr;  // [T, K] or none
   std::int64_t given_stride = 0;
   bool is_balanced = false;
-  bool refuses = false;  // bad ids
+  bool bad_ids_become_none = false;
   std::int32_t* ids = nullptr;
   std::int64_t ids_stride = 0;
   float* weights = nullptr;
@@ -125,7 +125,7 @@ __device__ float pick_given(const PickArgs& p, const TokenRow& row,
     const int k = base + row.lane;
     std::int32_t id = given_id(p, row, k);
     bool is_known = 0 <= id && id < p.rules.num_experts;
-    if (p.refuses) {
+    if (p.bad_ids_become_none) {
       const bool repeats = is_repeat(p, row, k, id);
       if ((!is_known && id != -1) || (is_known && repeats)) {
         note_first(p.problems + kBadToken, row.token * p.rules.top_k + k);
@@ -198,7 +198,7 @@ PickArgs pick_args(const RouteTokens& args, const TensorView& logits) {
   if (args.in.expert_ids) {
     p.given_ids = reinterpret_cast<const std::int32_t*>(args.in.expert_ids->data());
     p.given_stride = args.in.expert_ids->row_stride();
-    p.refuses = args.refuse_bad_ids;
+    p.bad_ids_become_none = args.in.bad_ids == BadIds::become_none;
   }
   p.is_balanced = args.options.choice == Choice::balanced;
   p.ids = reinterpret_cast<std::int32_t*>(args.expert_ids.data());
@@ -213,7 +213,7 @@ PickArgs pick_args(const RouteTokens& args, const TensorView& logits) {
 TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, PickArgs& p,
                           Context& context) {
   TokenSums tokens;
-  const RouterSums* sums = args.in.sums;
+  const RouterSums* sums = args.sums;
   if (sums == nullptr) return tokens;
   tokens.counts = context.take({p.num_tokens}, Dtype::f32);
   p.counts = reinterpret_cast<float*>(tokens.counts.data());

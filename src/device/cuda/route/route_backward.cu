@@ -180,15 +180,15 @@ BackwardArgs backward_args(const RouteTokensBackward& args, const TensorView& lo
   p.d_weights = reinterpret_cast<const float*>(in.d_weights.data());
   p.d_weights_stride = in.d_weights.row_stride();
   p.sequence_tokens = 1;
-  if (in.slopes == nullptr) return p;
-  p.sequence_tokens = in.slopes->sequence_tokens;
-  p.by_shares = in.slopes->scores == LossScores::shares;
-  if (in.slopes->by_score) {
-    p.by_score = reinterpret_cast<const float*>(in.slopes->by_score->data());
-    p.by_score_stride = in.slopes->by_score->row_stride();
+  if (args.slopes == nullptr) return p;
+  p.sequence_tokens = args.slopes->sequence_tokens;
+  p.by_shares = args.slopes->scores == LossScores::shares;
+  if (args.slopes->by_score) {
+    p.by_score = reinterpret_cast<const float*>(args.slopes->by_score->data());
+    p.by_score_stride = args.slopes->by_score->row_stride();
   }
-  if (in.slopes->by_square) {
-    p.by_square = reinterpret_cast<const float*>(in.slopes->by_square->data());
+  if (args.slopes->by_square) {
+    p.by_square = reinterpret_cast<const float*>(args.slopes->by_square->data());
   }
   return p;
 }

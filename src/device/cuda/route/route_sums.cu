@@ -144,7 +144,7 @@ const float* floats_of(const std::optional<TensorView>& view) {
 }
 
 Sums sums_of(const RouteTokens& args, const TokenSums& tokens) {
-  const RouterSums& sums = *args.in.sums;
+  const RouterSums& sums = *args.sums;
   const auto num_tokens = args.in.x.rows();
   const auto sequence = min(sums.sequence_tokens, num_tokens);
   return {.num_tokens = num_tokens,
@@ -177,7 +177,7 @@ void finish_routing(const RouteTokens& args, const TokenSums& tokens, Context& c
     problems.ids_stride = args.in.expert_ids->row_stride();
   }
   const auto num_tokens = args.in.x.rows();
-  if (args.in.sums == nullptr || num_tokens == 0) {
+  if (args.sums == nullptr || num_tokens == 0) {
     problems_kernel<<<1, 1, 0, context.stream()>>>(problems);
     check(cudaGetLastError(), "problems_kernel");
     return;

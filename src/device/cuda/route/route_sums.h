@@ -20,7 +20,7 @@ struct TokenSums {
   std::optional<TensorView> log_sum_exp = {};  // [T] f32
 };
 
-// Adds the tokens to args.in.sums, if there are any, and writes the words of args.problems from the
+// Adds the tokens to args.sums, if there are any, and writes the words of args.problems from the
 // positions: the first token in kNonFiniteToken, the first (token · K + k) in kBadToken.
 void finish_routing(const RouteTokens& args, const TokenSums& tokens, Context& context);
 

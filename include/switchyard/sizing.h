@@ -1,0 +1,44 @@
+// How many rows a rank has room for.
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/export.h"
+
+namespace switchyard {
+
+// What happens when a rank needs more rows than a bounded plan allows.
+enum class Overflow {
+  fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
+  // Every expert of the rank keeps rows up to a common level at which all of them fit, and what is
+  // left over goes to the experts in turn; beyond that an expert's highest tokens are dropped,
+  // without renormalising weights, and counted. Depends on the number of ranks, and so gives up
+  // equality of results between different numbers.
+  drop,
+};
+
+// How many rows a rank's buffers have.
+class SWITCHYARD_API Sizing {
+ public:
+  // What the routing needs.
+  static Sizing exact() { return {}; }
+  // `capacity` rows on every rank, whatever the routing.
+  static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail) {
+    Sizing sizing;
+    sizing.capacity_ = capacity;
+    sizing.overflow_ = overflow;
+    sizing.is_bounded_ = true;
+    return sizing;
+  }
+
+  bool is_bounded() const { return is_bounded_; }
+  std::int64_t capacity() const { return capacity_; }
+  Overflow overflow() const { return overflow_; }
+
+ private:
+  std::int64_t capacity_ = 0;
+  Overflow overflow_ = Overflow::fail;
+  bool is_bounded_ = false;
+};
+
+}  // namespace switchyard

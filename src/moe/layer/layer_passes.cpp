@@ -1,0 +1,221 @@
+// A layer's forward and backward: which tensors go where, and what is kept.
+#include "moe/layer/moe_layer_data.h"
+
+namespace switchyard {
+
+TensorView MoeLayerData::take_rows(const Plan& plan, std::int64_t width) const {
+  return backend_of(device).take({plan.row_capacity(), width}, options.dtype);
+}
+TensorView MoeLayerData::take_row_weights(const Plan& plan) const {
+  return backend_of(device).take({plan.row_capacity()}, Dtype::f32);
+}
+TensorView MoeLayerData::take_shared_inner(std::int64_t num_tokens) const {
+  return backend_of(device).take({num_tokens, shared->options().inner_width()}, options.dtype);
+}
+
+Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
+                            Purpose purpose) {
+  const auto bytes_before = mover->bytes_on_wire();
+  waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
+  stats.backward.clear();
+  backward_timer_.reset();
+  last_plan_.reset();  // their memory is this forward's, so that each finds the same
+  over_capacity_.reset();
+  StageClock clock(backend_of(device), stats.forward, forward_timer_);
+  Saved saved = route_and_plan(weights, in, purpose, clock);
+  or_abort(comms_of(purpose), kForward, [&] {
+    forward_experts(weights, saved, y, purpose, clock);
+    if (shared) forward_shared(weights, saved, y, purpose, clock);
+  });
+  stats.bytes_on_wire = mover->bytes_on_wire() - bytes_before;
+  note_waits();
+  return saved;
+}
+
+ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, const Saved& saved,
+                                      const TensorView& rows, StageClock& clock) {
+  Scatter sent{.tokens = saved.x, .rows = rows};
+  if (weights_travel()) sent.token_scalars = saved.weights();
+  if (reads_tokens(weights)) return {.row_weights = sent.token_scalars, .tokens = tokens_of(saved)};
+  ExpertsInput in{.rows = rows};
+  if (weights_travel()) {
+    sent.row_scalars = take_row_weights(saved.plan);
+    in.row_weights = *sent.row_scalars;
+  }
+  mover->scatter(saved.plan, sent);
+  clock.end("dispatch");
+  return in;
+}
+
+void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, const TensorView& y,
+                                   Purpose purpose, StageClock& clock) {
+  const bool training = purpose == Purpose::training;
+  const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
+  const TensorView rows = take_rows(saved.plan, options.hidden);
+  const ExpertsInput in = bring_rows(weights, saved, rows, clock);
+  if (keep_rows) saved.rows = rows;
+  if (training && options.keep != Keep::nothing) {
+    saved.inner = take_rows(saved.plan, experts.options().inner_width());
+  }
+  const TensorView results = keep_rows ? take_rows(saved.plan, options.hidden) : rows;
+  WorkTimes spent;
+  backend_of(device).experts_forward({.options = experts.options(),
+                                      .weights = weights.experts,
+                                      .row_offsets = saved.plan.row_offsets(),
+                                      .group_rows = saved.plan.group_rows(),
+                                      .in = in,
+                                      .out = {.out = results, .inner = saved.inner},
+                                      .times = &spent});
+  clock.end_experts(spent);
+
+  Gather returned{.rows = results, .tokens = y};
+  if (!weights_travel()) returned.weights = saved.weights();
+  mover->gather(saved.plan, returned);
+  clock.end("combine");
+}
+
+void MoeLayerData::forward_shared(const MoeWeights& weights, Saved& saved, const TensorView& y,
+                                  Purpose purpose, StageClock& clock) {
+  if (purpose == Purpose::training && options.keep != Keep::nothing) {
+    saved.shared_inner = take_shared_inner(saved.x.rows());
+  }
+  backend_of(device).shared_forward({.options = shared->options(),
+                                     .weights = weights.shared,
+                                     .x = saved.x,
+                                     .inner = saved.shared_inner,
+                                     .y = y});
+  if (saved.valid) backend_of(device).zero_padding(y, *saved.valid);  // a bias is no zero
+  clock.end("shared");
+}
+
+void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
+                            const LayerBackwardOutput& out) {
+  const auto bytes_before = mover->bytes_on_wire();
+  StageClock clock(backend_of(device), stats.backward, backward_timer_);
+  or_abort(comms, kBackward, [&] {
+    LayerBackwardOutput routed = out;
+    if (!out.d_weights) {
+      routed.d_weights = backend_of(device).take(saved.routing.weights.shape(), Dtype::f32);
+    }
+    backward_experts(weights, saved, in, routed, clock);
+    backward_router(weights, saved, in, routed, clock);
+    if (shared) {
+      const bool is_padded = saved.valid.has_value();
+      const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *saved.valid) : in.d_y;
+      backward_shared(weights, saved, d_y, out, clock);
+    }
+  });
+  commit(saved);
+  stats.bytes_on_wire += mover->bytes_on_wire() - bytes_before;
+  note_waits();
+}
+
+ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Saved& saved,
+                                                   const ConstTensorView& d_y, StageClock& clock) {
+  const auto inner_rows = saved.inner ? InnerRows::kept : InnerRows::to_be_computed;
+  if (!saved.inner) saved.inner = take_rows(saved.plan, experts.options().inner_width());
+  // The gradient comes unweighted and its weights beside it: then the experts find the weights'
+  // gradients without their outputs.
+  ExpertsBackwardInput in{.row_weights = saved.weights(),
+                          .inner = *saved.inner,
+                          .inner_rows = inner_rows,
+                          .d_out = d_y};
+  if (reads_tokens(weights)) {
+    in.tokens = tokens_of(saved);
+    return in;
+  }
+  const TensorView d_out = take_rows(saved.plan, options.hidden);
+  const TensorView row_weights = take_row_weights(saved.plan);
+  mover->scatter(
+      saved.plan,
+      {.tokens = d_y, .rows = d_out, .token_scalars = saved.weights(), .row_scalars = row_weights});
+  clock.end("combine_backward");
+  if (!saved.rows) {
+    saved.rows = take_rows(saved.plan, options.hidden);
+    mover->scatter(saved.plan, {.tokens = saved.x, .rows = *saved.rows});
+    clock.end("dispatch_again");
+  }
+  in.rows = *saved.rows;
+  in.row_weights = row_weights;
+  in.d_out = d_out;
+  return in;
+}
+
+void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
+                                    const LayerBackwardInput& in, const LayerBackwardOutput& out,
+                                    StageClock& clock) {
+  const ExpertsBackwardInput brought = bring_gradients(weights, saved, in.d_y, clock);
+  const TensorView d_rows = take_rows(saved.plan, options.hidden);
+  ExpertsBackwardOutput made{
+      .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};
+  Gather returned{.rows = d_rows, .tokens = out.d_x};
+  if (brought.tokens) {
+    backend_of(device).set_zero(*out.d_weights);  // experts leave what has no row alone
+    made.d_row_weights = out.d_weights;
+  } else {
+    made.d_row_weights = take_row_weights(saved.plan);
+    returned.row_scalars = *made.d_row_weights;
+    returned.token_scalars = out.d_weights;
+  }
+  WorkTimes spent;
+  backend_of(device).experts_backward({.options = experts.options(),
+                                       .weights = weights.experts,
+                                       .row_offsets = saved.plan.row_offsets(),
+                                       .group_rows = saved.plan.group_rows(),
+                                       .in = brought,
+                                       .out = made,
+                                       .times = &spent});
+  clock.end_experts(spent);
+  mover->gather(saved.plan, returned);
+  if (saved.output_scales) {
+    backend_of(device).scale_by_expert({.expert_ids = saved.routing.expert_ids,
+                                        .scales = *saved.output_scales,
+                                        .from = *out.d_weights,
+                                        .to = *out.d_weights});
+  }
+  clock.end("dispatch_backward");
+}
+
+void MoeLayerData::backward_router(const MoeWeights& weights, const Saved& saved,
+                                   const LayerBackwardInput& in, const LayerBackwardOutput& out,
+                                   StageClock& clock) {
+  RouterSlopes slopes;
+  if (saved.loss_terms) slopes = saved.loss_terms->slopes(in.d_losses);
+  const RouterBackwardInput reached{.x = saved.x,
+                                    .expert_ids = saved.routing.expert_ids,
+                                    .d_weights = *out.d_weights,
+                                    .valid = saved.mask()};
+  const RouterBackwardOutput made{
+      .d_x = out.d_x, .gradients = out.gradients.router, .mode = out.mode};
+  backend_of(device).route_tokens_backward(
+      {options.router, weights.router, reached, made, &slopes});
+  clock.end("route_backward");
+}
+
+void MoeLayerData::backward_shared(const MoeWeights& weights, Saved& saved,
+                                   const ConstTensorView& d_y, const LayerBackwardOutput& out,
+                                   StageClock& clock) {
+  const auto inner_rows = saved.shared_inner ? InnerRows::kept : InnerRows::to_be_computed;
+  if (!saved.shared_inner) saved.shared_inner = take_shared_inner(saved.x.rows());
+  backend_of(device).shared_backward({.options = shared->options(),
+                                      .weights = weights.shared,
+                                      .x = saved.x,
+                                      .inner = *saved.shared_inner,
+                                      .inner_rows = inner_rows,
+                                      .d_y = d_y,
+                                      .d_x = out.d_x,
+                                      .gradients = out.gradients.shared,
+                                      .mode = out.mode});
+  clock.end("shared");
+}
+
+void MoeLayerData::note_waits() {
+  const auto waited = comm.waited_for();
+  stats.waited_for.clear();
+  for (std::size_t r = 0; r < waited.size(); ++r) {
+    stats.waited_for.push_back(
+        std::chrono::duration<double>(waited[r] - waited_before_[r]).count());
+  }
+}
+
+}  // namespace switchyard

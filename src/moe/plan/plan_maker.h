@@ -1,0 +1,56 @@
+// Makes plans, for those whose arguments are checked: Planner, Dispatcher and MoeLayer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "moe/plan/plan_data.h"
+#include "switchyard/communicator.h"
+#include "switchyard/plan.h"
+#include "switchyard/router.h"
+
+namespace switchyard {
+
+// What a router met, and where plans report, in the memory of the planner's device: a plan that is
+// given these waits for nothing that need not be waited for.
+struct PlanProblems {
+  ConstTensorView words;  // [kProblemWords] i64, contiguous, as the device's router writes them
+  // [kStepWords] i64, contiguous: what the plans of a step report together, zeros to begin with.
+  // Added to at one rank; at several ranks status() says it all and this is left as it is.
+  std::optional<TensorView> step = {};
+};
+
+class PlanMaker {
+ public:
+  PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
+            Device device);
+
+  // Collective.
+  std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
+  PlanProblems problems_of(std::int64_t first_non_finite_token) const;
+  // The routing is a caller's: its words are checked.
+  PlanProblems problems_of(const Routing& routing) const;
+
+  void resize(const Sizing& sizing);
+  const ExpertPlacement& placement() const { return *placement_; }
+
+ private:
+  RecordHeader header_of(const ConstTensorView& expert_ids) const;
+  void count(const ConstTensorView& expert_ids, const PlanProblems& problems, PlanData& data) const;
+  void plan_alone(const RecordHeader& header, const PlanProblems& problems, PlanData& data);
+  void plan_together(RecordHeader header, PlanData& data);
+  void require_possible(const PlanData& data) const;
+
+  Communicator& comm_;
+  std::shared_ptr<const ExpertPlacement> placement_;
+  PlanOptions options_;
+  Device device_;
+  Device host_;  // lays out what several ranks have told each other
+  PlacementTables device_tables_;
+  PlacementTables host_tables_;
+  std::int64_t id_;
+  std::int64_t num_plans_ = 0;
+};
+
+}  // namespace switchyard
