@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "moe/plan/plan_record.h"
+#include "comm/agreement.h"
 #include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 

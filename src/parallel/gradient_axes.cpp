@@ -55,7 +55,7 @@ AgreedAxes& AgreedAxes::of(Mesh& mesh) {
 void AgreedAxes::agree(std::string_view operation, Mesh& mesh, const AxisUses& uses) {
   if (!known.contains(uses)) {
     const auto texts = texts_of(uses);
-    Agreement agreement(operation, mesh.world());
+    Agreement agreement(mesh.world(), operation);
     agreement.add(list_of("axes", "axis", texts));
     agreement.gather();
     agreement.require_equal();

@@ -7,8 +7,6 @@
 #include <set>
 
 #include "comm/agreement.h"
-#include "comm/check_arguments.h"
-#include "comm/gather_strings.h"
 #include "core/given.h"
 #include "core/require.h"
 #include "moe/expert_form.h"
@@ -53,7 +51,7 @@ void require_whole(std::span<MoeBlock* const> blocks) {
 }
 
 void require_same_axes(Communicator& world, const std::vector<std::string>& axes) {
-  Agreement agreement(kParallelize, world);
+  Agreement agreement(world, kParallelize);
   agreement.add(list_of("axes to divide over", "axis to divide over, number", axes));
   agreement.gather();
   agreement.require_equal();
@@ -75,24 +73,10 @@ std::string text_of(const MoeBlock& block) {
 void require_same_blocks(Communicator& group, int world_rank, std::span<MoeBlock* const> blocks) {
   std::vector<std::string> texts;
   for (const auto* block : blocks) texts.push_back(text_of(*block));
-  Agreement agreement(kParallelize, group);
+  Agreement agreement(group, kParallelize);
   agreement.add(list_of("layers", "layer", texts));
   agreement.gather(world_rank);
   agreement.require_equal();
-}
-
-// A group's error becomes the whole world's.
-void require_same_blocks(Communicator& world, Communicator& group,
-                         std::span<MoeBlock* const> blocks) {
-  std::string objection;
-  try {
-    require_same_blocks(group, world.rank(), blocks);
-  } catch (const InvalidArgument& error) {
-    objection = error.what();
-  }
-  for (const auto& other : gather_strings(world, objection)) {
-    if (!other.empty()) throw InvalidArgument(other);
-  }
 }
 
 // Owners of memory, however they point to it.
@@ -153,11 +137,11 @@ int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                           const std::vector<std::string>& axes) {
   if (mesh == nullptr) return 0;
   Communicator& world = mesh->world();
-  check_together(kParallelize, world, [&] { require_whole(blocks); });
+  agree(world, kParallelize, [&] { require_whole(blocks); });
   const auto inside = axes_where(*mesh, [&](const auto& name) { return is_among(axes, name); });
   require_same_axes(world, inside);
   Communicator& group = mesh->group(inside);
-  require_same_blocks(world, group, blocks);
+  agree(world, [&] { require_same_blocks(group, world.rank(), blocks); });
   for (MoeBlock* block : blocks) {
     if (group.size() > 1) {
       divide(*block, group);

@@ -179,7 +179,7 @@ void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const Axi
   constexpr std::size_t kOfAll = 2;
   constexpr std::size_t kOfSameExperts = 3;
   Communicator& comm = mesh.group(axes_of_same_layers(last));
-  Agreement agreement(call.operation, comm);
+  Agreement agreement(comm, call.operation);
   const auto texts = texts_of(uses);
   agreement.add(list_of("axes", "axis", texts));
   agreement.add(compared("replicated gradients", "replicated gradient", call.replicated));

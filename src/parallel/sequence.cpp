@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/check_memory.h"
 #include "core/require.h"
 
@@ -67,7 +67,7 @@ std::int64_t SequenceShard::count_of(int sp_rank) const {
 }
 
 Tensor gather_sequence(Communicator& sp, const SequenceShard& shard, const ConstTensorView& local) {
-  check_arguments("gather_sequence", {&sp}, [&] {
+  check_arguments({&sp}, "gather_sequence", [&] {
     require_group(sp, shard);
     require_local(shard, local);
   });
@@ -102,7 +102,7 @@ Tensor gather_sequence_backward_slice(const SequenceShard& shard, const ConstTen
 
 Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
                                     const ConstTensorView& d_full) {
-  check_arguments("gather_sequence_backward_sum", {&sp}, [&] {
+  check_arguments({&sp}, "gather_sequence_backward_sum", [&] {
     require_group(sp, shard);
     require_full(shard, d_full);
   });
@@ -126,7 +126,7 @@ Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard
 
 Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineInput& in,
                         Communicator& sp, const SequenceShard& shard) {
-  check_arguments("combine_sequence", {&sp, &dispatcher.communicator()}, [&] {
+  check_arguments({&sp, &dispatcher.communicator()}, "combine_sequence", [&] {
     require_group(sp, shard);
     require(plan.num_tokens() == shard.num_tokens(),
             "the plan has {} tokens, but the shard has {} x {}", plan.num_tokens(), shard.batch(),

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "device/device_backend.h"
 #include "moe/layer/layer_stats.h"

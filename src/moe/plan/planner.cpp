@@ -2,7 +2,7 @@
 // of every assignment.
 #include <array>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
 #include "moe/check_tensors.h"
@@ -80,7 +80,7 @@ Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOption
       options_(options),
       device_(std::move(device)),
       host_(device_.memory() == Memory::host ? device_ : Device()),
-      id_(comm.next_object_id()) {
+      id_(ObjectIds::next(comm)) {
   require_same_options(comm, *placement_, options, id_);
   const auto on_device = PlacementTables::make(device_.backend(), *placement_);
   tables_ = std::make_shared<const Tables>(
@@ -111,7 +111,7 @@ PlanProblems Planner::problems_of(std::int64_t first_non_finite_token) const {
 
 std::shared_ptr<Plan::Data> Planner::plan_data(const ConstTensorView& expert_ids,
                                                const PlanProblems& problems) {
-  check_arguments("plan", {&comm_}, [&] { require_words(problems, device_.memory()); });
+  check_arguments({&comm_}, "plan", [&] { require_words(problems, device_.memory()); });
   auto data = std::make_shared<Plan::Data>(Plan::Data{.placement = placement_,
                                                       .options = options_,
                                                       .device = device_,
