@@ -100,8 +100,7 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
 // then nothing is written. Not collective; reads only that part, and where a file does not align
 // its tensors, copies those that hold it.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
-                               const ExpertPlacement& placement, int rank,
-                               const MoeGradients& into);
+                               const ExpertPlacement& placement, int rank, const MoeViews& into);
 SWITCHYARD_API void load_tensor(const Checkpoint& checkpoint, std::string_view name,
                                 const TensorView& into);
 

@@ -60,7 +60,7 @@ void AgreedAxes::agree(std::string_view operation, Mesh& mesh, const AxisUses& u
     agreement.gather();
     agreement.require_equal();
     for (const auto& axes : {axes_of_same_layers(uses), axes_of_same_experts(uses)}) {
-      if (num_ranks_along(mesh, axes) > 1) mesh.group(axes);
+      if (num_ranks_along(mesh, axes) > 1) mesh.comm(axes);
     }
     known.insert(uses);
   }

@@ -186,15 +186,15 @@ std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const Expert
   return result;
 }
 
-MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
-                      const ExpertPlacement& to, Communicator& comm) {
-  const MoeWeights weights = shard.weights();
+MoeParameters reshard(MoeParameters shard, const ExpertPlacement& from, const ExpertPlacement& to,
+                      Communicator& comm) {
+  const MoeWeights& weights = shard.weights();
   const auto& experts = weights.experts;
   const ExpertForm form = checked_form(weights, from, to, comm);
   const Moves moves(from, to, comm);
   std::vector<Tensor> packed;
   for (const auto& rows : packed_rows(form, experts)) packed.push_back(moved(rows, moves, comm));
-  auto tensors = shard.views();
+  MoeViews tensors = shard.views();
   tensors.experts = unpack(form, packed);
   return MoeParameters::of(std::move(tensors));
 }
