@@ -99,7 +99,7 @@ struct Layer {
     return unpacked<PackedExperts>(t.gate_up, t.down, weights);
   }
   const std::vector<ExpertGradients>& gradients_of(const Tensors& t) {
-    return unpacked<PackedExpertGradients>(t.d_gate_up, t.d_down, gradients);
+    return unpacked<PackedExpertViews>(t.d_gate_up, t.d_down, gradients);
   }
 
   void forward(const Tensors& t, bool training);

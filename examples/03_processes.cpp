@@ -9,7 +9,7 @@ int main() {
   try {
     const auto world = connect({.backend = "mpi", .timeout = std::chrono::seconds(30)});
     Mesh mesh(*world, {{"dp", 1}, {"ep", world->size()}});
-    Communicator& ep = mesh.group({"ep"});
+    Communicator& ep = mesh.comm({"ep"});
     Dispatcher dispatcher(ep, ExpertPlacement::contiguous(8, ep.size()), {.plan = {.hidden = 16}});
     const Plan plan = dispatcher.plan(Tensor::zeros({4, 1}, Dtype::i32));  // all to expert 0
     const Tensor rows = dispatcher.dispatch(plan, Tensor::zeros({4, 16}, Dtype::f32));

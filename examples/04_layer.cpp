@@ -24,8 +24,8 @@ void train(Communicator& comm) {
       .hidden = kHidden, .intermediate = 32, .router = RouterOptions::mixtral(8, 2)};
   const auto placement = ExpertPlacement::contiguous(8, comm.size());
   MoeLayer layer(comm, placement, options);
-  const auto weights = MoeParameters::random(options, placement, comm.rank(), 1);
-  const MoeParameters gradients(options, placement, comm.rank());
+  auto weights = MoeParameters::random(options, placement, comm.rank(), 1);
+  MoeParameters gradients(options, placement, comm.rank());
 
   // Every rank has other tokens; the target of element i is element i + 1.
   Tensor x({64, kHidden}, Dtype::f32);
@@ -57,8 +57,8 @@ void train(Communicator& comm) {
     comm.all_reduce(gradients.views().router.gate);
     descend(weights.views().router.gate, gradients.views().router.gate);
     for (std::size_t e = 0; e < gradients.views().experts.size(); ++e) {
-      const ExpertGradients w = weights.views().experts[e];
-      const ExpertGradients d = gradients.views().experts[e];
+      const ExpertViews& w = weights.views().experts[e];
+      const ExpertGradients& d = gradients.views().experts[e];
       descend(w.gate, d.gate);
       descend(w.up, d.up);
       descend(w.down, d.down);

@@ -54,7 +54,7 @@ void descend(const TensorView& weights, const TensorView& gradients) {
   }
 }
 
-void descend(const MoeGradients& weights, const MoeGradients& gradients) {
+void descend(const MoeViews& weights, const MoeGradients& gradients) {
   descend(weights.router.gate, gradients.router.gate);
   for (std::size_t e = 0; e < weights.experts.size(); ++e) {
     descend(weights.experts[e].gate, gradients.experts[e].gate);
@@ -78,9 +78,9 @@ float loss_of(const Tensor& y, const Tensor& x, int num_ranks, Tensor& d_y) {
 void train(Mesh& mesh, Model& model, int first_step, int last_step) {
   Communicator& world = mesh.world();
   MoeBlock& block = model.block;
-  MoeLayer layer({.experts = *block.group, .batch = &world}, block.placement, layer_options());
+  MoeLayer layer({.experts = *block.comm, .batch = &world}, block.placement, layer_options());
   LoadBalancer balancer(8);
-  const MoeParameters gradients(layer_options(), block.placement, block.rank());
+  MoeParameters gradients(layer_options(), block.placement, block.rank());
   const Tensor x = tokens_of(world.rank());
   Tensor d_x(x.shape(), Dtype::f32);
   Tensor d_y(x.shape(), Dtype::f32);

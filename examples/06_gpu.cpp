@@ -33,7 +33,7 @@ void train(const Device& device) {
   const auto placement = ExpertPlacement::contiguous(8, 1);
   MoeLayer layer(*comm, placement, options, device);
   const auto weights = MoeParameters::random(options, placement, 0, 1, Biases::none, device);
-  const MoeParameters gradients(options, placement, 0, Biases::none, device);
+  MoeParameters gradients(options, placement, 0, Biases::none, device);
   Tensor x = device.empty({kTokens, kHidden}, Dtype::bf16);
   Tensor y = device.empty(x.shape(), x.dtype());
   Tensor d_x = device.empty(x.shape(), x.dtype());

@@ -70,7 +70,7 @@ MoeLayerOptions layer_of(std::uint64_t size, int num_ranks) {
 
 // What the file and the rank's memory hold of the same experts.
 std::vector<FileRange> ranges_of(const Checkpoint& checkpoint, const ExpertPlacement& placement,
-                                 int rank, const MoeGradients& memory) {
+                                 int rank, const MoeViews& memory) {
   std::int64_t data_bytes = 0;
   const std::byte* data = nullptr;
   for (const auto& [name, view] : checkpoint.tensors()) {
@@ -155,7 +155,7 @@ class CheckpointBench {
 
  private:
   // Opened anew, as a job that begins would.
-  void load(const fs::path& path) const {
+  void load(const fs::path& path) {
     load_block(Checkpoint::open(path), kPrefix, placement_, comm_.rank(), parameters_.views());
   }
 

@@ -100,8 +100,7 @@ std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
   differences.add("y", device.to_host(y), recorded.y);
 
   Tensor d_x = device.empty(x.shape(), Dtype::f32);
-  const MoeParameters parameters(golden.options(), division.placement, comm.rank(), Biases::none,
-                                 device);
+  MoeParameters parameters(golden.options(), division.placement, comm.rank(), Biases::none, device);
   layer.backward(weights, saved, d_y, {.d_x = d_x, .gradients = parameters.views()});
   differences.add("dx", device.to_host(d_x), recorded.dx);
   compare_statistics(layer, recorded, differences);

@@ -83,8 +83,8 @@ enum class CheckpointForm {
 // there before is replaced at once, and stays as it is when anything fails. Only a regular file, or
 // a folder that holds nothing but safetensors files and indices, is replaced: also when something
 // else came into it meanwhile, the folder stays. A file keeps its mode. What cannot be saved is an
-// InvalidArgument, and a file that cannot be written a StorageError: the same on every rank, and
-// the communicator stays usable. Its timeout must be longer than one rank's writing takes.
+// InvalidArgument; an unwritable file, or a folder with other things, a StorageError: the same on
+// every rank, and the communicator stays usable. Its timeout must exceed one rank's time to write.
 //
 // A process that is killed leaves a hidden file or folder ".NAME.tmp-…" beside `path`, which may be
 // removed. Where the file system cannot exchange two names, there is no folder at `path` for a
@@ -100,8 +100,7 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
 // then nothing is written. Not collective; reads only that part, and where a file does not align
 // its tensors, copies those that hold it. Host memory only.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
-                               const ExpertPlacement& placement, int rank,
-                               const MoeGradients& into);
+                               const ExpertPlacement& placement, int rank, const MoeViews& into);
 // As load_block, for one tensor that is whole. Host memory only.
 SWITCHYARD_API void load_tensor(const Checkpoint& checkpoint, std::string_view name,
                                 const TensorView& into);

@@ -16,6 +16,8 @@
 
 namespace switchyard {
 
+struct ObjectIds;
+
 enum class ReduceOp { sum, min, max };
 
 struct ConnectOptions {
@@ -92,10 +94,6 @@ class SWITCHYARD_API Communicator {
   // Null where ranks cannot address each other's memory.
   virtual MappedBuffers* mapped_buffers() { return nullptr; }
 
-  // A number that is equal on all ranks that have called this equally often: tells apart objects
-  // that are made over one communicator in the same order everywhere.
-  std::int64_t next_object_id() { return num_objects_++; }
-
  protected:
   // The byte movers below are what a backend implements. They run inside a collective: sequence()
   // is its number, sizes are checked, and a throw poisons the communicator.
@@ -134,6 +132,8 @@ class SWITCHYARD_API Communicator {
   std::span<std::chrono::nanoseconds> waits() { return waited_for_; }
 
  private:
+  friend struct ObjectIds;
+
   void give_up(std::string_view reason, const std::vector<int>& culprits);
   void reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op);
 
@@ -143,7 +143,7 @@ class SWITCHYARD_API Communicator {
   std::uint64_t sequence_ = 0;
   std::int64_t bytes_sent_ = 0;
   std::vector<std::chrono::nanoseconds> waited_for_;
-  std::int64_t num_objects_ = 0;
+  std::int64_t num_objects_ = 0;  // made over this
   std::string_view operation_;
   std::string detail_;
   std::optional<std::string> failure_;

@@ -65,8 +65,9 @@ struct BasicExpertTensors {
   View down_bias = {};  // [H]
 };
 using ExpertWeights = BasicExpertTensors<ConstTensorView>;
-// Of the weights' dtype, or f32.
-using ExpertGradients = BasicExpertTensors<TensorView>;
+using ExpertViews = BasicExpertTensors<TensorView>;  // to be read and written
+// Views that receive gradients, of the weights' dtype or f32.
+using ExpertGradients = ExpertViews;
 
 // The experts of packed tensors: gate_up [e, 2I, H] (the gates first), or [e, I, H] without gates;
 // down [e, H, I]; biases [e, 2I] and [e, H], or none. Views, not copies.
@@ -78,11 +79,11 @@ struct BasicPackedExperts {
   View down_bias = {};
 };
 using PackedExperts = BasicPackedExperts<ConstTensorView>;
-using PackedExpertGradients = BasicPackedExperts<TensorView>;
+using PackedExpertViews = BasicPackedExperts<TensorView>;
 SWITCHYARD_API std::vector<ExpertWeights> unpack(const PackedExperts& packed,
                                                  Activation activation = Activation::swiglu);
-SWITCHYARD_API std::vector<ExpertGradients> unpack(const PackedExpertGradients& packed,
-                                                   Activation activation = Activation::swiglu);
+SWITCHYARD_API std::vector<ExpertViews> unpack(const PackedExpertViews& packed,
+                                               Activation activation = Activation::swiglu);
 
 // Which rows are whose: those of the plan, or of a foreign dispatcher.
 struct RowGroups {

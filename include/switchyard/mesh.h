@@ -34,7 +34,7 @@ class SWITCHYARD_API Mesh {
   int coordinate(std::string_view axis) const;
   // The ranks that differ from this one along the given axes only, in the order of the world. The
   // axes are given outermost first. Collective over the world when first asked for.
-  Communicator& group(const std::vector<std::string>& axes);
+  Communicator& comm(const std::vector<std::string>& axes);
 
  private:
   friend struct AgreedAxes;
@@ -45,7 +45,7 @@ class SWITCHYARD_API Mesh {
   Communicator& world_;
   std::vector<MeshAxis> axes_;
   std::vector<int> strides_;  // ranks from one coordinate of an axis to the next
-  std::map<std::vector<std::string>, std::unique_ptr<Communicator>> groups_;
+  std::map<std::vector<std::string>, std::unique_ptr<Communicator>> comms_;  // by axes
   std::shared_ptr<AgreedAxes> agreed_axes_;  // of reduce_gradients, from call to call
 };
 

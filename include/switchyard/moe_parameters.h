@@ -24,7 +24,8 @@ struct BasicMoeTensors {
   BasicExpertTensors<View> shared = {};  // of the shared experts, side by side as one
 };
 using MoeWeights = BasicMoeTensors<ConstTensorView>;
-using MoeGradients = BasicMoeTensors<TensorView>;
+using MoeViews = BasicMoeTensors<TensorView>;  // to be read and written
+using MoeGradients = MoeViews;                 // which receive gradients
 
 enum class Biases { none, all };  // all: of the gate and of the routed experts
 
@@ -42,21 +43,21 @@ class SWITCHYARD_API MoeParameters {
                               const Device& device = {});
 
   // Views of anybody's memory, which is the device's; whoever owns it stays the owner.
-  static MoeParameters of(MoeGradients tensors, const Device& device = {});
+  static MoeParameters of(MoeViews tensors, const Device& device = {});
 
   // The same values in packed memory of a device; one of the two is the CPU, or they are the same.
   // Waits for them to be there.
   MoeParameters copy_on(const Device& device) const;
 
-  MoeWeights weights() const;                      // to be read
-  MoeGradients views() const { return tensors_; }  // to be written
+  const MoeWeights& weights() const { return weights_; }  // to be read
+  const MoeViews& views() { return views_; }              // to be read and written
   void set_zero();
 
  private:
-  MoeParameters(MoeGradients tensors, Device device)
-      : tensors_(std::move(tensors)), device_(std::move(device)) {}
+  MoeParameters(MoeViews views, Device device);
 
-  MoeGradients tensors_;
+  MoeViews views_;
+  MoeWeights weights_;  // of the same memory
   Device device_;
 };
 

@@ -16,12 +16,12 @@ namespace switchyard {
 
 // The weights of one MoE layer of a model, and the ranks that they are divided over.
 struct MoeBlock {
-  std::string name;               // for messages: "layers.3.mlp"
-  MoeParameters parameters;       // this rank's part
-  ExpertPlacement placement;      // of all experts over the ranks of `group`
-  Communicator* group = nullptr;  // null, or of one rank: this rank holds them all
+  std::string name;              // for messages: "layers.3.mlp"
+  MoeParameters parameters;      // this rank's part
+  ExpertPlacement placement;     // of all experts over the ranks of `comm`
+  Communicator* comm = nullptr;  // null, or of one rank: this rank holds them all
 
-  int rank() const { return group == nullptr ? 0 : group->rank(); }
+  int rank() const { return comm == nullptr ? 0 : comm->rank(); }
 };
 
 // Anything that lists its MoE layers.

@@ -23,7 +23,7 @@ SWITCHYARD_API std::vector<Tensor> reshard(std::span<const ConstTensorView> shar
 
 // The same for a layer's weights, or anything that has their form. The router and the shared expert
 // are shared with `shard`, not copied. Host memory only.
-SWITCHYARD_API MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
+SWITCHYARD_API MoeParameters reshard(MoeParameters shard, const ExpertPlacement& from,
                                      const ExpertPlacement& to, Communicator& comm);
 
 }  // namespace switchyard

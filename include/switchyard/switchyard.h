@@ -1,6 +1,7 @@
 // Switchyard: expert parallelism for Mixture-of-Experts models.
 #pragma once
 
+#include "switchyard/agreement.h"   // IWYU pragma: export
 #include "switchyard/build_info.h"  // IWYU pragma: export
 #include "switchyard/captured_graph.h"
 #include "switchyard/checkpoint.h"      // IWYU pragma: export

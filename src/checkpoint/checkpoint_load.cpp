@@ -147,7 +147,7 @@ NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<
 }  // namespace
 
 void load_block(const Checkpoint& checkpoint, std::string_view prefix,
-                const ExpertPlacement& placement, int rank, const MoeGradients& into) {
+                const ExpertPlacement& placement, int rank, const MoeViews& into) {
   const auto found =
       from_hugging_face_source(CheckpointSource(checkpoint, prefix), prefix, placement, rank);
   const auto ids = placement.experts_of(rank);

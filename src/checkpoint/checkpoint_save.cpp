@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -10,7 +11,7 @@
 
 #include "checkpoint/checkpoint_plan.h"
 #include "checkpoint/checkpoint_target.h"
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "io/file_writer.h"
 #include "io/replacement.h"
@@ -46,7 +47,9 @@ class Saver {
     lay_out_files();
     try {
       form() == CheckpointForm::one_file ? save_one_file() : save_file_per_rank();
-    } catch (const StorageError&) {  // on every rank, and none shall see what is left of it
+    } catch (const CommunicationError&) {
+      throw;
+    } catch (const Error&) {  // on every rank, and none shall see what is left of it
       replacement_.reset();
       comm_.barrier();
       throw;
@@ -62,7 +65,7 @@ class Saver {
     const bool is_file = form() == CheckpointForm::one_file;
     auto metadata = is_file ? records_.front().metadata : std::map<std::string, std::string>();
     metadata.emplace("format", "pt");
-    check_together(kSaveCheckpoint, comm_, [&] {
+    agree(comm_, kSaveCheckpoint, [&] {
       layout_ = lay_out(forms_of(is_file ? std::nullopt : std::optional(comm_.rank())), metadata);
     });
   }
@@ -75,7 +78,7 @@ class Saver {
       file.write(std::as_bytes(std::span(layout_.head)), 0);
       if (pieces_.empty()) file.sync();
     });
-    together([&] {
+    agree(comm_, kSaveCheckpoint, [&] {
       if (pieces_.empty()) return;
       write_pieces(FileWriter::open(temporary_beside(path_, token()), path_.string()));
     });
@@ -89,7 +92,7 @@ class Saver {
       if (!made) throw_storage_error("create", path_.string());
     });
     const auto files = file_names();
-    together([&] {
+    agree(comm_, kSaveCheckpoint, [&] {
       const auto own = files.find(comm_.rank());
       if (own == files.end()) return;
       const auto file = create_in_folder(own->second);
@@ -107,14 +110,8 @@ class Saver {
     });
   }
 
-  // Any error: the other ranks wait for this one.
-  template <typename Work>
-  void together(const Work& work) {
-    succeed_together<StorageError>(kSaveCheckpoint, comm_, work);
-  }
-  template <typename Work>
-  void on_rank_0(const Work& work) {
-    together([&] {
+  void on_rank_0(const std::function<void()>& work) {
+    agree(comm_, kSaveCheckpoint, [&] {
       if (comm_.rank() == 0) work();
     });
   }
@@ -206,13 +203,13 @@ class Saver {
 void save_checkpoint(Communicator& comm, const fs::path& path, const CheckpointContents& contents,
                      CheckpointForm form) {
   CheckpointRecord own;
-  check_together(kSaveCheckpoint, comm, [&] {
+  agree(comm, kSaveCheckpoint, [&] {
     own = record_of(path, contents, form);
     if (comm.rank() == 0) require_replaceable(own.path, form);
   });
   const auto records = gather_records(comm, own);
   CheckpointPlan plan;
-  check_arguments(kSaveCheckpoint, {}, [&] { plan = plan_checkpoint(records); });  // alike on all ranks
+  check_arguments({}, kSaveCheckpoint, [&] { plan = plan_checkpoint(records); });  // alike on all
   Saver(comm, contents, records, std::move(plan)).save();
 }
 

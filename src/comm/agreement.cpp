@@ -1,6 +1,8 @@
+// Every verdict is made on gathered values alone, so that all ranks reach the same.
 #include "comm/agreement.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "comm/gather_strings.h"
@@ -9,6 +11,38 @@
 
 namespace switchyard {
 namespace {
+
+// What a rank tells of an error: a letter for its kind, and its words.
+constexpr char kStorageError = 'S';
+constexpr char kUnsupported = 'U';
+constexpr char kInvalidArgument = 'I';
+
+std::string told(char kind, const std::exception& error) {
+  const std::string_view words = error.what();
+  return kind + std::string(words.empty() ? "an error that does not say what it is" : words);
+}
+
+// Empty: it throws nothing.
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const StorageError& error) {
+    return told(kStorageError, error);
+  } catch (const Unsupported& error) {
+    return told(kUnsupported, error);
+  } catch (const std::exception& error) {
+    return told(kInvalidArgument, error);
+  }
+  return {};
+}
+
+[[noreturn]] void throw_error(char kind, const std::string& message) {
+  if (kind == kStorageError) throw StorageError(message);
+  if (kind == kUnsupported) throw Unsupported(message);
+  throw InvalidArgument(message);
+}
 
 constexpr char kSeparator = '\0';
 constexpr std::size_t kOwnFields = 2;  // behind those that were added: the rank, whether it objects
@@ -23,7 +57,36 @@ std::vector<std::string_view> split(std::string_view joined) {
   return parts;
 }
 
+// "operation: ", or nothing.
+std::string prefix_of(std::string_view operation) {
+  return operation.empty() ? std::string() : std::string(operation) + ": ";
+}
+
 }  // namespace
+
+void agree(Communicator& comm, std::string_view operation, const std::function<void()>& work) {
+  const auto errors = gather_strings(comm, error_of(work));
+  const auto first = std::ranges::find_if_not(errors, &std::string::empty);
+  if (first == errors.end()) return;
+  const auto message = first->substr(1);
+  throw_error(first->front(), operation.empty() ? message
+                                                : fmt::format("{}: rank {}: {}", operation,
+                                                              first - errors.begin(), message));
+}
+
+void agree(Communicator& comm, const std::function<void()>& work) { agree(comm, {}, work); }
+
+void require_equal_fields(Communicator& comm, std::span<const Field> fields) {
+  Agreement agreement(comm, {});
+  for (const Field& field : fields) agreement.add(field);
+  agreement.gather();
+  agreement.require_equal();
+}
+
+void require_equal(Communicator& comm, std::string_view what, std::int64_t value) {
+  const std::array<Field, 1> fields{{{what, value}}};
+  require_equal_fields(comm, fields);
+}
 
 ComparedList list_of(std::string_view all, std::string_view one,
                      std::span<const std::string> texts) {
@@ -44,27 +107,31 @@ void Agreement::add(const Field& field) {
 void Agreement::add(ComparedList list) { items_.push_back(std::move(list)); }
 
 void Agreement::gather(int rank) {
-  std::vector<Field> fields;
-  for (const auto& item : items_) fields.push_back({item.all, item.hash});
-  fields.push_back({"rank", rank});
-  fields.push_back({"whether it objects", objection_.empty() ? 0 : 1});
-  values_of_rank_ = gather_fields(comm_, fields);
-  const auto objects = [](const auto& values) { return values.back() != 0; };
-  const auto found = std::ranges::find_if(values_of_rank_, objects);
-  if (found == values_of_rank_.end()) return;
-  const auto first = static_cast<int>(found - values_of_rank_.begin());
-  throw InvalidArgument(
-      fmt::format("{}: rank {}: {}", operation_, name_of_rank(first),
-                  gather_strings(comm_, objection_)[static_cast<std::size_t>(first)]));
+  Tensor own({1, static_cast<std::int64_t>(items_.size() + kOwnFields)}, Dtype::i64);
+  const auto values = own.span<std::int64_t>();
+  std::ranges::transform(items_, values.begin(), &ComparedList::hash);
+  values[items_.size()] = rank;
+  values.back() = objection_.empty() ? 0 : 1;
+  values_of_rank_ = Tensor(own.shape().with_rows(comm_.size()), Dtype::i64);
+  comm_.all_gather(own, values_of_rank_);
+  for (int r = 0; r < comm_.size(); ++r) {
+    if (all_values_of(r).back() == 0) continue;
+    const auto objections = gather_strings(comm_, objection_);
+    throw InvalidArgument(fmt::format("{}rank {}: {}", prefix_of(operation_), name_of_rank(r),
+                                      objections[static_cast<std::size_t>(r)]));
+  }
+}
+
+std::span<const std::int64_t> Agreement::all_values_of(int rank) const {
+  return values_of_rank_.view().slice(rank, rank + 1).span<std::int64_t>();
 }
 
 std::span<const std::int64_t> Agreement::values_of(int rank) const {
-  return std::span(values_of_rank_[static_cast<std::size_t>(rank)]).first(items_.size());
+  return all_values_of(rank).first(items_.size());
 }
 
 int Agreement::name_of_rank(int rank) const {
-  const auto& values = values_of_rank_[static_cast<std::size_t>(rank)];
-  return static_cast<int>(values[values.size() - kOwnFields]);
+  return static_cast<int>(all_values_of(rank)[items_.size()]);
 }
 
 void Agreement::require_equal(std::size_t count, std::span<const int> ranks) {
@@ -80,7 +147,7 @@ void Agreement::require_equal(std::size_t count, std::span<const int> ranks) {
 }
 
 void Agreement::require_equal(std::size_t count) {
-  std::vector<int> ranks(values_of_rank_.size());
+  std::vector<int> ranks(static_cast<std::size_t>(comm_.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   require_equal(count, ranks);
 }
@@ -104,9 +171,9 @@ void Agreement::refuse_list(const ComparedList& list, int first, int other) {
 
 void Agreement::refuse(const std::string& what, int first, const std::string& has, int other,
                        const std::string& other_has) const {
-  throw InvalidArgument(fmt::format("{}: ranks disagree about {}: rank {} has {}, rank {} has {}",
-                                    operation_, what, name_of_rank(first), has, name_of_rank(other),
-                                    other_has));
+  throw InvalidArgument(fmt::format("{}ranks disagree about {}: rank {} has {}, rank {} has {}",
+                                    prefix_of(operation_), what, name_of_rank(first), has,
+                                    name_of_rank(other), other_has));
 }
 
 }  // namespace switchyard

@@ -1,5 +1,6 @@
-// What the ranks of an operation must have alike: numbers are compared, and where those differ the
-// words behind them, so that an error names what differs.
+// How ranks agree, and what of it the library keeps to itself. Whatever can be compared or checked
+// before a collective is agreed on, and the communicator stays usable; what fails later on one rank
+// alone aborts it.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +11,52 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/plan/plan_record.h"
+#include "switchyard/agreement.h"
 #include "switchyard/communicator.h"
+#include "switchyard/error.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
+
+// Not collective. Runs what may fail on this rank alone, and returns what it returns. The ranks of
+// these communicators must not wait for a rank that failed: they learn why, and the communicators
+// are unusable. A rank that is alone keeps its own: nobody waits, and it may try again.
+template <typename Error = std::exception, typename Work>
+auto or_abort(const std::vector<Communicator*>& comms, std::string_view operation, Work work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    for (Communicator* comm : comms) {
+      if (comm->size() > 1) comm->abort(std::string(operation) + ": " + error.what());
+    }
+    throw;
+  }
+}
+
+// The same for checks of this rank's arguments to an operation, which this rank's error names, too.
+template <typename Checks>
+void check_arguments(const std::vector<Communicator*>& comms, std::string_view operation,
+                     Checks checks) {
+  try {
+    or_abort(comms, operation, checks);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(std::string(operation) + ": " + error.what());
+  }
+}
+
+// A number that all ranks must have alike, and what an error calls it.
+struct Field {
+  std::string_view name;
+  std::int64_t value = 0;
+};
+// Collective. Throws what require_equal() does for the first field that differs.
+void require_equal_fields(Communicator& comm, std::span<const Field> fields);
 
 // A list that is compared by its hash. Its texts must tell apart whatever its hash does; they are
 // asked for only where hashes differ.
 struct ComparedList {
   std::string_view all = {};  // "tensors"
-  std::string_view one =
-      {};  // "tensor", of which an error names the first that differs: "tensor 2"
+  std::string_view one = {};  // "tensor": an error names the first that differs, "tensor 2"
   std::int64_t hash = 0;
   std::size_t size = 0;
   std::function<std::string(std::size_t)> text_of = {};
@@ -33,9 +68,12 @@ ComparedList list_of(std::string_view all, std::string_view one,
 // "f32 [2,4]"
 std::string form_text(const ConstTensorView& tensor);
 
+// What the ranks of an operation must have alike: numbers are compared, and where those differ the
+// words behind them, so that an error names what differs.
 class Agreement {
  public:
-  Agreement(std::string_view operation, Communicator& comm) : operation_(operation), comm_(comm) {}
+  // Messages begin with the operation, if it is not empty.
+  Agreement(Communicator& comm, std::string_view operation) : comm_(comm), operation_(operation) {}
 
   // Before gather(). Names must outlive this.
   void add(const Field& field);
@@ -60,13 +98,20 @@ class Agreement {
   [[noreturn]] void refuse_list(const ComparedList& list, int first, int other);
   [[noreturn]] void refuse(const std::string& what, int first, const std::string& has, int other,
                            const std::string& other_has) const;
+  std::span<const std::int64_t> all_values_of(int rank) const;
   int name_of_rank(int rank) const;
 
-  std::string_view operation_;
   Communicator& comm_;
+  std::string_view operation_;
   std::vector<ComparedList> items_;  // fields have no texts: their hash is their value
   std::string objection_;
-  std::vector<std::vector<std::int64_t>> values_of_rank_;
+  Tensor values_of_rank_;  // [ranks, items, then the rank's name and whether it objects]
+};
+
+// Tells apart objects that are made over one communicator in the same order everywhere: the number
+// is equal on all ranks that have asked for one equally often.
+struct ObjectIds {
+  static std::int64_t next(Communicator& comm) { return comm.num_objects_++; }
 };
 
 }  // namespace switchyard

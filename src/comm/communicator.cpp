@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
-#include "comm/reduce.h"
 #include "core/check_memory.h"
 #include "core/require.h"
 
@@ -45,6 +45,69 @@ std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view wh
 
 std::string_view name_of(ReduceOp op) {
   return op == ReduceOp::sum ? "sum" : op == ReduceOp::min ? "min" : "max";
+}
+
+template <typename T>
+auto load(T value) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    return to_float(value);
+  } else {
+    return value;
+  }
+}
+
+template <typename T, typename A>
+T store(A value) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    return to_bfloat16(value);
+  } else {
+    return value;
+  }
+}
+
+template <typename A>
+A apply(ReduceOp op, A a, A b) {
+  switch (op) {
+    case ReduceOp::sum:
+      if constexpr (std::is_integral_v<A>) {
+        using Unsigned = std::make_unsigned_t<A>;  // wraps instead of being undefined
+        return static_cast<A>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+      } else {
+        return a + b;
+      }
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::max:
+      return std::max(a, b);
+  }
+  throw InternalError("unknown ReduceOp");
+}
+
+template <typename T>
+void reduce(const ConstTensorView& pieces, const TensorView& result, ReduceOp op) {
+  const auto in = pieces.span<T>();
+  const auto out = result.span<T>();
+  const auto num_pieces = static_cast<std::size_t>(pieces.rows());
+  const std::size_t n = out.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    auto total = load(in[i]);
+    for (std::size_t p = 1; p < num_pieces; ++p) total = apply(op, total, load(in[p * n + i]));
+    out[i] = store<T>(total);
+  }
+}
+
+// pieces [ranks, n] → result, n elements: ((p0 ∘ p1) ∘ p2) ∘ …, in f32 for bf16, rounded once.
+void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& result, ReduceOp op) {
+  switch (pieces.dtype()) {
+    case Dtype::f32:
+      return reduce<float>(pieces, result, op);
+    case Dtype::bf16:
+      return reduce<Bfloat16>(pieces, result, op);
+    case Dtype::i32:
+      return reduce<std::int32_t>(pieces, result, op);
+    case Dtype::i64:
+      return reduce<std::int64_t>(pieces, result, op);
+  }
 }
 
 // Backends take both directions as mutable bytes; the sending side is only read.
@@ -181,9 +244,9 @@ void Communicator::barrier() {
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
-  std::unique_ptr<Communicator> group;
-  run_collective("split", "", [&] { group = do_split(color, key); });
-  return group;
+  std::unique_ptr<Communicator> part;
+  run_collective("split", "", [&] { part = do_split(color, key); });
+  return part;
 }
 
 }  // namespace switchyard

@@ -52,20 +52,20 @@ int Mesh::coordinate_at(std::size_t axis) const {
   return world_.rank() / strides_[axis] % axes_[axis].size;
 }
 
-Communicator& Mesh::group(const std::vector<std::string>& axes) {
+Communicator& Mesh::comm(const std::vector<std::string>& axes) {
   std::vector<std::size_t> inside;
   for (const std::string& axis : axes) inside.push_back(index_of(axis));
   require(std::ranges::adjacent_find(inside, std::greater_equal<>()) == inside.end(),
           "axes ({}) must be distinct and in the order of mesh {}", fmt::join(axes, ", "),
           describe(axes_));
-  auto& group = groups_[axes];
-  if (!group) {
-    // Ranks of one group agree in every coordinate outside it.
+  auto& comm = comms_[axes];
+  if (!comm) {
+    // Its ranks agree in every coordinate along other axes.
     int color = world_.rank();
     for (const std::size_t axis : inside) color -= coordinate_at(axis) * strides_[axis];
-    group = world_.split(color, world_.rank());
+    comm = world_.split(color, world_.rank());
   }
-  return *group;
+  return *comm;
 }
 
 }  // namespace switchyard

@@ -112,9 +112,9 @@ std::vector<ExpertRows> packed_rows(const ExpertForm& form,
   return result;
 }
 
-std::vector<ExpertGradients> unpack(const ExpertForm& form, std::span<Tensor> packed) {
+std::vector<ExpertViews> unpack(const ExpertForm& form, std::span<Tensor> packed) {
   auto next = packed.begin();
-  PackedExpertGradients tensors{.gate_up = *next++, .down = *next++};
+  PackedExpertViews tensors{.gate_up = *next++, .down = *next++};
   if (form.up_bias) tensors.gate_up_bias = *next++;
   if (form.down_bias) tensors.down_bias = *next++;
   return unpack(tensors, form.gated ? Activation::swiglu : Activation::relu);

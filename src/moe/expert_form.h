@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "moe/plan/plan_record.h"
+#include "comm/agreement.h"
 #include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 
@@ -45,7 +45,7 @@ struct ExpertRows {
 // of the biases that it has.
 std::vector<ExpertRows> packed_rows(const ExpertForm& form, std::span<const ExpertWeights> experts);
 // The experts of such tensors.
-std::vector<ExpertGradients> unpack(const ExpertForm& form, std::span<Tensor> packed);
+std::vector<ExpertViews> unpack(const ExpertForm& form, std::span<Tensor> packed);
 
 // Copies a tensor's rows to where they follow each other, and says where they end.
 std::byte* copy_rows(std::byte* to, const ConstTensorView& from);

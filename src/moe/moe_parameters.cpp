@@ -48,7 +48,7 @@ void fill(const TensorView& view, Draws& draws, std::int64_t fan_in) {
   }
 }
 
-void fill(const ExpertGradients& expert, std::uint64_t seed, std::uint64_t id) {
+void fill(const ExpertViews& expert, std::uint64_t seed, std::uint64_t id) {
   Draws draws(seed, id + 1);
   fill(expert.gate, draws, expert.up.shape()[1]);
   fill(expert.up, draws, expert.up.shape()[1]);
@@ -65,11 +65,11 @@ TensorView zeros(const Device& device, const Shape& shape, Dtype dtype) {
   return result;
 }
 
-std::vector<ExpertGradients> make_experts(const Device& device, const ExpertsOptions& options,
-                                          std::int64_t count, Biases biases) {
+std::vector<ExpertViews> make_experts(const Device& device, const ExpertsOptions& options,
+                                      std::int64_t count, Biases biases) {
   if (count == 0) return {};
   const auto width = options.inner_width();
-  PackedExpertGradients packed{
+  PackedExpertViews packed{
       .gate_up = zeros(device, {count, width, options.hidden}, options.dtype),
       .down = zeros(device, {count, options.hidden, options.intermediate}, options.dtype)};
   if (biases == Biases::all) {
@@ -79,7 +79,7 @@ std::vector<ExpertGradients> make_experts(const Device& device, const ExpertsOpt
   return unpack(packed, options.activation);
 }
 
-ExpertWeights as_weights(const ExpertGradients& e) {
+ExpertWeights as_weights(const ExpertViews& e) {
   ExpertWeights weights;
   const auto from = tensors_of(e);
   const auto to = tensors_in(weights);
@@ -87,14 +87,43 @@ ExpertWeights as_weights(const ExpertGradients& e) {
   return weights;
 }
 
+MoeWeights as_weights(const MoeViews& views) {
+  MoeWeights weights{.router = {views.router.gate, views.router.gate_bias, views.router.score_bias},
+                     .shared = as_weights(views.shared)};
+  for (const auto& expert : views.experts) weights.experts.push_back(as_weights(expert));
+  return weights;
+}
+
+MoeViews make_zeros(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank,
+                    Biases biases, const Device& device) {
+  require(options.hidden > 0 && options.intermediate > 0,
+          "hidden ({}) and intermediate ({}) must be positive", options.hidden,
+          options.intermediate);
+  require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
+          placement.num_ranks() - 1);
+  MoeViews views;
+  const auto experts = std::int64_t{placement.num_experts()};
+  views.router.gate = zeros(device, {experts, options.hidden}, options.dtype);
+  if (biases == Biases::all) views.router.gate_bias = zeros(device, {experts}, options.dtype);
+  if (options.router.score_bias != ScoreBias::none) {
+    views.router.score_bias = zeros(device, {experts}, Dtype::f32);
+  }
+  const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
+  views.experts = make_experts(device, options.experts(), local, biases);
+  if (options.shared_intermediate > 0) {
+    views.shared = make_experts(device, options.shared_expert(), 1, Biases::none).front();
+  }
+  return views;
+}
+
 // Tensors that lie one after the other in packed memory.
 using Parts = std::vector<TensorView*>;
 
 // All tensors, those of one kind together.
-std::vector<Parts> parts_of(MoeGradients& tensors) {
+std::vector<Parts> parts_of(MoeViews& tensors) {
   std::vector<Parts> result;
-  const auto add = [&](std::initializer_list<TensorView ExpertGradients::*> kinds,
-                       std::span<ExpertGradients> experts) {
+  const auto add = [&](std::initializer_list<TensorView ExpertViews::*> kinds,
+                       std::span<ExpertViews> experts) {
     Parts parts;
     for (auto& expert : experts) {
       for (const auto kind : kinds) {
@@ -104,10 +133,10 @@ std::vector<Parts> parts_of(MoeGradients& tensors) {
     if (!parts.empty()) result.push_back(std::move(parts));
   };
   for (const auto experts : {std::span(tensors.experts), std::span(&tensors.shared, 1)}) {
-    add({&ExpertGradients::gate, &ExpertGradients::up}, experts);
-    add({&ExpertGradients::down}, experts);
-    add({&ExpertGradients::gate_bias, &ExpertGradients::up_bias}, experts);
-    add({&ExpertGradients::down_bias}, experts);
+    add({&ExpertViews::gate, &ExpertViews::up}, experts);
+    add({&ExpertViews::down}, experts);
+    add({&ExpertViews::gate_bias, &ExpertViews::up_bias}, experts);
+    add({&ExpertViews::down_bias}, experts);
   }
   auto& router = tensors.router;
   for (auto* view : {&router.gate, &router.gate_bias, &router.score_bias}) {
@@ -155,47 +184,33 @@ void move_to(const Device& mover, const Device& device, const Parts& parts) {
 
 }  // namespace
 
+MoeParameters::MoeParameters(MoeViews views, Device device)
+    : views_(std::move(views)), weights_(as_weights(views_)), device_(std::move(device)) {}
+
 MoeParameters::MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement,
                              int rank, Biases biases, const Device& device)
-    : device_(device) {
-  require(options.hidden > 0 && options.intermediate > 0,
-          "hidden ({}) and intermediate ({}) must be positive", options.hidden,
-          options.intermediate);
-  require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
-          placement.num_ranks() - 1);
-  const auto experts = std::int64_t{placement.num_experts()};
-  tensors_.router.gate = zeros(device, {experts, options.hidden}, options.dtype);
-  if (biases == Biases::all) tensors_.router.gate_bias = zeros(device, {experts}, options.dtype);
-  if (options.router.score_bias != ScoreBias::none) {
-    tensors_.router.score_bias = zeros(device, {experts}, Dtype::f32);
-  }
-  const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
-  tensors_.experts = make_experts(device, options.experts(), local, biases);
-  if (options.shared_intermediate > 0) {
-    tensors_.shared = make_experts(device, options.shared_expert(), 1, Biases::none).front();
-  }
-}
+    : MoeParameters(make_zeros(options, placement, rank, biases, device), device) {}
 
 MoeParameters MoeParameters::random(const MoeLayerOptions& options,
                                     const ExpertPlacement& placement, int rank, std::uint64_t seed,
                                     Biases biases, const Device& device) {
   MoeParameters result(options, placement, rank, biases);
   Draws draws(seed, 0);
-  fill(result.tensors_.router.gate, draws, options.hidden);
-  fill(result.tensors_.router.gate_bias, draws, options.hidden);
+  fill(result.views_.router.gate, draws, options.hidden);
+  fill(result.views_.router.gate_bias, draws, options.hidden);
   const auto ids = placement.experts_of(rank);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    fill(result.tensors_.experts[i], seed, static_cast<std::uint64_t>(ids[i]));
+    fill(result.views_.experts[i], seed, static_cast<std::uint64_t>(ids[i]));
   }
   if (options.shared_intermediate > 0) {
-    fill(result.tensors_.shared, seed, static_cast<std::uint64_t>(placement.num_experts()));
+    fill(result.views_.shared, seed, static_cast<std::uint64_t>(placement.num_experts()));
   }
   if (device.memory() != Memory::host) return result.copy_on(device);
   result.device_ = device;
   return result;
 }
 
-MoeParameters MoeParameters::of(MoeGradients tensors, const Device& device) {
+MoeParameters MoeParameters::of(MoeViews tensors, const Device& device) {
   for (const auto& view : given_tensors(tensors)) {
     require_memory(view, device.memory(), "a tensor of the layer");
   }
@@ -208,22 +223,14 @@ MoeParameters MoeParameters::copy_on(const Device& device) const {
   require<Unsupported>(reaches,
                        "parameters of one GPU's device are not copied to another's, which does not "
                        "know when they are there: copy them to the CPU first");
-  MoeParameters result(tensors_, device);
+  MoeViews copy = views_;
   const Device& mover = device.memory() == Memory::host ? device_ : device;
-  for (const auto& parts : parts_of(result.tensors_)) move_to(mover, device, parts);
-  return result;
-}
-
-MoeWeights MoeParameters::weights() const {
-  MoeWeights weights{
-      .router = {tensors_.router.gate, tensors_.router.gate_bias, tensors_.router.score_bias},
-      .shared = as_weights(tensors_.shared)};
-  for (const auto& expert : tensors_.experts) weights.experts.push_back(as_weights(expert));
-  return weights;
+  for (const auto& parts : parts_of(copy)) move_to(mover, device, parts);
+  return {std::move(copy), device};
 }
 
 void MoeParameters::set_zero() {
-  for (const auto& parts : parts_of(tensors_)) {
+  for (const auto& parts : parts_of(views_)) {
     if (const auto whole = joined(parts)) {
       backend_of(device_).set_zero(*whole);
     } else {

@@ -68,7 +68,7 @@ std::vector<BasicExpertTensors<View>> unpack_views(const BasicPackedExperts<View
 std::vector<ExpertWeights> unpack(const PackedExperts& packed, Activation activation) {
   return unpack_views(packed, activation);
 }
-std::vector<ExpertGradients> unpack(const PackedExpertGradients& packed, Activation activation) {
+std::vector<ExpertViews> unpack(const PackedExpertViews& packed, Activation activation) {
   return unpack_views(packed, activation);
 }
 

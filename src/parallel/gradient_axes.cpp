@@ -55,12 +55,12 @@ AgreedAxes& AgreedAxes::of(Mesh& mesh) {
 void AgreedAxes::agree(std::string_view operation, Mesh& mesh, const AxisUses& uses) {
   if (!known.contains(uses)) {
     const auto texts = texts_of(uses);
-    Agreement agreement(operation, mesh.world());
+    Agreement agreement(mesh.world(), operation);
     agreement.add(list_of("axes", "axis", texts));
     agreement.gather();
     agreement.require_equal();
     for (const auto& axes : {axes_of_same_layers(uses), axes_of_same_experts(uses)}) {
-      if (num_ranks_along(mesh, axes) > 1) mesh.group(axes);
+      if (num_ranks_along(mesh, axes) > 1) mesh.comm(axes);
     }
     known.insert(uses);
   }

@@ -7,8 +7,6 @@
 #include <set>
 
 #include "comm/agreement.h"
-#include "comm/check_arguments.h"
-#include "comm/gather_strings.h"
 #include "core/given.h"
 #include "core/require.h"
 #include "moe/expert_form.h"
@@ -29,16 +27,16 @@ void require_form(const MoeBlock& block) {
 }
 
 void require_whole(const MoeBlock& block) {
-  const int num_ranks = block.group == nullptr ? 1 : block.group->size();
+  const int num_ranks = block.comm == nullptr ? 1 : block.comm->size();
   require(num_ranks == 1, "{} is divided over {} ranks already", block.name, num_ranks);
-  const auto num_held = block.parameters.views().experts.size();
+  const auto num_held = block.parameters.weights().experts.size();
   const auto num_experts = block.placement.num_experts();
   require(num_experts > 0, "the placement of {} has no experts", block.name);
   require(num_held == static_cast<std::size_t>(num_experts),
           "{} holds {} of {} experts: only a rank that holds all of them can divide them",
           block.name, num_held, num_experts);
   require_form(block);
-  for (const auto& view : given_tensors(block.parameters.views())) {
+  for (const auto& view : given_tensors(block.parameters.weights())) {
     require_host(view, "a tensor of " + block.name);
   }
 }
@@ -53,7 +51,7 @@ void require_whole(std::span<MoeBlock* const> blocks) {
 }
 
 void require_same_axes(Communicator& world, const std::vector<std::string>& axes) {
-  Agreement agreement(kParallelize, world);
+  Agreement agreement(world, kParallelize);
   agreement.add(list_of("axes to divide over", "axis to divide over, number", axes));
   agreement.gather();
   agreement.require_equal();
@@ -62,7 +60,7 @@ void require_same_axes(Communicator& world, const std::vector<std::string>& axes
 // "layers.3.mlp, 8 experts: up f32 [6,8], down f32 [8,6]"
 std::string text_of(const MoeBlock& block) {
   std::vector<std::string> parts;
-  const auto tensors = tensors_of(block.parameters.views().experts.front());
+  const auto tensors = tensors_of(block.parameters.weights().experts.front());
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!is_given(tensors[t])) continue;
     parts.push_back(fmt::format("{} {}", kExpertTensors[t], form_text(tensors[t])));
@@ -72,33 +70,20 @@ std::string text_of(const MoeBlock& block) {
 }
 
 // Collective over the group, whose ranks divide the same layers between them.
-void require_same_blocks(Communicator& group, int world_rank, std::span<MoeBlock* const> blocks) {
+void require_same_blocks(Communicator& ep_group, int world_rank,
+                         std::span<MoeBlock* const> blocks) {
   std::vector<std::string> texts;
   for (const auto* block : blocks) texts.push_back(text_of(*block));
-  Agreement agreement(kParallelize, group);
+  Agreement agreement(ep_group, kParallelize);
   agreement.add(list_of("layers", "layer", texts));
   agreement.gather(world_rank);
   agreement.require_equal();
 }
 
-// A group's error becomes the whole world's.
-void require_same_blocks(Communicator& world, Communicator& group,
-                         std::span<MoeBlock* const> blocks) {
-  std::string objection;
-  try {
-    require_same_blocks(group, world.rank(), blocks);
-  } catch (const InvalidArgument& error) {
-    objection = error.what();
-  }
-  for (const auto& other : gather_strings(world, objection)) {
-    if (!other.empty()) throw InvalidArgument(other);
-  }
-}
-
 // Owners of memory, however they point to it.
 using Owners = std::set<std::shared_ptr<std::byte>, std::owner_less<>>;
 
-std::vector<ExpertGradients> packed_anew(const MoeGradients& part) {
+std::vector<ExpertViews> packed_anew(const MoeViews& part) {
   const auto experts = MoeParameters::of(part).weights().experts;
   const ExpertForm form = form_of(experts);
   std::vector<std::size_t> order(experts.size());
@@ -116,8 +101,8 @@ void copy_if_owned_by(const Owners& owners, TensorView& view) {
 }
 
 // What is kept must not keep the memory of what goes: where they share it, it is copied.
-MoeGradients part_of(MoeGradients whole, std::span<const std::int32_t> kept) {
-  MoeGradients part{.router = whole.router, .shared = whole.shared};
+MoeViews part_of(MoeViews whole, std::span<const std::int32_t> kept) {
+  MoeViews part{.router = whole.router, .shared = whole.shared};
   Owners going;
   for (std::size_t e = 0; e < whole.experts.size(); ++e) {
     if (std::ranges::binary_search(kept, static_cast<std::int32_t>(e))) {
@@ -140,11 +125,11 @@ MoeGradients part_of(MoeGradients whole, std::span<const std::int32_t> kept) {
   return part;
 }
 
-void divide(MoeBlock& block, Communicator& group) {
-  block.placement = ExpertPlacement::contiguous(block.placement.num_experts(), group.size());
-  block.group = &group;
+void divide(MoeBlock& block, Communicator& ep_group) {
+  block.placement = ExpertPlacement::contiguous(block.placement.num_experts(), ep_group.size());
+  block.comm = &ep_group;
   block.parameters = MoeParameters::of(
-      part_of(block.parameters.views(), block.placement.experts_of(group.rank())));
+      part_of(block.parameters.views(), block.placement.experts_of(ep_group.rank())));
 }
 
 }  // namespace
@@ -153,19 +138,19 @@ int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                           const std::vector<std::string>& axes) {
   if (mesh == nullptr) return 0;
   Communicator& world = mesh->world();
-  check_together(kParallelize, world, [&] { require_whole(blocks); });
+  agree(world, kParallelize, [&] { require_whole(blocks); });
   const auto inside = axes_where(*mesh, [&](const auto& name) { return is_among(axes, name); });
   require_same_axes(world, inside);
-  Communicator& group = mesh->group(inside);
-  require_same_blocks(world, group, blocks);
+  Communicator& ep_group = mesh->comm(inside);
+  agree(world, [&] { require_same_blocks(ep_group, world.rank(), blocks); });
   for (MoeBlock* block : blocks) {
-    if (group.size() > 1) {
-      divide(*block, group);
-    } else if (block->group == nullptr) {
-      block->group = &group;  // of this rank alone: a layer is made over it like any other
+    if (ep_group.size() > 1) {
+      divide(*block, ep_group);
+    } else if (block->comm == nullptr) {
+      block->comm = &ep_group;  // of this rank alone: a layer is made over it like any other
     }
   }
-  return group.size() > 1 ? static_cast<int>(blocks.size()) : 0;
+  return ep_group.size() > 1 ? static_cast<int>(blocks.size()) : 0;
 }
 
 }  // namespace switchyard

@@ -178,8 +178,8 @@ int place_of(const Mesh& mesh, const AxisUses& uses) {
 void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const AxisUses& uses) {
   constexpr std::size_t kOfAll = 2;
   constexpr std::size_t kOfSameExperts = 3;
-  Communicator& comm = mesh.group(axes_of_same_layers(last));
-  Agreement agreement(call.operation, comm);
+  Communicator& comm = mesh.comm(axes_of_same_layers(last));
+  Agreement agreement(comm, call.operation);
   const auto texts = texts_of(uses);
   agreement.add(list_of("axes", "axis", texts));
   agreement.add(compared("replicated gradients", "replicated gradient", call.replicated));
@@ -197,7 +197,7 @@ void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const Axi
 }
 
 void sum(const Gradients& gradients, Mesh& mesh, const std::vector<std::string>& axes) {
-  if (num_ranks_along(mesh, axes) > 1) sum(gradients.tensors, mesh.group(axes));
+  if (num_ranks_along(mesh, axes) > 1) sum(gradients.tensors, mesh.comm(axes));
 }
 
 void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "comm/agreement.h"
-#include "comm/check_arguments.h"
 #include "core/check_memory.h"
 #include "core/hash.h"
 #include "core/require.h"
@@ -130,7 +129,7 @@ Tensor moved(const ExpertRows& rows, const Moves& moves, Communicator& comm) {
 
 void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
            const ExpertPlacement& to, Communicator& comm) {
-  check_together(kReshard, comm, [&] {
+  agree(comm, kReshard, [&] {
     require_placements(from, to, comm.size());
     const auto num_experts = static_cast<std::int64_t>(experts_of(from, comm.rank()).size());
     for (std::size_t i = 0; i < shard.size(); ++i) {
@@ -139,7 +138,7 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
       require_host(shard[i], fmt::format("tensor {}", i));
     }
   });
-  Agreement agreement(kReshard, comm);
+  Agreement agreement(comm, kReshard);
   add_placements(agreement, from, to);
   agreement.add(forms_of(shard));
   agreement.gather();
@@ -151,7 +150,7 @@ ExpertForm checked_form(const MoeWeights& weights, const ExpertPlacement& from,
                         const ExpertPlacement& to, Communicator& comm) {
   const auto& experts = weights.experts;
   ExpertForm form;
-  check_together(kReshard, comm, [&] {
+  agree(comm, kReshard, [&] {
     require_placements(from, to, comm.size());
     const auto num_experts = experts_of(from, comm.rank()).size();
     require(experts.size() == num_experts, "there are {} experts, but this rank has {}",
@@ -159,7 +158,7 @@ ExpertForm checked_form(const MoeWeights& weights, const ExpertPlacement& from,
     form = form_of(experts);
     require_host(weights);
   });
-  Agreement agreement(kReshard, comm);
+  Agreement agreement(comm, kReshard);
   add_placements(agreement, from, to);
   for (const Field& field : form.fields()) agreement.add(field);
   agreement.gather();
@@ -187,15 +186,15 @@ std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const Expert
   return result;
 }
 
-MoeParameters reshard(const MoeParameters& shard, const ExpertPlacement& from,
-                      const ExpertPlacement& to, Communicator& comm) {
-  const MoeWeights weights = shard.weights();
+MoeParameters reshard(MoeParameters shard, const ExpertPlacement& from, const ExpertPlacement& to,
+                      Communicator& comm) {
+  const MoeWeights& weights = shard.weights();
   const auto& experts = weights.experts;
   const ExpertForm form = checked_form(weights, from, to, comm);
   const Moves moves(from, to, comm);
   std::vector<Tensor> packed;
   for (const auto& rows : packed_rows(form, experts)) packed.push_back(moved(rows, moves, comm));
-  auto tensors = shard.views();
+  MoeViews tensors = shard.views();
   tensors.experts = unpack(form, packed);
   return MoeParameters::of(std::move(tensors));
 }

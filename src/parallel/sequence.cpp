@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/check_memory.h"
 #include "core/require.h"
 
@@ -15,7 +15,7 @@ void copy_rows(std::byte* to, const std::byte* from, std::int64_t rows, std::int
   if (rows > 0) std::memcpy(to, from, static_cast<std::size_t>(rows * row_bytes));
 }
 
-void require_group(const Communicator& sp, const SequenceShard& shard) {
+void require_rank_of(const Communicator& sp, const SequenceShard& shard) {
   require(sp.size() == shard.sp_size() && sp.rank() == shard.sp_rank(),
           "the shard is rank {} of {}, but the communicator is rank {} of {}", shard.sp_rank(),
           shard.sp_size(), sp.rank(), sp.size());
@@ -67,8 +67,8 @@ std::int64_t SequenceShard::count_of(int sp_rank) const {
 }
 
 Tensor gather_sequence(Communicator& sp, const SequenceShard& shard, const ConstTensorView& local) {
-  check_arguments("gather_sequence", {&sp}, [&] {
-    require_group(sp, shard);
+  check_arguments({&sp}, "gather_sequence", [&] {
+    require_rank_of(sp, shard);
     require_local(shard, local);
   });
   const auto hidden = local.shape()[1];
@@ -102,8 +102,8 @@ Tensor gather_sequence_backward_slice(const SequenceShard& shard, const ConstTen
 
 Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
                                     const ConstTensorView& d_full) {
-  check_arguments("gather_sequence_backward_sum", {&sp}, [&] {
-    require_group(sp, shard);
+  check_arguments({&sp}, "gather_sequence_backward_sum", [&] {
+    require_rank_of(sp, shard);
     require_full(shard, d_full);
   });
   const auto hidden = d_full.shape()[2];
@@ -126,8 +126,8 @@ Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard
 
 Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineInput& in,
                         Communicator& sp, const SequenceShard& shard) {
-  check_arguments("combine_sequence", {&sp, &dispatcher.communicator()}, [&] {
-    require_group(sp, shard);
+  check_arguments({&sp, &dispatcher.communicator()}, "combine_sequence", [&] {
+    require_rank_of(sp, shard);
     require(plan.num_tokens() == shard.num_tokens(),
             "the plan has {} tokens, but the shard has {} x {}", plan.num_tokens(), shard.batch(),
             shard.count());

@@ -75,8 +75,8 @@ void save_part(Communicator& comm, const fs::path& path, const MoeLayerOptions& 
 }
 
 void expect_same_parameters(const MoeParameters& actual, const MoeParameters& expected) {
-  const auto& a = actual.views();
-  const auto& e = expected.views();
+  const auto& a = actual.weights();
+  const auto& e = expected.weights();
   EXPECT_TRUE(same_bits(a.router.gate, e.router.gate));
   EXPECT_TRUE(same_bits(a.router.gate_bias, e.router.gate_bias));
   EXPECT_TRUE(same_bits(a.router.score_bias, e.router.score_bias));
@@ -103,7 +103,7 @@ LayerResults run_alone(const LayerProblem& problem) {
 void expect_loaded(Communicator& comm, const Checkpoint& checkpoint, const LayerProblem& problem,
                    const ExpertPlacement& placement, const LayerResults& one) {
   const auto& options = problem.options;
-  const MoeParameters loaded(options, placement, comm.rank(), Biases::all);
+  MoeParameters loaded(options, placement, comm.rank(), Biases::all);
   load_block(checkpoint, "layers.0.mlp.", placement, comm.rank(), loaded.views());
   expect_same_parameters(loaded, parameters_of(options, placement, comm.rank(), kSeed));
   const auto many = run_step(comm, problem, placement, loaded);
@@ -112,7 +112,7 @@ void expect_loaded(Communicator& comm, const Checkpoint& checkpoint, const Layer
   const auto kept = optimizer_options(options);
   for (const auto& [prefix, seed] :
        {std::pair("optimizer.m.", kMomentSeed), std::pair("optimizer.v.", kVarianceSeed)}) {
-    const MoeParameters state(kept, placement, comm.rank(), Biases::all);
+    MoeParameters state(kept, placement, comm.rank(), Biases::all);
     load_block(checkpoint, std::string(prefix) + "layers.0.mlp.", placement, comm.rank(),
                state.views());
     expect_same_parameters(state,

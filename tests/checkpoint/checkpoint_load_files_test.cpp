@@ -21,7 +21,7 @@ class CheckpointLoadFiles : public CheckpointFiles {
  protected:
   static void load(const fs::path& path) {
     const auto one = [] { return Tensor::zeros({1, 1}, Dtype::f32); };
-    MoeGradients into;
+    MoeViews into;
     into.router.gate = one();
     into.experts.push_back({.gate = one(), .up = one(), .down = one()});
     load_block(Checkpoint::open(path), "m.", ExpertPlacement::contiguous(1, 1), 0, into);

@@ -30,7 +30,7 @@ class CheckpointLoad : public ::testing::Test {
 
   std::filesystem::path path() const { return folder_ / "x"; }
   Checkpoint open() const { return Checkpoint::open(path()); }
-  std::string error(const MoeGradients& into) const {
+  std::string error(const MoeViews& into) const {
     return error_of<InvalidArgument>([&] { load_block(open(), kPrefix, placement_, 1, into); });
   }
   std::string has(const std::string& words) const { return path().string() + " has " + words; }
@@ -45,7 +45,7 @@ TEST_F(CheckpointLoad, Bf16BecomesF32) {
   options.dtype = Dtype::bf16;
   save(options);
   options.dtype = Dtype::f32;
-  const MoeParameters wide(options, placement_, 1);
+  MoeParameters wide(options, placement_, 1);
   load_block(open(), kPrefix, placement_, 1, wide.views());
   const auto loaded = wide.views().experts[1].down.span<float>();
   const auto saved = whole_->weights().experts[4].down.span<Bfloat16>();
@@ -60,7 +60,7 @@ TEST_F(CheckpointLoad, F32DoesNotBecomeBf16) {
   auto options = tiny_layer_options();
   save(options);
   options.dtype = Dtype::bf16;
-  const MoeParameters narrow(options, placement_, 1);
+  MoeParameters narrow(options, placement_, 1);
   EXPECT_EQ(error(narrow.views()), "mlp.gate.weight of " + path().string() +
                                        " is f32 [6,6], which cannot be loaded into bf16 [6,6]");
 }
@@ -69,7 +69,7 @@ TEST_F(CheckpointLoad, F32DoesNotBecomeBf16) {
 TEST_F(CheckpointLoad, RowsMayLieApart) {
   const auto options = tiny_layer_options();
   save(options);
-  const MoeParameters part(options, placement_, 1);
+  MoeParameters part(options, placement_, 1);
   auto into = part.views();
   Tensor wide = Tensor::zeros({4, 12}, Dtype::f32);
   into.experts[1].up = TensorView(wide.data(), Dtype::f32, {4, 6}, 12);
@@ -86,7 +86,7 @@ TEST_F(CheckpointLoad, NothingIsLeftOutInSilence) {
   save(options);
   EXPECT_EQ(error(MoeParameters(options, placement_, 1, Biases::all).views()),
             has("no mlp.gate.bias"));
-  const MoeParameters part(options, placement_, 1);
+  MoeParameters part(options, placement_, 1);
   auto into = part.views();
   into.experts[2].down_bias = Tensor({6}, Dtype::f32).view();
   EXPECT_EQ(error(into), has("no mlp.experts.5.down_proj.bias"));
@@ -108,7 +108,7 @@ TEST_F(CheckpointLoad, AGpusMemoryIsNotWritten) {
   save(options);
   const std::string rest =
       " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
-  const MoeParameters part(options, placement_, 1);
+  MoeParameters part(options, placement_, 1);
   auto views = part.views();
   views.experts[1].down = elsewhere(views.experts[1].down);
   EXPECT_EQ(error(views), "mlp.experts.4.down_proj.weight [6,4]" + rest);
@@ -123,7 +123,7 @@ TEST_F(CheckpointLoad, WhatDoesNotFitIsNamedAndNothingChanges) {
   auto options = tiny_layer_options();
   save(options);
   options.intermediate = 5;
-  const MoeParameters other(options, placement_, 1);
+  MoeParameters other(options, placement_, 1);
   EXPECT_EQ(error(other.views()), "mlp.experts.3.gate_proj.weight of " + path().string() +
                                       " is f32 [4,6], which cannot be loaded into f32 [5,6]");
   EXPECT_TRUE(same_bits(other.views().router.gate, Tensor::zeros({6, 6}, Dtype::f32)));
@@ -161,7 +161,7 @@ TEST_F(CheckpointLoad, ReadsOnlyTheRanksPart) {
   constexpr std::int64_t kAround = 4 << 20;
   for (const int num_ranks : {6, 2}) {
     const auto placement = ExpertPlacement::contiguous(6, num_ranks);
-    const MoeParameters part(options, placement, 1);
+    MoeParameters part(options, placement, 1);
     const auto checkpoint = open();
     EXPECT_LT(resident_bytes(path()), kAround);
     load_block(checkpoint, kPrefix, placement, 1, part.views());

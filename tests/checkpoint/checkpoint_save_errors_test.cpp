@@ -154,7 +154,7 @@ TEST_P(CheckpointSaveErrorsTest, AFolderThatHoldsOtherThings) {
     const auto path = folder_.path(comm);
     if (comm.rank() == 0) std::ofstream(path / "letter.txt") << "dear";
     comm.barrier();
-    EXPECT_EQ(save_error<InvalidArgument>(comm, path, one_value(2), CheckpointForm::file_per_rank),
+    EXPECT_EQ(save_error<StorageError>(comm, path, one_value(2), CheckpointForm::file_per_rank),
               "save_checkpoint: rank 0: PATH holds 'letter.txt', which is not part of a checkpoint "
               "and would be lost; choose another folder");
     EXPECT_EQ(Folder::names_in(path), Names{"letter.txt"});

@@ -54,7 +54,7 @@ void expect_round_trip(Communicator& comm, const fs::path& path, const MoeWeight
   EXPECT_TRUE(same_bits(into.router.gate, part.router.gate));
   EXPECT_TRUE(same_bits(into.router.gate_bias, part.router.gate_bias));
   EXPECT_TRUE(same_bits(into.router.score_bias, part.router.score_bias));
-  const auto expect_same = [](const ExpertGradients& actual, const ExpertWeights& expected) {
+  const auto expect_same = [](const ExpertViews& actual, const ExpertWeights& expected) {
     const auto tensors = named_tensors(expected);
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       EXPECT_TRUE(same_bits(named_tensors(actual)[t].second, tensors[t].second))
@@ -160,14 +160,14 @@ TEST_P(CheckpointSaveTest, OfReplicasTheLowestRankWrites) {
       const auto path = folder / (form == CheckpointForm::one_file ? "file" : "folder");
       save_checkpoint(comm, path, {.blocks = {{"mlp.", part.weights(), placement, rank}}}, form);
       const auto expected = MoeParameters::random(tiny_layer_options(), placement, rank, 0);
-      const MoeParameters loaded(tiny_layer_options(), placement, rank);
+      MoeParameters loaded(tiny_layer_options(), placement, rank);
       const auto checkpoint = Checkpoint::open(path);
       EXPECT_EQ(checkpoint.files().size(),
                 form == CheckpointForm::one_file ? 1U : static_cast<std::size_t>(parts));
       load_block(checkpoint, "mlp.", placement, rank, loaded.views());
-      EXPECT_TRUE(same_bits(loaded.views().router.gate, expected.views().router.gate));
-      for (std::size_t i = 0; i < loaded.views().experts.size(); ++i) {
-        expect_same_bits(loaded.views().experts[i], expected.views().experts[i]);
+      EXPECT_TRUE(same_bits(loaded.weights().router.gate, expected.weights().router.gate));
+      for (std::size_t i = 0; i < loaded.weights().experts.size(); ++i) {
+        expect_same_bits(loaded.weights().experts[i], expected.weights().experts[i]);
       }
     }
   });

@@ -98,7 +98,7 @@ TEST_F(CheckpointTarget, AFolderThatCannotBeListedIsNotReplaced) {
   const auto error = in_child([&] {
     constexpr uid_t kNobody = 65534;
     if (::geteuid() == 0 && ::setuid(kNobody) != 0) return std::string("still root");
-    return save_error(path, CheckpointForm::file_per_rank);
+    return save_error<StorageError>(path, CheckpointForm::file_per_rank);
   });
   fs::permissions(path, fs::perms::owner_all);
   EXPECT_EQ(error, "save_checkpoint: rank 0: cannot list the folder PATH: Permission denied");

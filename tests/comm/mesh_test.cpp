@@ -13,10 +13,10 @@ namespace {
 using testing::error_of;
 using testing::RankCase;
 
-std::vector<int> world_ranks(Communicator& world, Communicator& group) {
+std::vector<int> world_ranks(Communicator& world, Communicator& comm) {
   const Tensor mine = Tensor::from<std::int32_t>({1}, {world.rank()});
-  Tensor all({group.size()}, Dtype::i32);
-  group.all_gather(mine, all);
+  Tensor all({comm.size()}, Dtype::i32);
+  comm.all_gather(mine, all);
   const auto span = all.span<std::int32_t>();
   return {span.begin(), span.end()};
 }
@@ -33,16 +33,16 @@ TEST(Mesh, LaysAxesOutOutermostFirst) {
     EXPECT_FALSE(mesh.has_axis("tp"));
 
     const int pair = r / 2 * 2;
-    EXPECT_EQ(world_ranks(world, mesh.group({"sp"})), (std::vector{pair, pair + 1}));
+    EXPECT_EQ(world_ranks(world, mesh.comm({"sp"})), (std::vector{pair, pair + 1}));
     const int four = r / 4 * 4;
-    EXPECT_EQ(world_ranks(world, mesh.group({"ep", "sp"})),
+    EXPECT_EQ(world_ranks(world, mesh.comm({"ep", "sp"})),
               (std::vector{four, four + 1, four + 2, four + 3}));
-    EXPECT_EQ(world_ranks(world, mesh.group({"dp"})), (std::vector{r % 4, r % 4 + 4}));
+    EXPECT_EQ(world_ranks(world, mesh.comm({"dp"})), (std::vector{r % 4, r % 4 + 4}));
     const int low = r % 2 + r / 4 * 4;
-    EXPECT_EQ(world_ranks(world, mesh.group({"ep"})), (std::vector{low, low + 2}));
-    EXPECT_EQ(mesh.group({"dp", "ep", "sp"}).size(), 8);
-    EXPECT_EQ(mesh.group({}).size(), 1);
-    EXPECT_EQ(&mesh.group({"sp"}), &mesh.group({"sp"}));
+    EXPECT_EQ(world_ranks(world, mesh.comm({"ep"})), (std::vector{low, low + 2}));
+    EXPECT_EQ(mesh.comm({"dp", "ep", "sp"}).size(), 8);
+    EXPECT_EQ(mesh.comm({}).size(), 1);
+    EXPECT_EQ(&mesh.comm({"sp"}), &mesh.comm({"sp"}));
   });
 }
 
@@ -51,7 +51,7 @@ class MeshTest : public ::testing::TestWithParam<RankCase> {};
 TEST_P(MeshTest, OneAxisIsTheWorld) {
   testing::on_ranks(GetParam(), [](Communicator& world) {
     Mesh mesh(world, {{"ep", world.size()}});
-    Communicator& ep = mesh.group({"ep"});
+    Communicator& ep = mesh.comm({"ep"});
     EXPECT_EQ(ep.rank(), world.rank());
     EXPECT_EQ(ep.size(), world.size());
   });
@@ -75,7 +75,7 @@ TEST(Mesh, SaysWhatDoesNotFit) {
     EXPECT_EQ(error_of<InvalidArgument>([&] { (void)mesh.size("tp"); }),
               "mesh (dp=2, ep=2) has no axis \"tp\"");
     EXPECT_EQ(error_of<InvalidArgument>([&] {
-                (void)mesh.group({"ep", "dp"});
+                (void)mesh.comm({"ep", "dp"});
               }),
               "axes (ep, dp) must be distinct and in the order of mesh (dp=2, ep=2)");
   });

@@ -35,12 +35,12 @@ TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
     const auto part = MoeParameters::random(small_options(), spread, rank, 7, Biases::all);
     const auto weights = part.weights();
     EXPECT_TRUE(same_bits(weights.router.gate, whole.weights().router.gate));
-    testing::expect_same_bits(part.views().shared, whole.views().shared);
+    testing::expect_same_bits(part.weights().shared, whole.weights().shared);
     const auto ids = spread.experts_of(rank);
     ASSERT_EQ(weights.experts.size(), ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      testing::expect_same_bits(part.views().experts[i],
-                                whole.views().experts[static_cast<std::size_t>(ids[i])]);
+      testing::expect_same_bits(part.weights().experts[i],
+                                whole.weights().experts[static_cast<std::size_t>(ids[i])]);
     }
   }
   const auto other = MoeParameters::random(small_options(), alone, 0, 8);
@@ -53,7 +53,7 @@ TEST(MoeParameters, DependOnTheSeedAndTheExpertAlone) {
 TEST(MoeParameters, AreCopiedIntoPackedMemory) {
   const auto placement = ExpertPlacement::contiguous(5, 1);
   const Device device = Device::cpu({.num_threads = 2});
-  const auto original = MoeParameters::random(small_options(), placement, 0, 7, Biases::all);
+  auto original = MoeParameters::random(small_options(), placement, 0, 7, Biases::all);
   testing::Random random(3);
   auto scattered = original.views();
   for (auto& expert : scattered.experts) {
@@ -62,23 +62,23 @@ TEST(MoeParameters, AreCopiedIntoPackedMemory) {
     device.copy(random.tensor({9, 16}, Dtype::f32), expert.up);
   }
   for (const auto& from : {original, MoeParameters::of(scattered)}) {
-    auto copy = from.copy_on(device);
-    const auto views = copy.views();
+    const auto copy = from.copy_on(device);
+    const auto& views = copy.weights();
     for (std::size_t e = 0; e < 5; ++e) {
-      testing::expect_same_bits(views.experts[e], from.views().experts[e]);
-      EXPECT_NE(views.experts[e].down.data(), from.views().experts[e].down.data());
+      testing::expect_same_bits(views.experts[e], from.weights().experts[e]);
+      EXPECT_NE(views.experts[e].down.data(), from.weights().experts[e].down.data());
       EXPECT_EQ(views.experts[e].up.data(), views.experts[e].gate.row(9));
       EXPECT_EQ(views.experts[e].up_bias.data(), views.experts[e].gate_bias.row(9));
       EXPECT_EQ(views.experts[e].gate.data(), views.experts[0].gate.row(18 * static_cast<int>(e)));
       EXPECT_EQ(views.experts[e].down.data(), views.experts[0].down.row(16 * static_cast<int>(e)));
     }
-    testing::expect_same_bits(views.shared, from.views().shared);
-    EXPECT_TRUE(same_bits(views.router.gate, from.views().router.gate));
-    EXPECT_TRUE(same_bits(views.router.gate_bias, from.views().router.gate_bias));
-    EXPECT_TRUE(same_bits(views.router.score_bias, from.views().router.score_bias));
+    testing::expect_same_bits(views.shared, from.weights().shared);
+    EXPECT_TRUE(same_bits(views.router.gate, from.weights().router.gate));
+    EXPECT_TRUE(same_bits(views.router.gate_bias, from.weights().router.gate_bias));
+    EXPECT_TRUE(same_bits(views.router.score_bias, from.weights().router.score_bias));
   }
   const auto made = MoeParameters::random(small_options(), placement, 0, 7, Biases::all, device);
-  testing::expect_same_bits(made.views().experts[3], original.views().experts[3]);
+  testing::expect_same_bits(made.weights().experts[3], original.weights().experts[3]);
 }
 
 // Also not the same numbers one place further.
@@ -126,9 +126,26 @@ TEST(MoeParameters, FitTheirLayerAndBecomeZero) {
   }
 }
 
+template <typename Parameters>
+concept CanBeWritten = requires(Parameters& parameters) {
+  parameters.views();
+};
+static_assert(CanBeWritten<MoeParameters> && !CanBeWritten<const MoeParameters>);
+
+TEST(MoeParameters, AreReadWhereTheyAreWritten) {
+  const auto placement = ExpertPlacement::contiguous(5, 1);
+  auto parameters = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
+  auto copy = parameters.copy_on(Device());
+  copy = parameters;
+  EXPECT_EQ(copy.weights().experts[2].up.data(), parameters.views().experts[2].up.data());
+  EXPECT_EQ(copy.views().router.gate.data(), parameters.weights().router.gate.data());
+  EXPECT_EQ(&copy.views(), &copy.views());
+  EXPECT_EQ(&copy.weights(), &copy.weights());
+}
+
 TEST(MoeParameters, AreMadeOfAnybodysTensors) {
   const auto placement = ExpertPlacement::contiguous(5, 1);
-  const auto original = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
+  auto original = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
   auto parameters = MoeParameters::of(original.views());
   EXPECT_EQ(parameters.views().experts[4].down.data(), original.views().experts[4].down.data());
   EXPECT_EQ(parameters.weights().router.gate.data(), original.weights().router.gate.data());

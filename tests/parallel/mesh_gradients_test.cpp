@@ -92,7 +92,7 @@ Tensor rows_of(const Tensor& whole, const std::vector<std::int64_t>& tokens) {
   return rows;
 }
 
-void expect_near(const ExpertGradients& actual, const ExpertGradients& expected) {
+void expect_near(const ExpertWeights& actual, const ExpertWeights& expected) {
   const auto wanted = testing::named_tensors(expected);
   const auto tensors = testing::named_tensors(actual);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -104,8 +104,8 @@ void expect_gradients_of_one_rank(const Division& division, const MeshModel& mod
                                   const MeshModel& one) {
   EXPECT_TRUE(near(model.d_scale(), one.d_scale(), kTolerance));
   for (const auto& layer : model.layers()) {
-    const auto actual = layer.gradients->views();
-    const auto expected = one.layers()[static_cast<std::size_t>(layer.id)].gradients->views();
+    const auto actual = layer.gradients->weights();
+    const auto expected = one.layers()[static_cast<std::size_t>(layer.id)].gradients->weights();
     const auto& losses = one.layers()[static_cast<std::size_t>(layer.id)].losses;
     EXPECT_FLOAT_EQ(layer.losses.balance, losses.balance);
     EXPECT_FLOAT_EQ(layer.losses.z, losses.z);

@@ -25,12 +25,12 @@ void expect_error(const std::function<void(std::vector<MoeBlock*>&, Mesh&)>& cha
               MoeBlock second = block_of(6, "layers.4.mlp");
               std::vector<MoeBlock*> blocks{&first, &second};
               change(blocks, mesh);
-              Communicator* group = second.group;
+              Communicator* comm = second.comm;
               EXPECT_EQ(error_of<InvalidArgument>([&] { apply_expert_parallel(blocks, &mesh); }),
                         expected);
               EXPECT_EQ(first.parameters.views().experts.size(), 8U);
-              EXPECT_EQ(first.group, nullptr);
-              EXPECT_EQ(second.group, group);
+              EXPECT_EQ(first.comm, nullptr);
+              EXPECT_EQ(second.comm, comm);
               world.barrier();
             },
             {.timeout = testing::kTestTimeout});
@@ -114,7 +114,7 @@ TEST(ParallelizeErrors, NameTheFirstLayerOfAnotherOrder) {
                         "apply_expert_parallel: ranks disagree about layer 0: rank 0 has a, "
                         "4 experts: " +
                             kForm + ", rank 1 has b, 4 experts: " + kForm);
-              EXPECT_EQ(a.group, nullptr);
+              EXPECT_EQ(a.comm, nullptr);
             },
             {.timeout = testing::kTestTimeout});
 }

@@ -23,8 +23,8 @@ using testing::RankCase;
 using testing::same_bits;
 
 // Each of them in memory of its own.
-MoeGradients apart(const MoeGradients& tensors) {
-  MoeGradients result = tensors;
+MoeViews apart(const MoeViews& tensors) {
+  MoeViews result = tensors;
   for (auto& e : result.experts) {
     for (auto* view : {&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias}) {
       *view = testing::copy_of(*view);
@@ -33,13 +33,14 @@ MoeGradients apart(const MoeGradients& tensors) {
   return result;
 }
 
-void expect_divided(const MoeBlock& block, int num_experts, Communicator& group) {
-  EXPECT_EQ(block.group->size(), group.size());
-  EXPECT_EQ(block.rank(), group.rank());
-  EXPECT_EQ(block.placement, ExpertPlacement::contiguous(num_experts, group.size()));
+void expect_divided(const MoeBlock& block, int num_experts, Communicator& comm) {
+  EXPECT_EQ(block.comm->size(), comm.size());
+  EXPECT_EQ(block.rank(), comm.rank());
+  EXPECT_EQ(block.placement, ExpertPlacement::contiguous(num_experts, comm.size()));
   const auto expected = MoeParameters::random(options_with(num_experts), block.placement,
-                                              group.rank(), testing::kBlockSeed, Biases::all);
-  const auto [views, wanted] = std::pair(block.parameters.views(), expected.views());
+                                              comm.rank(), testing::kBlockSeed, Biases::all);
+  const auto& views = block.parameters.weights();
+  const auto& wanted = expected.weights();
   EXPECT_TRUE(same_bits(views.router.gate, wanted.router.gate));
   EXPECT_TRUE(same_bits(views.router.gate_bias, wanted.router.gate_bias));
   EXPECT_TRUE(same_bits(views.router.score_bias, wanted.router.score_bias));
@@ -99,7 +100,7 @@ TEST_P(ParallelizeTest, WhatSharesMemoryWithExpertsThatGoIsCopied) {
     MoeBlock block = block_of(10);
     std::weak_ptr<std::byte> flat;
     {
-      MoeGradients tensors = apart(block.parameters.views());
+      MoeViews tensors = apart(block.parameters.views());
       Tensor memory({10000}, Dtype::f32);
       flat = memory.view().owner();
       std::byte* at = memory.data();
@@ -130,7 +131,7 @@ TEST_P(ParallelizeTest, WithoutAxesNothingIsDivided) {
     MoeBlock block = block_of(10);
     const auto* up = block.parameters.views().experts[0].up.data();
     EXPECT_EQ(apply(block, nullptr), 0);
-    EXPECT_EQ(block.group, nullptr);
+    EXPECT_EQ(block.comm, nullptr);
     const auto alone = connect();
     Mesh without(world, {{"dp", world.size()}});
     Mesh one(world, {{"dp", world.size()}, {"ep", 1}});
@@ -138,7 +139,7 @@ TEST_P(ParallelizeTest, WithoutAxesNothingIsDivided) {
       EXPECT_EQ(apply(block, mesh), 0);
       EXPECT_EQ(block.parameters.views().experts[0].up.data(), up);
       expect_divided(block, 10, *alone);
-      const MoeLayer layer(*block.group, block.placement, options_with(10));
+      const MoeLayer layer(*block.comm, block.placement, options_with(10));
     }
     Mesh mesh(world, {{"ep", world.size()}});  // whole still: it can be divided yet
     EXPECT_EQ(apply(block, &mesh), world.size() > 1 ? 1 : 0);
@@ -167,7 +168,7 @@ TEST_P(ParallelizeTest, DividesAModelThatComputesAsBefore) {
     for (std::size_t i = 0; i < 2; ++i) {
       const MoeBlock& block = model.blocks[i];
       const auto options = options_with(block.placement.num_experts());
-      MoeLayer layer(*block.group, block.placement, options);
+      MoeLayer layer(*block.comm, block.placement, options);
       MoeLayer expected(*alone, whole.blocks[i].placement, options);
       const Tensor y = expected.forward(whole.blocks[i].parameters.weights(), {.x = x});
       EXPECT_TRUE(
@@ -184,7 +185,7 @@ TEST(Parallelize, SeveralAxesAreOneGroup) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}, {"sp", 2}});
     MoeBlock block = block_of(10);
     EXPECT_EQ(apply(block, &mesh, {"sp", "ep", "tp"}), 1);  // in any order; tp is not there
-    expect_divided(block, 10, mesh.group({"ep", "sp"}));
+    expect_divided(block, 10, mesh.comm({"ep", "sp"}));
   });
 }
 

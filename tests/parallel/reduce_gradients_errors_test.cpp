@@ -118,7 +118,7 @@ TEST(ReduceGradientsErrors, AxesThatDiffer) {
             [&](Communicator& world) {
               for (const bool used : {false, true}) {
                 Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-                if (used) mesh.group({"dp", "ep"});
+                if (used) mesh.comm({"dp", "ep"});
                 expect_axes_error(mesh, all_experts, experts);  // in the first call, and later
                 expect_axes_error(mesh, stages, layers);
                 expect_axes_error(mesh, all_stages,

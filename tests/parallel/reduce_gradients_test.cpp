@@ -19,9 +19,9 @@ using testing::on_ranks;
 using testing::RankCase;
 using testing::same_bits;
 
-float marks_of(Communicator& world, Communicator& group) {
+float marks_of(Communicator& world, Communicator& comm) {
   Tensor sum = filled({1}, mark_of(world.rank()));
-  group.all_reduce(sum);
+  comm.all_reduce(sum);
   return sum.span<float>()[0];
 }
 
@@ -61,10 +61,10 @@ TEST_P(ReduceGradientsTest, EveryAxisHasItsPart) {
          {"x"}}};
     for (const Case& c : cases) {
       Mesh mesh(world, c.mesh);
-      const auto gradients = gradients_of(mesh, c.experts);
+      auto gradients = gradients_of(mesh, c.experts);
       reduce_gradients(gradients.views(), mesh, c.axes);
-      const float replicated = marks_of(world, mesh.group(c.replicated));
-      expect_sums(gradients.views(), marks_of(world, mesh.group(c.copies)), replicated);
+      const float replicated = marks_of(world, mesh.comm(c.replicated));
+      expect_sums(gradients.views(), marks_of(world, mesh.comm(c.copies)), replicated);
       Tensor rest_of_model = filled({3}, mark_of(world.rank()));
       const std::vector<TensorView> views{rest_of_model, {}};
       reduce_replicated(views, mesh, c.axes);
@@ -107,21 +107,21 @@ TEST_P(ReduceGradientsTest, AddsInRankOrderWhereverTensorsLie) {
 TEST_P(ReduceGradientsTest, LaysSmallTensorsSideBySide) {
   on_ranks(GetParam(), [](Communicator& world) {
     Mesh mesh(world, {{"dp", world.size()}});
-    Communicator& group = mesh.group({"dp"});
+    Communicator& comm = mesh.comm({"dp"});
     std::vector<TensorView> views;
     for (int i = 0; i < 50; ++i) {
       views.push_back(Tensor::zeros({i}, i % 2 == 0 ? Dtype::f32 : Dtype::bf16));
     }
-    const auto before = group.sequence();
+    const auto before = comm.sequence();
     reduce_replicated(views, mesh);
-    EXPECT_EQ(group.sequence() - before, world.size() == 1 ? 0U : 3U);
+    EXPECT_EQ(comm.sequence() - before, world.size() == 1 ? 0U : 3U);
   });
 }
 
 TEST_P(ReduceGradientsTest, CostsNothingWhereNobodyElseHasACopy) {
   on_ranks(GetParam(), [](Communicator& world) {
     Mesh stages(world, {{"pp", world.size()}});
-    const auto gradients = gradients_of(stages, {});
+    auto gradients = gradients_of(stages, {});
     reduce_gradients(gradients.views(), stages);  // compares axes
     const auto before = world.sequence();
     reduce_gradients(gradients.views(), stages);
@@ -143,11 +143,11 @@ TEST(ReduceGradients, CutsLargeTensors) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<float>(i % 8191 + static_cast<std::size_t>(world.rank()));
     }
-    Communicator& group = mesh.group({"dp"});
-    const auto before = group.sequence();
+    Communicator& comm = mesh.comm({"dp"});
+    const auto before = comm.sequence();
     const std::vector<TensorView> views{small, large, small.view().slice(0, 0)};
     reduce_replicated(views, mesh);
-    EXPECT_EQ(group.sequence() - before, 3U);
+    EXPECT_EQ(comm.sequence() - before, 3U);
     EXPECT_TRUE(is_filled(small, 2.0F));
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < values.size(); ++i) {

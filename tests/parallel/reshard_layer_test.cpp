@@ -63,7 +63,7 @@ Step run_step(Communicator& comm, const MoeParameters& parameters,
               const ExpertPlacement& placement) {
   const auto options = layer_options();
   MoeLayer layer(comm, placement, options);
-  const MoeParameters gradients(options, placement, comm.rank(), Biases::all);
+  MoeParameters gradients(options, placement, comm.rank(), Biases::all);
   Random random(23);
   const Tensor x = random.tensor({700, options.hidden}, Dtype::f32);
   const Tensor d_y = random.tensor({700, options.hidden}, Dtype::f32);
@@ -83,7 +83,7 @@ Step run_step(Communicator& comm, const MoeParameters& parameters,
 // Gradients of all experts, gathered on every rank [E, 2I + …], in the order of ids.
 std::vector<Tensor> gather_experts(Communicator& comm, const ExpertPlacement& placement,
                                    const Step& step) {
-  MoeGradients tensors;
+  MoeViews tensors;
   for (const auto& [id, gradients] : step.experts) tensors.experts.push_back(gradients);
   std::vector<Tensor> all;
   for (int root = 0; root < comm.size(); ++root) {
@@ -91,7 +91,7 @@ std::vector<Tensor> gather_experts(Communicator& comm, const ExpertPlacement& pl
     const auto to = ExpertPlacement::from_owners(owners, comm.size());
     const auto whole = reshard(MoeParameters::of(tensors), placement, to, comm);
     if (root != comm.rank()) continue;
-    for (const auto& expert : whole.views().experts) {
+    for (const auto& expert : whole.weights().experts) {
       for (const auto& [name, view] : testing::named_tensors(expert)) all.push_back(copy_of(view));
     }
   }
@@ -139,13 +139,13 @@ TEST_P(ReshardLayerTest, ParametersOfEveryKindArriveWhole) {
           parameters = reshard(parameters, at, to, comm);
           at = to;
           const auto expected = MoeParameters::random(options, to, comm.rank(), kSeed, biases);
-          const auto views = parameters.views();
-          ASSERT_EQ(views.experts.size(), expected.views().experts.size());
+          const auto& views = parameters.weights();
+          ASSERT_EQ(views.experts.size(), expected.weights().experts.size());
           for (std::size_t i = 0; i < views.experts.size(); ++i) {
-            testing::expect_same_bits(views.experts[i], expected.views().experts[i]);
+            testing::expect_same_bits(views.experts[i], expected.weights().experts[i]);
           }
           EXPECT_EQ(views.router.gate.data(), gate);
-          testing::expect_same_bits(views.shared, expected.views().shared);
+          testing::expect_same_bits(views.shared, expected.weights().shared);
         }
       }
     }
@@ -170,8 +170,8 @@ TEST_P(ReshardLayerTest, TakesExpertsWhereverTheyLie) {
     }
     const auto moved = reshard(MoeParameters::of(tensors), from, to, comm);
     const auto expected = MoeParameters::random(options, to, comm.rank(), kSeed);
-    for (std::size_t i = 0; i < expected.views().experts.size(); ++i) {
-      testing::expect_same_bits(moved.views().experts[i], expected.views().experts[i]);
+    for (std::size_t i = 0; i < expected.weights().experts.size(); ++i) {
+      testing::expect_same_bits(moved.weights().experts[i], expected.weights().experts[i]);
     }
   });
 }
@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ReshardLayerTest, ::testing::ValuesIn(testing::r
                          testing::rank_case_name);
 
 // Rank 1 of three changes its tensors; every rank gets the same error.
-void expect_error(const std::function<void(MoeGradients&)>& change, const std::string& expected) {
+void expect_error(const std::function<void(MoeViews&)>& change, const std::string& expected) {
   const auto placement = ExpertPlacement::from_owners({1, 1, 2, 2, 2, 2}, 3);  // rank 0 has none
   run_ranks(3, [&](Communicator& comm) {
     auto tensors =
@@ -194,24 +194,24 @@ void expect_error(const std::function<void(MoeGradients&)>& change, const std::s
 }
 
 TEST(ReshardLayerErrors, AreTheSameOnEveryRank) {
-  expect_error([](MoeGradients& t) { t.experts.pop_back(); },
+  expect_error([](MoeViews& t) { t.experts.pop_back(); },
                "reshard: rank 1: there are 1 experts, but this rank has 2");
-  expect_error([](MoeGradients& t) { t.experts[0].up = {}; },
+  expect_error([](MoeViews& t) { t.experts[0].up = {}; },
                "reshard: rank 1: local expert 0's up is [0], but must be [I,H]");
-  expect_error([](MoeGradients& t) { t.experts[1].down = {}; },
+  expect_error([](MoeViews& t) { t.experts[1].down = {}; },
                "reshard: rank 1: local expert 1's down [6,4] is missing");
   expect_error(
-      [](MoeGradients& t) {
+      [](MoeViews& t) {
         t.experts[1].up = Tensor({4, 7}, Dtype::f32);
       },
       "reshard: rank 1: local expert 1's up is f32 [4,7], but must be [4,6] of f32 or "
       "bf16");
   expect_error(
-      [](MoeGradients& t) {
+      [](MoeViews& t) {
         t.experts[1].gate = Tensor({4, 6}, Dtype::bf16);
       },
       "reshard: rank 1: local expert 1's gate is bf16, but others of its kind are f32");
-  expect_error([](MoeGradients& t) { t.experts[0].up_bias = {}; },
+  expect_error([](MoeViews& t) { t.experts[0].up_bias = {}; },
                "reshard: rank 1: local expert 0's gate_bias is given, but others of its kind are "
                "not");
 }
@@ -219,12 +219,12 @@ TEST(ReshardLayerErrors, AreTheSameOnEveryRank) {
 // Rank 0 has no experts, and is not asked.
 TEST(ReshardLayerErrors, NameWhatRanksDisagreeAbout) {
   expect_error(
-      [](MoeGradients& t) {
+      [](MoeViews& t) {
         for (auto& expert : t.experts) expert.down_bias = {};
       },
       "reshard: ranks disagree about the dtype of down_bias: rank 1 has -1, rank 2 has 0");
   expect_error(
-      [](MoeGradients& t) {
+      [](MoeViews& t) {
         for (auto& expert : t.experts) expert.gate = expert.gate_bias = {};
       },
       "reshard: ranks disagree about whether experts have gates: rank 1 has 0, rank 2 has 1");

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "checkpoints/checkpoints.h"
-#include "common/together.h"
+#include "switchyard/agreement.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 
@@ -129,7 +129,8 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 
 FolderLock prepare_folder(Communicator& world, const fs::path& folder, const fs::path& resumed) {
   FolderLock lock;
-  on_rank_0(world, [&] {
+  agree(world, [&] {
+    if (world.rank() != 0) return;
     make_folder(folder);
     lock = locked(folder);
     remove_leftovers(folder);

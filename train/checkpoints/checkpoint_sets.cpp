@@ -31,7 +31,7 @@ void add_set(CheckpointContents& contents, const NamedSet& named) {
 
 void load_set(const Checkpoint& checkpoint, const NamedSet& named) {
   for (const auto& [name, view] : dense_tensors(named)) load_tensor(checkpoint, name, view);
-  for (const auto& block : named.set.blocks()) {
+  for (auto& block : named.set.blocks()) {
     load_block(checkpoint, prefix_of(named, block), block.placement, block.rank(),
                block.parameters.views());
   }

@@ -13,7 +13,7 @@
 #include "checkpoints/checkpoint_sets.h"
 #include "checkpoints/content_sum.h"
 #include "checkpoints/history_tensors.h"
-#include "common/together.h"
+#include "switchyard/agreement.h"
 #include "switchyard/checkpoint.h"
 #include "switchyard/error.h"
 
@@ -55,7 +55,7 @@ std::uint64_t parameters_sum(Transformer& model) {
 // Collective. Errors are the checkpoint's: it fitted when it was saved.
 void or_damaged(Communicator& world, const CheckpointHeader& header,
                 const std::function<void()>& work) {
-  together(world, [&] {
+  agree(world, [&] {
     try {
       work();
     } catch (const Error& error) {
@@ -75,9 +75,9 @@ void require_sum(Communicator& world, const CheckpointHeader& header, bool is_ri
 
 CheckpointHeader read_header(Communicator& world, const fs::path& path) {
   CheckpointHeader header;
-  together(world, [&] { header = read_header(path); });
-  require_same(world, header.parameters_sum ^ header.training_sum,
-               path.string() + ": the newest checkpoint");
+  agree(world, [&] { header = read_header(path); });
+  require_equal(world, fmt::format("the newest checkpoint of {} (its hash)", path.string()),
+                static_cast<std::int64_t>(header.parameters_sum ^ header.training_sum));
   return header;
 }
 
@@ -107,7 +107,9 @@ void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
   } catch (const StorageError& error) {
     throw StorageError(fmt::format("{}; {}", error.what(), words_for_last_good(folder, step)));
   }
-  on_rank_0(world, [&] { prune_checkpoints(folder, step, keep); });
+  agree(world, [&] {
+    if (world.rank() == 0) prune_checkpoints(folder, step, keep);
+  });
 }
 
 void load(Trainer& trainer, const CheckpointHeader& header) {

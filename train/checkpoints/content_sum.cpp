@@ -53,14 +53,14 @@ void ContentSum::count(const std::string& name, const ConstTensorView& view) {
   sum_ += content_hash(name, {view.data(), static_cast<std::size_t>(view.bytes())});
 }
 
-void ContentSum::count(const std::string& stem, const ExpertGradients& expert) {
+void ContentSum::count(const std::string& stem, const ExpertWeights& expert) {
   count(stem + "gate", expert.gate);
   count(stem + "up", expert.up);
   count(stem + "down", expert.down);
 }
 
 void ContentSum::add_block(const std::string& prefix, const MoeBlock& block) {
-  const MoeGradients tensors = block.parameters.views();
+  const MoeWeights& tensors = block.parameters.weights();
   if (world_.rank() == 0) {
     count(prefix + "gate", tensors.router.gate);
     count(prefix + "score_bias", tensors.router.score_bias);
@@ -73,10 +73,10 @@ void ContentSum::add_block(const std::string& prefix, const MoeBlock& block) {
   }
 }
 
-// Whether these are the ranks that rank 0 of the world is among.
+// Whether rank 0 of the world is among its ranks.
 bool ContentSum::is_of_first_copy(const MoeBlock& block) const {
   std::int64_t first_rank = world_.rank();
-  if (block.group != nullptr) block.group->broadcast(TensorView(&first_rank, {1}), 0);
+  if (block.comm != nullptr) block.comm->broadcast(TensorView(&first_rank, {1}), 0);
   return first_rank == 0;
 }
 

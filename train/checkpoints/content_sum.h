@@ -32,7 +32,7 @@ class ContentSum {
 
  private:
   void count(const std::string& name, const ConstTensorView& view);
-  void count(const std::string& stem, const ExpertGradients& expert);
+  void count(const std::string& stem, const ExpertWeights& expert);
   void add_block(const std::string& prefix, const MoeBlock& block);
   bool is_of_first_copy(const MoeBlock& block) const;
 

@@ -16,7 +16,8 @@ struct BasicAttentionTensors {
   View out;  // [H, H]
 };
 using AttentionWeights = BasicAttentionTensors<ConstTensorView>;
-using AttentionGradients = BasicAttentionTensors<TensorView>;
+using AttentionViews = BasicAttentionTensors<TensorView>;  // to be read and written
+using AttentionGradients = AttentionViews;                 // which receive gradients
 
 struct AttentionShape {
   std::int64_t hidden = 0;

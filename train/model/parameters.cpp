@@ -33,14 +33,14 @@ std::int64_t dense_elements(const ModelConfig& c) {
 }
 
 void append_expert(std::vector<ParameterView>& views, const std::string& name,
-                   const ExpertGradients& tensors, int layer, int expert) {
+                   const ExpertViews& tensors, int layer, int expert) {
   views.push_back({name + "gate_proj", tensors.gate, true, layer, expert});
   views.push_back({name + "up_proj", tensors.up, true, layer, expert});
   views.push_back({name + "down_proj", tensors.down, true, layer, expert});
 }
 
-void append_block(std::vector<ParameterView>& views, const MoeBlock& block, int layer) {
-  const MoeGradients tensors = block.parameters.views();
+void append_block(std::vector<ParameterView>& views, MoeBlock& block, int layer) {
+  const MoeViews& tensors = block.parameters.views();
   const auto name = block.name + ".";
   views.push_back({name + "gate", tensors.router.gate, true, layer});
   const auto ids = block.placement.experts_of(block.rank());
@@ -81,13 +81,13 @@ ParameterSet::ParameterSet(const ModelConfig& config, const std::vector<MoeBlock
     if (!config.has_experts(layer)) continue;
     const auto index = blocks_.size();
     layers_[static_cast<std::size_t>(layer)].moe = static_cast<int>(index);
-    Communicator* const comm = divided == nullptr ? nullptr : (*divided)[index].group;
+    Communicator* const comm = divided == nullptr ? nullptr : (*divided)[index].comm;
     const auto& placement = divided == nullptr ? whole : (*divided)[index].placement;
     const int rank = comm == nullptr ? 0 : comm->rank();
     blocks_.push_back({.name = fmt::format("layers.{}.mlp", layer),
                        .parameters = MoeParameters(moe_options(config), placement, rank),
                        .placement = placement,
-                       .group = comm});
+                       .comm = comm});
   }
 }
 
@@ -145,7 +145,7 @@ std::vector<MoeBlock*> ParameterSet::moe_blocks() {
   return result;
 }
 
-std::vector<ParameterView> ParameterSet::views() const {
+std::vector<ParameterView> ParameterSet::views() {
   std::vector<ParameterView> views;
   views.push_back({"embedding", embedding_, true});
   if (!config_.tied) views.push_back({"head", head_, true});

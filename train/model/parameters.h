@@ -32,9 +32,9 @@ class ParameterSet {
  public:
   struct Layer {
     TensorView attention_norm;  // [H]
-    AttentionGradients attention;
+    AttentionViews attention;
     TensorView feed_forward_norm;  // [H]
-    ExpertGradients dense = {};    // of a layer without experts
+    ExpertViews dense = {};        // of a layer without experts
     int moe = -1;                  // index in moe_blocks(), or −1
   };
 
@@ -58,7 +58,7 @@ class ParameterSet {
   // All that every rank has whole, except what belongs to MoE layers: one piece of memory [n].
   TensorView dense() { return dense_; }
   // Every tensor that is trained; those of experts are this rank's.
-  std::vector<ParameterView> views() const;
+  std::vector<ParameterView> views();
 
  private:
   // With experts divided as in those blocks; null: whole.

@@ -19,11 +19,11 @@ Transformer::Transformer(const ModelConfig& config, const MeshConfig& mesh_confi
       compute_(device),
       values_(ParameterSet::random(config, seed, mesh, mesh_config.expert_axes)),
       gradients_(values_.like()),
-      attention_({.hidden = config.hidden, .heads = config.heads}, mesh.group({"sp"})),
+      attention_({.hidden = config.hidden, .heads = config.heads}, mesh.comm({"sp"})),
       dense_({.hidden = config.hidden, .intermediate = config.dense_intermediate}, device) {
   moe_.reserve(values_.blocks().size());
   for (const MoeBlock& block : values_.blocks()) {
-    moe_.emplace_back(LayerComms{.experts = *block.group, .batch = &mesh.world()}, block.placement,
+    moe_.emplace_back(LayerComms{.experts = *block.comm, .batch = &mesh.world()}, block.placement,
                       moe_options(config), device);
   }
 }
@@ -111,7 +111,7 @@ void Transformer::reduce_gradients() {
   times_.timed("gradients", [&] {
     const TensorView dense = gradients_.dense();
     reduce_replicated({&dense, 1}, mesh_, axes);
-    for (const MoeBlock& block : gradients_.blocks()) {
+    for (MoeBlock& block : gradients_.blocks()) {
       switchyard::reduce_gradients(block.parameters.views(), mesh_, axes);
     }
   });

@@ -80,7 +80,7 @@ class Transformer {
   void forward_layer(int layer, const TokenBatch& batch, Tensor& x, LayerSaved& saved,
                      Keeping keeping);
   Tensor experts_forward(int moe, LayerSaved& saved, Keeping keeping);
-  Tensor dense_forward(const ExpertGradients& tensors, LayerSaved& saved);
+  Tensor dense_forward(const ExpertViews& tensors, LayerSaved& saved);
   Tensor head(Tensor x, Saved& saved);
   Tensor norm(const Tensor& x, const TensorView& weight, Tensor& rms);
 

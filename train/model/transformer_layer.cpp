@@ -20,10 +20,8 @@ void add(Compute& compute, const Tensor& from, Tensor& to) {
       });
 }
 
-AttentionWeights weights_of(const AttentionGradients& tensors) {
-  return {tensors.qkv, tensors.out};
-}
-ExpertWeights weights_of(const ExpertGradients& tensors) {
+AttentionWeights weights_of(const AttentionViews& tensors) { return {tensors.qkv, tensors.out}; }
+ExpertWeights weights_of(const ExpertViews& tensors) {
   return {.gate = tensors.gate, .up = tensors.up, .down = tensors.down};
 }
 
@@ -79,7 +77,7 @@ Tensor Transformer::experts_forward(int moe, LayerSaved& saved, Keeping keeping)
   return y;
 }
 
-Tensor Transformer::dense_forward(const ExpertGradients& tensors, LayerSaved& saved) {
+Tensor Transformer::dense_forward(const ExpertViews& tensors, LayerSaved& saved) {
   const auto num_tokens = saved.feed_forward_normed.rows();
   const ExpertWeights weights = weights_of(tensors);
   Tensor y = floats({num_tokens, config_.hidden});
@@ -138,7 +136,7 @@ void Transformer::dense_backward(int layer, LayerSaved& saved, const Tensor& d_y
                                  Tensor& d_normed) {
   const auto index = static_cast<std::size_t>(layer);
   const ExpertWeights weights = weights_of(values_.layers()[index].dense);
-  const ExpertGradients gradients = gradients_.layers()[index].dense;
+  const ExpertGradients& gradients = gradients_.layers()[index].dense;
   const OneGroup all(d_y.rows());
   times_.timed(kDenseFeedForward, [&] {
     dense_.backward({&weights, 1}, all.groups(),

@@ -10,13 +10,13 @@
 
 #include "checkpoints/checkpoints.h"
 #include "common/sum_over_ranks.h"
-#include "common/together.h"
 #include "options/options.h"
 #include "report/report.h"
 #include "run/console.h"
 #include "run/sampler.h"
 #include "run/stop_signals.h"
 #include "run/summary.h"
+#include "switchyard/agreement.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -33,8 +33,9 @@ Device device_of(const TrainConfig& config, int num_ranks) {
 // Collective.
 Corpus read_corpus(Communicator& world, const std::string& path) {
   std::optional<Corpus> corpus;
-  together(world, [&] { corpus = path.empty() ? Corpus::embedded() : Corpus::read(path); });
-  require_same(world, corpus->hash(), corpus->name() + ": the text");
+  agree(world, [&] { corpus = path.empty() ? Corpus::embedded() : Corpus::read(path); });
+  require_equal(world, fmt::format("the text {} (its hash)", corpus->name()),
+                static_cast<std::int64_t>(corpus->hash()));
   return *std::move(corpus);
 }
 
@@ -163,7 +164,7 @@ class Run {
     }
     summary.prompt = config_.prompt;
     summary.sample = sample_;
-    together(world_, [&] {
+    agree(world_, [&] {
       if (world_.rank() == 0) train::write_report(config_.report, summary);
     });
   }

@@ -69,7 +69,7 @@ float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64
                             (config.learning_rate - config.final_learning_rate) * share);
 }
 
-double gradient_norm(const ParameterSet& gradients, Communicator& experts) {
+double gradient_norm(ParameterSet& gradients, Communicator& experts) {
   std::size_t num_experts = 0;
   for (const MoeBlock& block : gradients.blocks()) {
     num_experts = std::max(num_experts, static_cast<std::size_t>(block.placement.num_experts()));
@@ -90,7 +90,7 @@ double gradient_norm(const ParameterSet& gradients, Communicator& experts) {
   return std::sqrt(total);
 }
 
-void AdamW::update(Compute& compute, ParameterSet& values, const ParameterSet& gradients,
+void AdamW::update(Compute& compute, ParameterSet& values, ParameterSet& gradients,
                    std::int64_t step, float rate, float scale) {
   const auto steps = static_cast<double>(step + 1);
   const double bias1 = 1.0 - std::pow(double{config_.beta1}, steps);

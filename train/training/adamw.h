@@ -17,7 +17,7 @@ float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64
 // The norm over all parameters of gradients that are reduced already; each expert's part counts
 // once, by its owner. Collective over `experts`, the ranks that experts are divided over; does not
 // depend on how they are.
-double gradient_norm(const ParameterSet& gradients, Communicator& experts);
+double gradient_norm(ParameterSet& gradients, Communicator& experts);
 
 class AdamW {
  public:
@@ -25,8 +25,8 @@ class AdamW {
       : config_(config), first_(values.like()), second_(values.like()) {}
 
   // `step` counts from 0; gradients are scaled by `scale` first.
-  void update(Compute& compute, ParameterSet& values, const ParameterSet& gradients,
-              std::int64_t step, float rate, float scale);
+  void update(Compute& compute, ParameterSet& values, ParameterSet& gradients, std::int64_t step,
+              float rate, float scale);
 
   ParameterSet& first_moment() { return first_; }
   ParameterSet& second_moment() { return second_; }

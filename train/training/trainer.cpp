@@ -72,12 +72,12 @@ Trainer::Trainer(const TrainConfig& config, Mesh& mesh, const Device& device, co
 }
 
 Trainer::Meters Trainer::read_meters() {
-  Communicator& everyone = mesh_.group({"dp", "ep", "sp"});
+  Communicator& everyone = mesh_.comm({"dp", "ep", "sp"});
   return {.products = model_.product_seconds(),
           .moe = total(model_.moe_times()),
           .moe_bytes = model_.moe_bytes(),
           .gradient_bytes = everyone.bytes_sent() + copies_of_experts().bytes_sent(),
-          .sequence_bytes = mesh_.group({"sp"}).bytes_sent()};
+          .sequence_bytes = mesh_.comm({"sp"}).bytes_sent()};
 }
 
 Communicator& Trainer::copies_of_experts() {
@@ -87,7 +87,7 @@ Communicator& Trainer::copies_of_experts() {
       axes.push_back(axis.name);
     }
   }
-  return mesh_.group(axes);
+  return mesh_.comm(axes);
 }
 
 StepRecord Trainer::step() {
@@ -113,7 +113,7 @@ StepRecord Trainer::step() {
 
 void Trainer::update_parameters(StepRecord& record) {
   const auto begin = std::chrono::steady_clock::now();
-  record.gradient_norm = gradient_norm(model_.gradients(), mesh_.group(config_.mesh.expert_axes));
+  record.gradient_norm = gradient_norm(model_.gradients(), mesh_.comm(config_.mesh.expert_axes));
   if (!std::isfinite(record.gradient_norm)) throw_diverged();
   optimizer_.update(model_.compute(), model_.values(), model_.gradients(), progress_.step,
                     record.learning_rate, static_cast<float>(clip_scale(record.gradient_norm)));

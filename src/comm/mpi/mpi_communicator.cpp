@@ -5,12 +5,10 @@
 #include <cstring>
 #include <future>
 #include <limits>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include "comm/backends.h"
-#include "comm/mpi/bytes_type.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
@@ -20,15 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(1);
 constexpr int kEagerTests = 200;  // polls before a waiting rank offers its core to others
-
-// MPI may write to the memory of a collective that never completed for as long as the process
-// lives, and cannot be told to stop.
-void keep_for_good(std::shared_ptr<const void> memory) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<const void>>();
-  const std::scoped_lock lock(mutex);
-  kept->push_back(std::move(memory));
-}
 
 std::vector<int> to_counts(std::span<const std::int64_t> rows, std::string_view what) {
   std::vector<int> counts;
@@ -55,10 +44,6 @@ std::int64_t total_of(std::span<const std::int64_t> rows) {
 }
 
 }  // namespace
-
-MpiCommunicator::Flight::~Flight() {
-  if (unit != MPI_DATATYPE_NULL) MPI_Type_free(&unit);
-}
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank,
                                  int size, std::chrono::milliseconds timeout)
@@ -185,30 +170,6 @@ void MpiCommunicator::watch_peers(Clock::time_point deadline) {
                          : "all ranks on this host entered it, others cannot be seen from here"));
 }
 
-// Memory without an owner could be gone before a failed collective is, so MPI gets a copy of it.
-std::byte* MpiCommunicator::borrow_for_send(Flight& flight, const std::byte* data,
-                                            std::int64_t bytes,
-                                            const std::shared_ptr<const void>& owner) {
-  if (owner) {
-    flight.memory.push_back(owner);
-    return const_cast<std::byte*>(data);
-  }
-  std::byte* staged = borrow_for_recv(flight, nullptr, bytes, nullptr);
-  if (bytes > 0) std::memcpy(staged, data, static_cast<std::size_t>(bytes));
-  return staged;
-}
-
-std::byte* MpiCommunicator::borrow_for_recv(Flight& flight, std::byte* data, std::int64_t bytes,
-                                            const std::shared_ptr<const void>& owner) {
-  if (owner) {
-    flight.memory.push_back(owner);
-    return data;
-  }
-  const std::shared_ptr<std::byte[]> staged(new std::byte[static_cast<std::size_t>(bytes)]);
-  flight.memory.push_back(staged);
-  return staged.get();
-}
-
 void MpiCommunicator::require_expected(const Flight& flight,
                                        std::span<const std::int64_t> rows) const {
   for (int r = 0; r < size(); ++r) {
@@ -221,19 +182,18 @@ void MpiCommunicator::require_expected(const Flight& flight,
 }
 
 void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) {
-  const auto flight = std::make_shared<Flight>();
+  const auto flight = std::make_shared<Flight>(2);
   flight->send_counts = to_counts(send.rows, "sent rows");
   flight->recv_counts = to_counts(recv.rows, "received rows");
   flight->send_offsets = offsets_of(flight->send_counts);
   flight->recv_offsets = offsets_of(flight->recv_counts);
   flight->announced.assign(send.rows.begin(), send.rows.end());
   flight->expected.resize(static_cast<std::size_t>(size()));
-  flight->unit = make_bytes_type(row_bytes);
-  flight->requests.assign(2, MPI_REQUEST_NULL);
+  flight->set_unit(row_bytes);
   const auto recv_bytes = total_of(recv.rows) * row_bytes;
   const auto* from =
-      borrow_for_send(*flight, send.data, total_of(send.rows) * row_bytes, send.owner);
-  auto* to = borrow_for_recv(*flight, recv.data, recv_bytes, recv.owner);
+      flight->borrow_for_send(send.data, total_of(send.rows) * row_bytes, send.owner);
+  auto* to = flight->borrow_for_recv(recv.data, recv_bytes, recv.owner);
 
   // MPI does not notice a sender and a receiver who count differently, or waits for ever; so the
   // counts travel beside the rows and are looked at first.
@@ -253,11 +213,10 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
 }
 
 void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
-  const auto flight = std::make_shared<Flight>();
-  flight->unit = make_bytes_type(send.bytes);
-  flight->requests.assign(1, MPI_REQUEST_NULL);
-  const auto* from = borrow_for_send(*flight, send.data, send.bytes, send.owner);
-  auto* to = borrow_for_recv(*flight, recv.data, recv.bytes, recv.owner);
+  const auto flight = std::make_shared<Flight>(1);
+  flight->set_unit(send.bytes);
+  const auto* from = flight->borrow_for_send(send.data, send.bytes, send.owner);
+  auto* to = flight->borrow_for_recv(recv.data, recv.bytes, recv.owner);
   fly(flight, send.bytes, [&] {
     check(
         MPI_Iallgather(from, 1, flight->unit, to, 1, flight->unit, comm_, flight->requests.data()),
@@ -269,10 +228,9 @@ void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
 }
 
 void MpiCommunicator::do_broadcast(const Bytes& values, int root) {
-  const auto flight = std::make_shared<Flight>();
-  flight->unit = make_bytes_type(values.bytes);
-  flight->requests.assign(1, MPI_REQUEST_NULL);
-  auto* data = borrow_for_send(*flight, values.data, values.bytes, values.owner);
+  const auto flight = std::make_shared<Flight>(1);
+  flight->set_unit(values.bytes);
+  auto* data = flight->borrow_for_send(values.data, values.bytes, values.owner);
   fly(flight, values.bytes, [&] {
     check(MPI_Ibcast(data, 1, flight->unit, root, comm_, flight->requests.data()), "MPI_Ibcast");
   });
@@ -282,8 +240,7 @@ void MpiCommunicator::do_broadcast(const Bytes& values, int root) {
 }
 
 void MpiCommunicator::do_barrier() {
-  const auto flight = std::make_shared<Flight>();
-  flight->requests.assign(1, MPI_REQUEST_NULL);
+  const auto flight = std::make_shared<Flight>(1);
   fly(flight, 0, [&] { check(MPI_Ibarrier(comm_, flight->requests.data()), "MPI_Ibarrier"); });
 }
 
@@ -291,9 +248,9 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   do_barrier();  // all are here and alive: MPI_Comm_split has no deadline of its own
   enter(0);
   const auto split = [comm = comm_, color, key] {
-    MPI_Comm group = MPI_COMM_NULL;
-    const int code = MPI_Comm_split(comm, color < 0 ? MPI_UNDEFINED : color, key, &group);
-    return std::pair(code, group);
+    MPI_Comm part = MPI_COMM_NULL;
+    const int code = MPI_Comm_split(comm, color < 0 ? MPI_UNDEFINED : color, key, &part);
+    return std::pair(code, part);
   };
   std::pair<int, MPI_Comm> result;
   if (session_ != nullptr && session_->allows_threads()) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/mpi/board.h"
+#include "comm/mpi/flight.h"
 #include "comm/mpi/session.h"
 #include "switchyard/communicator.h"
 
@@ -26,17 +27,6 @@ class MpiCommunicator final : public Communicator {
   std::string_view backend() const override { return "mpi"; }
 
  private:
-  // A collective under way and all the memory that MPI may touch until it ends.
-  struct Flight {
-    std::vector<MPI_Request> requests;
-    std::vector<std::shared_ptr<const void>> memory;
-    std::vector<int> send_counts, send_offsets, recv_counts, recv_offsets;
-    std::vector<std::int64_t> announced, expected;
-    MPI_Datatype unit = MPI_DATATYPE_NULL;
-    std::function<void()> check_first;  // run when the first request is complete
-    ~Flight();
-  };
-
   MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank, int size,
                   std::chrono::milliseconds timeout);
 
@@ -60,10 +50,6 @@ class MpiCommunicator final : public Communicator {
   void watch_peers(std::chrono::steady_clock::time_point deadline);
   void require_expected(const Flight& flight, std::span<const std::int64_t> rows) const;
   void throw_trouble(const Board::Trouble& trouble) const;
-  std::byte* borrow_for_send(Flight& flight, const std::byte* data, std::int64_t bytes,
-                             const std::shared_ptr<const void>& owner);
-  std::byte* borrow_for_recv(Flight& flight, std::byte* data, std::int64_t bytes,
-                             const std::shared_ptr<const void>& owner);
   void check(int code, std::string_view function) const;
 
   std::shared_ptr<Session> session_;

@@ -13,10 +13,11 @@
 namespace switchyard {
 namespace {
 
-std::shared_ptr<threads::ThreadGroup> make_group(int num_ranks, std::chrono::milliseconds timeout) {
+std::shared_ptr<threads::MeetingPoint> make_meeting_point(int num_ranks,
+                                                          std::chrono::milliseconds timeout) {
   require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
   require(timeout.count() > 0, "timeout ({} ms) must be positive", timeout.count());
-  return std::make_shared<threads::ThreadGroup>(num_ranks, std::min(timeout, kLongestTimeout));
+  return std::make_shared<threads::MeetingPoint>(num_ranks, std::min(timeout, kLongestTimeout));
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -33,10 +34,10 @@ std::string message_of(const std::exception_ptr& error) {
 
 void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
                const RankOptions& options) {
-  const auto group = make_group(num_ranks, options.timeout);
+  const auto point = make_meeting_point(num_ranks, options.timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_ranks));
   const auto run_rank = [&](int r) {
-    threads::ThreadCommunicator comm(group, r);
+    threads::ThreadCommunicator comm(point, r);
     try {
       fn(comm);
     } catch (...) {
@@ -51,11 +52,11 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
     const int rank = static_cast<int>(ranks.size());
     errors[ranks.size()] = std::make_exception_ptr(DeviceError(
         fmt::format("cannot start a thread for rank {} of {}: {}", rank, num_ranks, error.what())));
-    group->fail(rank, {message_of(errors[ranks.size()]), {rank}});
+    point->fail(rank, {message_of(errors[ranks.size()]), {rank}});
   }
   for (std::thread& rank : ranks) rank.join();
 
-  const int first = group->first_failed_rank();
+  const int first = point->first_failed_rank();
   if (first >= 0 && errors[static_cast<std::size_t>(first)]) {
     std::rethrow_exception(errors[static_cast<std::size_t>(first)]);
   }
@@ -66,10 +67,10 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
 
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int num_ranks,
                                                              const RankOptions& options) {
-  const auto group = make_group(num_ranks, options.timeout);
+  const auto point = make_meeting_point(num_ranks, options.timeout);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int r = 0; r < num_ranks; ++r) {
-    ranks.push_back(std::make_unique<threads::ThreadCommunicator>(group, r));
+    ranks.push_back(std::make_unique<threads::ThreadCommunicator>(point, r));
   }
   return ranks;
 }
@@ -82,7 +83,7 @@ BackendEntry backend() {
             return Availability{true, "ranks are threads of one process"};
           },
           [](const ConnectOptions& options) -> std::unique_ptr<Communicator> {
-            return std::make_unique<ThreadCommunicator>(make_group(1, options.timeout), 0);
+            return std::make_unique<ThreadCommunicator>(make_meeting_point(1, options.timeout), 0);
           }};
 }
 

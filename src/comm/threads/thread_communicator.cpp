@@ -24,14 +24,14 @@ std::int64_t sum_before(std::span<const std::int64_t> rows, int rank) {
 
 }  // namespace
 
-ThreadCommunicator::ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
-    : Communicator(rank, group->size(), group->timeout()), group_(std::move(group)) {}
+ThreadCommunicator::ThreadCommunicator(std::shared_ptr<MeetingPoint> point, int rank)
+    : Communicator(rank, point->size(), point->timeout()), point_(std::move(point)) {}
 
-ThreadCommunicator::~ThreadCommunicator() { group_->leave(rank()); }
+ThreadCommunicator::~ThreadCommunicator() { point_->leave(rank()); }
 
 Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
   ++phase_;
-  Offer& own = group_->offer(rank(), phase_);
+  Offer& own = point_->offer(rank(), phase_);
   own.operation = operation();
   own.detail = detail();
   own.sequence = sequence();
@@ -39,12 +39,12 @@ Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
   own.data = nullptr;
   own.rows = {};
   own.views.clear();
-  own.group = nullptr;
+  own.child = nullptr;
   return own;
 }
 
 void ThreadCommunicator::meet() {
-  group_->meet(rank(), phase_);
+  point_->meet(rank(), phase_);
   require_same_call();
   add_waits();
 }
@@ -83,16 +83,16 @@ void ThreadCommunicator::require_same_call() {
 
 template <typename Read>
 void ThreadCommunicator::meet_and_read(Read read) {
-  group_->set_reading(rank(), true);
+  point_->set_reading(rank(), true);
   const auto unit_bytes = offer_of(rank()).unit_bytes;
   try {
     meet();
     read();
   } catch (...) {
-    group_->wait_for_readers(rank());
+    point_->wait_for_readers(rank());
     throw;
   }
-  group_->set_reading(rank(), false);
+  point_->set_reading(rank(), false);
   prepare(unit_bytes);
   meet();
 }
@@ -159,18 +159,18 @@ std::unique_ptr<Communicator> ThreadCommunicator::do_split(int color, int key) {
   const int leader = members.front();
 
   Offer& own = prepare(0);
-  if (color >= 0 && leader == rank()) own.group = group_->make_child(members);
+  if (color >= 0 && leader == rank()) own.child = point_->make_child(members);
   meet();
   if (color < 0) return nullptr;
   const auto position = std::ranges::find(members, rank()) - members.begin();
-  return std::make_unique<ThreadCommunicator>(offer_of(leader).group, static_cast<int>(position));
+  return std::make_unique<ThreadCommunicator>(offer_of(leader).child, static_cast<int>(position));
 }
 
 std::vector<std::vector<TensorView>> ThreadCommunicator::map(std::span<const TensorView> views) {
   std::vector<std::vector<TensorView>> all;
   run_collective("map", "", [&] {
     prepare(static_cast<std::int64_t>(views.size())).views.assign(views.begin(), views.end());
-    group_->set_reading(rank(), true);
+    point_->set_reading(rank(), true);
     meet();
     for (int r = 0; r < size(); ++r) all.push_back(offer_of(r).views);
   });
@@ -179,20 +179,20 @@ std::vector<std::vector<TensorView>> ThreadCommunicator::map(std::span<const Ten
 
 void ThreadCommunicator::phase_barrier() {
   run_collective("phase_barrier", "", [&] {
-    group_->set_reading(rank(), false);
+    point_->set_reading(rank(), false);
     prepare(0);
     meet();
-    group_->offer(rank(), phase_ - 1).views.clear();  // the loan of map() ends
+    point_->offer(rank(), phase_ - 1).views.clear();  // the loan of map() ends
   });
 }
 
 void ThreadCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
   if (culprits.empty()) {
-    group_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
+    point_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
   } else {
-    group_->fail(rank(), {reason, culprits});
+    point_->fail(rank(), {reason, culprits});
   }
-  group_->wait_for_readers(rank());  // of memory that this rank has lent and may now free
+  point_->wait_for_readers(rank());  // of memory that this rank has lent and may now free
 }
 
 }  // namespace switchyard::threads

@@ -3,14 +3,14 @@
 
 #include <memory>
 
-#include "comm/threads/thread_group.h"
+#include "comm/threads/meeting_point.h"
 #include "switchyard/communicator.h"
 
 namespace switchyard::threads {
 
 class ThreadCommunicator final : public Communicator, public MappedBuffers {
  public:
-  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank);
+  ThreadCommunicator(std::shared_ptr<MeetingPoint> point, int rank);
   ~ThreadCommunicator() override;
 
   std::string_view backend() const override { return "threads"; }
@@ -28,7 +28,7 @@ class ThreadCommunicator final : public Communicator, public MappedBuffers {
 
   // Begins the next phase with an empty offer of this rank.
   Offer& prepare(std::int64_t unit_bytes);
-  const Offer& offer_of(int rank) { return group_->offer(rank, phase_); }
+  const Offer& offer_of(int rank) { return point_->offer(rank, phase_); }
   void meet();
   // Meets, lets `read` look at the peers' memory, and meets again so that all are done with it.
   template <typename Read>
@@ -37,7 +37,7 @@ class ThreadCommunicator final : public Communicator, public MappedBuffers {
   void add_waits();
   [[noreturn]] void blame(int rank, const std::string& what) const;
 
-  std::shared_ptr<ThreadGroup> group_;
+  std::shared_ptr<MeetingPoint> point_;
   std::uint64_t phase_ = 0;
 };
 

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
 #include "moe/dispatch/mover.h"
@@ -71,7 +71,7 @@ std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& o
        {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())},
        {"the GPU they use: ranks reach each other's memory on one GPU only; theirs is number",
         backend_of(device).ordinal()}}};
-  require_equal_fields(fields, gather_fields(comm, fields));
+  require_equal_fields(comm, fields);
   const bool reaches = comm.size() == 1 || comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;
   require<Unsupported>(options.mover != MoverKind::direct || reaches,
@@ -108,7 +108,7 @@ Plan Dispatcher::plan(const Routing& routing) {
 void Dispatcher::resize(const Sizing& sizing) { planner_->resize(sizing); }
 
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
-  check_arguments("dispatch", {&comm_}, [&] {
+  check_arguments({&comm_}, "dispatch", [&] {
     require_own_plan(plan, planner_->placement());
     require_tokens(plan, in.x, "x");
     require_rows(plan, out.rows, "rows");
@@ -130,7 +130,7 @@ Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
-  check_arguments("combine", {&comm_}, [&] {
+  check_arguments({&comm_}, "combine", [&] {
     require_own_plan(plan, planner_->placement());
     require_rows(plan, in.rows, "rows");
     require_weights(plan, in.weights, "weights");
@@ -149,7 +149,7 @@ Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
 
 void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& in,
                                   const CombineBackwardOutput& out) {
-  check_arguments("combine_backward", {&comm_}, [&] {
+  check_arguments({&comm_}, "combine_backward", [&] {
     require_own_plan(plan, planner_->placement());
     require_tokens(plan, in.d_y, "d_y");
     require_rows(plan, out.d_rows, "d_rows");
@@ -167,7 +167,7 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
 
 void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                                    const DispatchBackwardOutput& out) {
-  check_arguments("dispatch_backward", {&comm_}, [&] {
+  check_arguments({&comm_}, "dispatch_backward", [&] {
     require_own_plan(plan, planner_->placement());
     require_rows(plan, in.d_rows, "d_rows");
     require_tokens(plan, out.d_x, "d_x");

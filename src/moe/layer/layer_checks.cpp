@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "comm/agreement.h"
 #include "core/hash.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
@@ -100,7 +101,7 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
                                   {"num_expert_groups", r.num_expert_groups},
                                   {"kept_expert_groups", r.kept_expert_groups},
                                   {"choice", number(r.choice)}};
-  require_equal_fields(fields, gather_fields(comm, fields));
+  require_equal_fields(comm, fields);
 }
 
 void require_within_batch(const LayerComms& comms) {
@@ -116,7 +117,7 @@ void require_within_batch(const LayerComms& comms) {
         name.span<std::int64_t>()[0]}}};
   for (Communicator* comm : {&comms.experts, comms.sequence}) {
     if (comm != nullptr && comm != &batch) {
-      require_equal_fields(fields, gather_fields(*comm, fields));
+      require_equal_fields(*comm, fields);
     }
   }
 }

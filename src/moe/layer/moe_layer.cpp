@@ -1,7 +1,7 @@
 // The layer's interface: options, checks, and what is handed on between forward and backward.
 #include "switchyard/moe_layer.h"
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
 #include "moe/layer/moe_layer_data.h"
@@ -129,7 +129,7 @@ MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
 MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
                    const MoeLayerOptions& options, Device device) {
   Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
-  check_together("MoeLayer", all, [&] { require_valid(options, placement); });
+  agree(all, "MoeLayer", [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
   auto others = distinct_comms(comms);  // which do not know of an error of the experts' group
   others.erase(others.begin());
@@ -160,7 +160,7 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
                        SavedForBackward* saved) {
   const auto purpose =
       saved == nullptr ? MoeLayerData::Purpose::inference : MoeLayerData::Purpose::training;
-  check_arguments(kForward, data_->comms_of(purpose), [&] {
+  check_arguments(data_->comms_of(purpose), kForward, [&] {
     const Memory memory = data_->device.memory();
     const TokenForm tokens{{in.x.rows(), data_->options.hidden}, data_->options.dtype, memory};
     require_tokens(in.x, tokens, "x");
@@ -184,7 +184,7 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
-  check_arguments(kBackward, data_->comms, [&] {
+  check_arguments(data_->comms, kBackward, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/require.h"
 #include "device/device_backend.h"
 #include "device/router_sums.h"

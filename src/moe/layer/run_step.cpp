@@ -5,8 +5,9 @@
 #include <set>
 #include <vector>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "comm/sum_integers.h"
+#include "core/require.h"
 #include "moe/layer/moe_layer_data.h"
 #include "moe/plan/plan_record.h"
 
@@ -71,14 +72,13 @@ void run_once(const Layers& layers, const std::function<void()>& step) {
   for (auto* layer : layers) layer->forget_step();
   const auto shared = run(layers, step);
   for (auto* layer : layers) layer->learn_of_step();
-  std::string first;
+  const auto problem = problem_of(layers);
   try {
-    first = first_objection(layers.front()->batch, kRunStep, problem_of(layers));
+    agree(layers.front()->batch, kRunStep, [&] { require(problem.empty(), "{}", problem); });
   } catch (const CommunicationError&) {  // ranks that would have waited for it were told already
     if (shared) std::rethrow_exception(shared);
     throw;
   }
-  require(first.empty(), "{}", first);
 }
 
 // Collective, since ranks of other groups of experts saw other rows.

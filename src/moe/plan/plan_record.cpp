@@ -5,9 +5,9 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <string_view>
 
+#include "comm/agreement.h"
 #include "core/hash.h"
 #include "core/require.h"
 
@@ -61,49 +61,15 @@ void require_equal(std::string_view name, const RankValue& first, const RankValu
 
 }  // namespace
 
-std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
-                                                     std::span<const Field> fields) {
-  const auto num_fields = static_cast<std::int64_t>(fields.size());
-  Tensor own({1, num_fields}, Dtype::i64);
-  for (std::size_t i = 0; i < fields.size(); ++i) own.span<std::int64_t>()[i] = fields[i].value;
-  Tensor all({comm.size(), num_fields}, Dtype::i64);
-  comm.all_gather(own, all);
-  std::vector<std::vector<std::int64_t>> values_of_rank;
-  for (int r = 0; r < comm.size(); ++r) {
-    const auto values = all.view().slice(r, r + 1).span<std::int64_t>();
-    values_of_rank.emplace_back(values.begin(), values.end());
-  }
-  return values_of_rank;
-}
-
-void require_equal_fields(std::span<const Field> fields,
-                          const std::vector<std::vector<std::int64_t>>& values_of_rank) {
-  std::vector<int> ranks(values_of_rank.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  require_equal_fields(fields, values_of_rank, ranks);
-}
-
-void require_equal_fields(std::span<const Field> fields,
-                          const std::vector<std::vector<std::int64_t>>& values_of_rank,
-                          std::span<const int> ranks) {
-  for (const int r : ranks) {
-    for (std::size_t i = 0; i < fields.size(); ++i) {
-      const auto value_of = [&](int rank) {
-        return RankValue{rank, values_of_rank[static_cast<std::size_t>(rank)][i]};
-      };
-      require_equal(fields[i].name, value_of(ranks.front()), value_of(r));
-    }
-  }
-}
-
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,
                           const PlanOptions& options, std::int64_t planner_id) {
-  const auto fields = fields_of(placement, options, planner_id);
-  const auto values_of_rank = gather_fields(comm, fields);
+  Agreement agreement(comm, {});
+  for (const Field& field : fields_of(placement, options, planner_id)) agreement.add(field);
+  agreement.gather();
   for (int r = 0; r < comm.size(); ++r) {
-    require_valid_options(r, values_of_rank[static_cast<std::size_t>(r)], comm.size());
+    require_valid_options(r, agreement.values_of(r), comm.size());
   }
-  require_equal_fields(fields, values_of_rank);
+  agreement.require_equal();
 }
 
 void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,

@@ -17,23 +17,6 @@ namespace switchyard {
 // More picks a token than any router makes; kernels size their tables by it.
 constexpr std::int64_t kMaxTopK = 1024;
 
-// A number that all ranks must have alike, and what an error calls it.
-struct Field {
-  std::string_view name;
-  std::int64_t value = 0;
-};
-
-// Collective. Gathers the fields' values, [ranks][fields].
-std::vector<std::vector<std::int64_t>> gather_fields(Communicator& comm,
-                                                     std::span<const Field> fields);
-// Throws the same InvalidArgument on every rank if a rank's value differs from rank 0's.
-void require_equal_fields(std::span<const Field> fields,
-                          const std::vector<std::vector<std::int64_t>>& values_of_rank);
-// The same among these ranks only, compared with the first of them.
-void require_equal_fields(std::span<const Field> fields,
-                          const std::vector<std::vector<std::int64_t>>& values_of_rank,
-                          std::span<const int> ranks);
-
 // Collective. Throws the same InvalidArgument on every rank if any rank's options are wrong or
 // differ from another's.
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,

@@ -2,7 +2,7 @@
 // of every assignment.
 #include <array>
 
-#include "comm/check_arguments.h"
+#include "comm/agreement.h"
 #include "core/check_memory.h"
 #include "core/given.h"
 #include "core/require.h"
@@ -64,7 +64,7 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
       options_(options),
       device_(std::move(device)),
       host_(device_.memory() == Memory::host ? device_ : Device()),
-      id_(comm.next_object_id()) {
+      id_(ObjectIds::next(comm)) {
   require_same_options(comm, *placement_, options, id_);
   device_tables_ = PlacementTables::make(backend_of(device_), *placement_);
   host_tables_ = device_.memory() == Memory::host
@@ -87,7 +87,7 @@ PlanProblems PlanMaker::problems_of(std::int64_t first_non_finite_token) const {
 PlanProblems PlanMaker::problems_of(const Routing& routing) const {
   const ConstTensorView words = routing.problems;
   if (!is_given(words)) return problems_of(routing.first_non_finite_token);
-  check_arguments("plan", {&comm_}, [&] {
+  check_arguments({&comm_}, "plan", [&] {
     require(words.dtype() == Dtype::i64 && words.shape() == Shape{kProblemWords},
             "problems is {} {}, but must be contiguous i64 [{}]", name_of(words.dtype()),
             words.shape().to_string(), std::int64_t{kProblemWords});

@@ -96,7 +96,7 @@ class Fixture {
   std::vector<Tensor> results() {
     std::vector<Tensor> all;
     for (const Tensor* tensor : {&y, &d_x, &d_weights}) all.push_back(device.to_host(*tensor));
-    const MoeParameters host = gradients.copy_on(Device());
+    MoeParameters host = gradients.copy_on(Device());
     const MoeGradients g = host.views();
     for (const auto& view : {g.router.gate, g.router.gate_bias, g.shared.up, g.shared.down}) {
       all.push_back(device.to_host(view));

@@ -71,7 +71,7 @@ MoeParameters widened(const MoeParameters& parameters, const MoeLayerOptions& op
   const auto to = wide.views();
   widen_into(from.router.gate, to.router.gate);
   widen_into(from.router.gate_bias, to.router.gate_bias);
-  const auto expert = [](const ExpertWeights& a, const ExpertGradients& b) {
+  const auto expert = [](const ExpertWeights& a, const ExpertViews& b) {
     widen_into(a.gate, b.gate);
     widen_into(a.up, b.up);
     widen_into(a.down, b.down);

@@ -13,6 +13,7 @@
 namespace switchyard::movement_property_test {
 namespace {
 
+using testing::at;
 using testing::poison;
 using testing::Random;
 using testing::RankCase;
@@ -26,8 +27,6 @@ constexpr int kCases = 60;
 #else
 constexpr int kCases = 500;
 #endif
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 ExpertPlacement random_placement(Random& random, int num_experts, int num_ranks) {
   if (random.below(2) == 0) return ExpertPlacement::contiguous(num_experts, num_ranks);

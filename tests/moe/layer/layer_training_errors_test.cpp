@@ -52,7 +52,7 @@ TEST(LayerTrainingErrors, OfOptionsThatDifferInABatch) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
     auto options = tiny_layer_options();
     options.losses.z = mesh.coordinate("dp") == 1;
-    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.comm({"ep"}), .batch = &world};
     errors.at(static_cast<std::size_t>(world.rank())) = error_of<InvalidArgument>(
         [&] { const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), options); });
     world.barrier();  // still works
@@ -68,7 +68,7 @@ TEST(LayerTrainingErrors, OfSizingThatDiffersInABatch) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 1}});
     auto options = tiny_layer_options();
     if (world.rank() == 1) options.sizing = Sizing::bounded(-4);
-    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.comm({"ep"}), .batch = &world};
     const auto make = [&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 1), options);
     };
@@ -87,7 +87,7 @@ TEST(LayerTrainingErrors, OfSizingThatDiffersInABatch) {
 TEST(LayerTrainingErrors, OfGroupsThatReachBeyondTheBatch) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"ep", 2}, {"sp", 2}});
-    const LayerComms groups{.experts = mesh.group({"ep"}), .sequence = &mesh.group({"sp"})};
+    const LayerComms groups{.experts = mesh.comm({"ep"}), .sequence = &mesh.comm({"sp"})};
     const auto error = error_of<InvalidArgument>([&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), tiny_layer_options());
     });
@@ -143,8 +143,8 @@ TEST(LayerTrainingErrors, OfSequencesThatDifferReachAllGroups) {
   run_ranks(4,
             [](Communicator& world) {
               Mesh mesh(world, {{"ep", 2}, {"sp", 2}});
-              Communicator& experts = mesh.group({"ep"});
-              Communicator& sequence = mesh.group({"sp"});
+              Communicator& experts = mesh.comm({"ep"});
+              Communicator& sequence = mesh.comm({"sp"});
               const auto placement = ExpertPlacement::contiguous(6, 2);
               const auto options = Step::with(kBySequence);
               MoeLayer layer({.experts = experts, .batch = &world, .sequence = &sequence},
@@ -252,7 +252,7 @@ TEST(LayerTrainingErrors, OfCapacitiesThatDifferBetweenRanks) {
 TEST(LayerTrainingErrors, OfOneGroupOfExpertsLeaveTheBatchUsableInInference) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    Communicator& experts = mesh.group({"ep"});
+    Communicator& experts = mesh.comm({"ep"});
     const auto placement = ExpertPlacement::contiguous(6, 2);
     auto options = tiny_layer_options();
     options.losses.z = true;
@@ -274,7 +274,7 @@ TEST(LayerTrainingErrors, OfOneGroupOfExpertsReachTheOthers) {
               Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
               auto options = tiny_layer_options();
               options.losses.z = true;
-              Communicator& experts = mesh.group({"ep"});
+              Communicator& experts = mesh.comm({"ep"});
               const auto placement = ExpertPlacement::contiguous(6, 2);
               MoeLayer layer({.experts = experts, .batch = &world}, placement, options);
               const auto weights = tiny_layer_weights(options, placement, experts.rank());

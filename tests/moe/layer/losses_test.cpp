@@ -243,7 +243,7 @@ TEST_P(LossesOnMeshes, AreGlobalOverTheBatchNotOverTheExpertsGroup) {
       const Tensor own_x = own(x);
       const Tensor own_d_y = own(d_y);
       const auto many =
-          run({.experts = mesh.group({"ep"}), .batch = &world, .sequence = &mesh.group({"sp"})},
+          run({.experts = mesh.comm({"ep"}), .batch = &world, .sequence = &mesh.comm({"sp"})},
               options_of(c), {own_x, own_d_y, shard});
       EXPECT_TRUE(on_all(world, same_losses(many.losses, one.losses))) << c.name;
       EXPECT_TRUE(on_all(world, same_bits(many.d_x, own(one.d_x)))) << c.name;

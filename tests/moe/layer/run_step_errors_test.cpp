@@ -37,7 +37,7 @@ TEST(RunStepErrors, OfALayerListedTwiceKeepsItsBound) {
 TEST(RunStepErrors, OfLayersOfDifferentBatchesIsRefused) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    Communicator& experts = mesh.group({"ep"});
+    Communicator& experts = mesh.comm({"ep"});
     const auto placement = ExpertPlacement::contiguous(6, 2);
     MoeLayer narrow(experts, placement, small_layer_options());
     MoeLayer wide({.experts = experts, .batch = &world}, placement, small_layer_options());
@@ -74,7 +74,7 @@ TEST(RunStepErrors, ANanCountsForMoreThanAnOverflow) {
   std::array<std::string, 4> errors;
   run_ranks(4, [&](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    TwoLayers model({.experts = mesh.group({"ep"}), .batch = &world},
+    TwoLayers model({.experts = mesh.comm({"ep"}), .batch = &world},
                     {Sizing::bounded(8), Sizing::bounded(kPlenty)});
     Tensor x = tokens_of(world.rank(), mesh.coordinate("dp") == 0 ? 40 : 2);
     if (world.rank() == 3) x.span<float>()[20] = std::numeric_limits<float>::quiet_NaN();
@@ -92,7 +92,7 @@ TEST(RunStepErrors, LogitsThatAreNotFiniteAreTheSameErrorInAllGroups) {
   std::array<std::string, 4> errors;
   run_ranks(4, [&](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    TwoLayers model({.experts = mesh.group({"ep"}), .batch = &world},
+    TwoLayers model({.experts = mesh.comm({"ep"}), .batch = &world},
                     {Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)});
     Tensor x = tokens_of(world.rank(), 6);
     EXPECT_FALSE(model.run(x));

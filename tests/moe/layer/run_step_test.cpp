@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RunStep, ::testing::ValuesIn(testing::rank_cases
 TEST(RunStepOnMeshes, ReplaysEverywhereWhenOneGroupOfExpertsOverflows) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
-    const LayerComms groups{.experts = mesh.group({"ep"}), .batch = &world};
+    const LayerComms groups{.experts = mesh.comm({"ep"}), .batch = &world};
     const bool is_busy = mesh.coordinate("dp") == 1;
     const Tensor x = tokens_of(world.rank(), is_busy ? 40 : 2);
     TwoLayers expected(groups, {});

@@ -138,7 +138,7 @@ TEST_P(StatisticsOnRanks, AreTakenOverTheWholeBatch) {
     Mesh mesh(world, {{"dp", world.size() % 2 == 0 ? 2 : 1},
                       {"ep", world.size() % 2 == 0 ? world.size() / 2 : world.size()}});
     const auto placement = ExpertPlacement::contiguous(6, mesh.size("ep"));
-    Communicator& experts = mesh.group({"ep"});
+    Communicator& experts = mesh.comm({"ep"});
     MoeLayer layer({.experts = experts, .batch = &world}, placement, small_layer_options());
     const auto piece = awkward_piece(world, 500);
     (void)layer.forward(part_of(alone.weights, placement, experts.rank()), {.x = piece.of(x)},

@@ -7,11 +7,10 @@
 
 #include "support/compare.h"
 #include "support/finite_difference.h"
+#include "support/reference/reference.h"
 
 namespace switchyard::testing {
 namespace {
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 void copy_rows(const TensorView& to, const ConstTensorView& from) {
   for (std::int64_t r = 0; r < from.rows(); ++r) {

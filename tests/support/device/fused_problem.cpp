@@ -9,13 +9,12 @@
 #include "support/compare.h"
 #include "support/device/apart_rows.h"
 #include "support/random.h"
+#include "support/reference/reference.h"
 
 namespace switchyard::testing {
 namespace {
 
 using Side = cuda::WeightGradientGemm::Side;
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::vector<std::int32_t> scrambled(std::int32_t first, std::int32_t end, Random& random) {
   std::vector<std::int32_t> numbers(at(end - first));

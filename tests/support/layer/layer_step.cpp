@@ -29,7 +29,7 @@ StepInput input_of(const LayerProblem& problem, const Piece& piece) {
 LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
                       Biases biases, const Device& device) {
   const int rank = layer.communicator().rank();
-  const MoeParameters on_device(layer.options(), layer.placement(), rank, biases, device);
+  MoeParameters on_device(layer.options(), layer.placement(), rank, biases, device);
   const Tensor x = device.copy_of(in.x);
   const Tensor ids = device.copy_of(in.ids);
   const Tensor d_y = device.copy_of(in.d_y);
@@ -42,7 +42,7 @@ LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInpu
                  {.d_x = d_x, .gradients = on_device.views(), .d_weights = d_weights});
   results.d_x = device.to_host(d_x);
   results.d_weights = device.to_host(d_weights);
-  const MoeParameters gradients = on_device.copy_on(Device());
+  MoeParameters gradients = on_device.copy_on(Device());
   const auto mine = layer.placement().experts_of(rank);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     results.experts[mine[i]] = gradients.views().experts[i];

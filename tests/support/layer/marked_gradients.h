@@ -46,8 +46,8 @@ inline MoeParameters gradients_of(Mesh& mesh, const std::vector<std::string>& ex
   auto options = tiny_layer_options();
   options.router.num_experts = 7;
   options.shared_intermediate = 3;
-  Communicator& group = mesh.group(experts);
-  MoeParameters gradients(options, ExpertPlacement::contiguous(7, group.size()), group.rank(),
+  Communicator& comm = mesh.comm(experts);
+  MoeParameters gradients(options, ExpertPlacement::contiguous(7, comm.size()), comm.rank(),
                           Biases::all);
   const auto views = gradients.views();
   const auto fill_it = [&](const TensorView& view) { fill(view, mark_of(mesh.world().rank())); };

@@ -36,9 +36,9 @@ MeshModel::MeshModel(Mesh& mesh, const GradientAxes& axes,
     layers_.emplace_back(id, options[static_cast<std::size_t>(id)]);
   }
   apply_expert_parallel(*this, &mesh, axes.experts);
-  Communicator& batch = mesh.group({"dp", "ep", "sp"});
+  Communicator& batch = mesh.comm({"dp", "ep", "sp"});
   for (auto& l : layers_) {
-    l.layer.emplace(LayerComms{.experts = *l.block.group, .batch = &batch}, l.block.placement,
+    l.layer.emplace(LayerComms{.experts = *l.block.comm, .batch = &batch}, l.block.placement,
                     l.options);
     l.gradients.emplace(l.options, l.block.placement, l.block.rank(), Biases::all);
   }
@@ -56,12 +56,12 @@ void MeshModel::step(const Tensor& x, const Tensor& d_out) {
   Tensor value = x.clone();
   for (int stage = 0; stage < mesh_.size("pp"); ++stage) {
     if (stage == mesh_.coordinate("pp")) value = forward(std::move(value));
-    mesh_.group({"pp"}).broadcast(value, stage);
+    mesh_.comm({"pp"}).broadcast(value, stage);
   }
   Tensor d_value = scale_backward(value, d_out);
   for (int stage = mesh_.size("pp"); stage-- > 0;) {
     if (stage == mesh_.coordinate("pp")) d_value = backward(std::move(d_value));
-    mesh_.group({"pp"}).broadcast(d_value, stage);
+    mesh_.comm({"pp"}).broadcast(d_value, stage);
   }
   d_x_ = std::move(d_value);
   for (auto& l : layers_) reduce_gradients(l.gradients->views(), mesh_, axes_);

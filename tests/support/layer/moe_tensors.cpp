@@ -96,13 +96,4 @@ void expect_near(const ExpertGradients& actual, const ReferenceExpert& expected,
   }
 }
 
-void expect_same_bits(const ExpertGradients& actual, const ExpertGradients& expected) {
-  const auto actual_tensors = named_tensors(actual);
-  const auto expected_tensors = named_tensors(expected);
-  for (std::size_t i = 0; i < actual_tensors.size(); ++i) {
-    EXPECT_TRUE(same_bits(actual_tensors[i].second, expected_tensors[i].second))
-        << actual_tensors[i].first;
-  }
-}
-
 }  // namespace switchyard::testing

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/compare.h"
 #include "support/random.h"
 #include "support/reference/moe_reference.h"
 #include "switchyard/moe_parameters.h"
@@ -32,6 +33,15 @@ std::vector<std::pair<const char*, View>> named_tensors(const BasicExpertTensors
 
 // Every tensor that is given is near its reference in norm, and both have the same ones.
 void expect_near(const ExpertGradients& actual, const ReferenceExpert& expected, double tolerance);
-void expect_same_bits(const ExpertGradients& actual, const ExpertGradients& expected);
+template <typename View>
+void expect_same_bits(const BasicExpertTensors<View>& actual,
+                      const BasicExpertTensors<View>& expected) {
+  const auto actual_tensors = named_tensors(actual);
+  const auto expected_tensors = named_tensors(expected);
+  for (std::size_t i = 0; i < actual_tensors.size(); ++i) {
+    EXPECT_TRUE(same_bits(actual_tensors[i].second, expected_tensors[i].second))
+        << actual_tensors[i].first;
+  }
+}
 
 }  // namespace switchyard::testing

@@ -5,10 +5,10 @@
 #include <numbers>
 #include <numeric>
 
+#include "support/reference/reference.h"
+
 namespace switchyard::testing {
 namespace {
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 double sigmoid(double v) { return 1.0 / (1.0 + std::exp(-v)); }
 

@@ -18,8 +18,6 @@ void set(Tensor& t, std::int64_t row, std::int64_t column, float value) {
   }
 }
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 }  // namespace
 
 ReferencePlan::ReferencePlan(const ExpertPlacement& placement,

@@ -10,6 +10,9 @@
 
 namespace switchyard::testing {
 
+// An index of a standard container.
+inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 // One token's pick.
 struct Assignment {
   int source = 0;  // the token's rank

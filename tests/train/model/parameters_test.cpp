@@ -55,7 +55,7 @@ TEST(ParameterSet, BeginsTheSameOnEveryMesh) {
     std::mutex mutex;
     run_ranks(sizes.ranks(), [&](Communicator& world) {
       Mesh mesh(world, sizes.axes());
-      const auto set = ParameterSet::random(config, 7, mesh, {"ep"});
+      auto set = ParameterSet::random(config, 7, mesh, {"ep"});
       const std::lock_guard lock(mutex);
       for (const ParameterView& view : set.views()) {
         const auto span = view.values.span<float>();

@@ -32,7 +32,7 @@ TEST(LearningRate, WarmsUpAndFallsAlongACosine) {
 }
 
 // Gradients that depend on a tensor's name alone.
-void fill(const ParameterSet& set, std::uint64_t seed) {
+void fill(ParameterSet& set, std::uint64_t seed) {
   for (const ParameterView& view : set.views()) {
     std::uint64_t i = 0;
     const auto own = train::seed_of(view.name, seed);
@@ -109,10 +109,10 @@ TEST(GradientNorm, DoesNotDependOnWhoOwnsExperts) {
     std::vector<double> of_ranks(static_cast<std::size_t>(sizes.ranks()));
     run_ranks(sizes.ranks(), [&](Communicator& world) {
       Mesh mesh(world, sizes.axes());
-      const auto set = ParameterSet::random(model, 1, mesh, {"ep"});
+      auto set = ParameterSet::random(model, 1, mesh, {"ep"});
       fill(set, 3);
       of_ranks[static_cast<std::size_t>(world.rank())] =
-          train::gradient_norm(set, mesh.group({"ep"}));
+          train::gradient_norm(set, mesh.comm({"ep"}));
     });
     norms.insert(norms.end(), of_ranks.begin(), of_ranks.end());
   }

@@ -1,5 +1,5 @@
 // Meetings with a deadline: a short spin, then a wait that a failure of any rank ends at once.
-#include "comm/threads/thread_group.h"
+#include "comm/threads/meeting_point.h"
 
 #include <algorithm>
 #include <thread>
@@ -35,24 +35,24 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds timeout)
+MeetingPoint::MeetingPoint(int size, std::chrono::milliseconds timeout)
     : ranks_(static_cast<std::size_t>(size)), timeout_(timeout) {}
 
-ThreadGroup::ThreadGroup(const std::shared_ptr<ThreadGroup>& parent, std::vector<int> members)
+MeetingPoint::MeetingPoint(const std::shared_ptr<MeetingPoint>& parent, std::vector<int> members)
     : ranks_(members.size()),
       timeout_(parent->timeout()),
       parent_(parent),
       members_(std::move(members)) {}
 
-std::shared_ptr<ThreadGroup> ThreadGroup::make_child(std::vector<int> members) {
-  auto child = std::make_shared<ThreadGroup>(shared_from_this(), members);
+std::shared_ptr<MeetingPoint> MeetingPoint::make_child(std::vector<int> members) {
+  auto child = std::make_shared<MeetingPoint>(shared_from_this(), members);
   const std::scoped_lock lock(mutex_);
-  std::erase_if(children_, [](const Child& c) { return c.group.expired(); });
+  std::erase_if(children_, [](const Child& c) { return c.point.expired(); });
   children_.push_back({child, std::move(members)});
   return child;
 }
 
-void ThreadGroup::meet(int rank, std::uint64_t phase) {
+void MeetingPoint::meet(int rank, std::uint64_t phase) {
   if (failed_.load()) throw_failure(rank, phase);
   const auto arrived = std::chrono::steady_clock::now();
   const auto deadline = arrived + timeout_;
@@ -87,7 +87,7 @@ void ThreadGroup::meet(int rank, std::uint64_t phase) {
   throw_failure(rank, phase);
 }
 
-bool ThreadGroup::spin(std::uint64_t phase) const {
+bool MeetingPoint::spin(std::uint64_t phase) const {
   // More ranks than cores: whoever is awaited needs this core.
   const int spins = size() > static_cast<int>(std::thread::hardware_concurrency()) ? 0 : kSpins;
   for (int i = 0; i < spins; ++i) {
@@ -98,7 +98,7 @@ bool ThreadGroup::spin(std::uint64_t phase) const {
   return completed_phase_.load(std::memory_order_acquire) >= phase;
 }
 
-std::vector<int> ThreadGroup::absent_ranks(std::uint64_t phase, bool only_left) const {
+std::vector<int> MeetingPoint::absent_ranks(std::uint64_t phase, bool only_left) const {
   std::vector<int> absent;
   for (int r = 0; r < size(); ++r) {
     const Rank& peer = ranks_[static_cast<std::size_t>(r)];
@@ -108,7 +108,7 @@ std::vector<int> ThreadGroup::absent_ranks(std::uint64_t phase, bool only_left) 
   return absent;
 }
 
-void ThreadGroup::throw_failure(int rank, std::uint64_t phase) {
+void MeetingPoint::throw_failure(int rank, std::uint64_t phase) {
   wait_for_readers(rank);
   const Offer& own = offer(rank, phase);
   const std::scoped_lock lock(mutex_);
@@ -116,11 +116,11 @@ void ThreadGroup::throw_failure(int rank, std::uint64_t phase) {
                            failure_->ranks);
 }
 
-void ThreadGroup::set_reading(int rank, bool reading) {
+void MeetingPoint::set_reading(int rank, bool reading) {
   ranks_[static_cast<std::size_t>(rank)].reading.store(reading, std::memory_order_seq_cst);
 }
 
-void ThreadGroup::wait_for_readers(int rank) {
+void MeetingPoint::wait_for_readers(int rank) {
   set_reading(rank, false);
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   const auto being_read = [&] {
@@ -132,7 +132,7 @@ void ThreadGroup::wait_for_readers(int rank) {
   }
 }
 
-void ThreadGroup::note_first_failure(int origin) {
+void MeetingPoint::note_first_failure(int origin) {
   int none = -1;
   first_failed_rank_.compare_exchange_strong(none, origin);
   if (const auto parent = parent_.lock()) {
@@ -140,7 +140,7 @@ void ThreadGroup::note_first_failure(int origin) {
   }
 }
 
-void ThreadGroup::fail(int origin, Failure failure) {
+void MeetingPoint::fail(int origin, Failure failure) {
   note_first_failure(origin);
   std::vector<Child> children;
   {
@@ -151,21 +151,21 @@ void ThreadGroup::fail(int origin, Failure failure) {
     children = children_;
   }
   changed_.notify_all();
-  // A rank that failed here will not come to the meetings of its sub-groups either.
+  // A rank that failed here will not come to the meetings of those split off either.
   for (const Child& child : children) {
-    const auto group = child.group.lock();
-    if (!group) continue;
+    const auto point = child.point.lock();
+    if (!point) continue;
     for (std::size_t i = 0; i < child.members.size(); ++i) {
       if (std::ranges::find(failure.ranks, child.members[i]) == failure.ranks.end()) continue;
       const int child_rank = static_cast<int>(i);
-      group->fail(child_rank,
+      point->fail(child_rank,
                   {fmt::format("in the parent group: {}", failure.reason), {child_rank}});
       break;
     }
   }
 }
 
-void ThreadGroup::leave(int rank) {
+void MeetingPoint::leave(int rank) {
   ranks_[static_cast<std::size_t>(rank)].left.store(true, std::memory_order_release);
   set_reading(rank, false);
   { const std::scoped_lock lock(mutex_); }

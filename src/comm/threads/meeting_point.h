@@ -1,4 +1,5 @@
-// Where the threads of one group meet: their offers to each other, and what happens when one fails.
+// Where the threads of a communicator meet: their offers to each other, and what happens when one
+// fails.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@
 
 namespace switchyard::threads {
 
-class ThreadGroup;
+class MeetingPoint;
 
 // What a rank lays out for its peers when it comes to a meeting.
 struct Offer {
@@ -32,22 +33,22 @@ struct Offer {
   std::vector<std::byte> copy;  // a payload small enough to be held here
   std::vector<TensorView> views;
   std::array<std::int64_t, 2> words{};
-  std::shared_ptr<ThreadGroup> group;
+  std::shared_ptr<MeetingPoint> child;  // of split()
 };
 
-class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
+class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
  public:
   struct Failure {
     std::string reason;
     std::vector<int> ranks;
   };
 
-  ThreadGroup(int size, std::chrono::milliseconds timeout);
-  // A group of some of parent's ranks: members[i] is the parent's rank of rank i.
-  ThreadGroup(const std::shared_ptr<ThreadGroup>& parent, std::vector<int> members);
+  MeetingPoint(int size, std::chrono::milliseconds timeout);
+  // Of some of parent's ranks: members[i] is the parent's rank of rank i.
+  MeetingPoint(const std::shared_ptr<MeetingPoint>& parent, std::vector<int> members);
 
   // As the constructor, and a failure of one of the members here is one there too.
-  std::shared_ptr<ThreadGroup> make_child(std::vector<int> members);
+  std::shared_ptr<MeetingPoint> make_child(std::vector<int> members);
 
   int size() const { return static_cast<int>(ranks_.size()); }
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -69,17 +70,17 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   // an error hands its memory back to the caller.
   void wait_for_readers(int rank);
 
-  // Ends the group: every rank that waits, now or later, throws with this reason. The first call
+  // Ends it: every rank that waits, now or later, throws with this reason. The first call
   // counts. `origin` is the rank whose error it is.
   void fail(int origin, Failure failure);
   // This rank will come to no further meeting.
   void leave(int rank);
-  // The rank whose failure came first, in this group or a group split off from it; −1 if none.
+  // The rank whose failure came first, here or where ranks split off from these meet; −1 if none.
   int first_failed_rank() const { return first_failed_rank_.load(); }
 
  private:
   struct Child {
-    std::weak_ptr<ThreadGroup> group;
+    std::weak_ptr<MeetingPoint> point;
     std::vector<int> members;
   };
   struct alignas(64) Rank {
@@ -96,8 +97,8 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
 
   std::vector<Rank> ranks_;
   std::chrono::milliseconds timeout_;
-  std::weak_ptr<ThreadGroup> parent_;  // whose offers may still hold this group
-  std::vector<int> members_;           // parent's ranks; empty for a root group
+  std::weak_ptr<MeetingPoint> parent_;  // whose offers may still hold this
+  std::vector<int> members_;            // parent's ranks; empty for a root
 
   std::atomic<std::uint64_t> arrivals_{0};
   std::atomic<std::uint64_t> completed_phase_{0};
