@@ -57,6 +57,7 @@ function(switchyard_unite_folders target)
   # It takes a source that another one includes for a header.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cpp$")  # nvcc gains nothing by it
   foreach(source ${sources})
     cmake_path(GET source PARENT_PATH folder)
     string(MAKE_C_IDENTIFIER "${folder}" group)

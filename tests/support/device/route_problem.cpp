@@ -27,12 +27,6 @@ std::optional<TensorView> view_of(std::optional<Tensor>& tensor) {
   return tensor ? std::optional<TensorView>(tensor->view()) : std::nullopt;
 }
 
-Tensor poisoned_on(const Device& device, const Shape& shape, Dtype dtype) {
-  Tensor host(shape, dtype);
-  poison(host);
-  return device.copy_of(host);
-}
-
 // The inputs in a device's memory.
 struct DeviceInputs {
   DeviceInputs(const Device& device, RouteInputs& inputs)
@@ -212,9 +206,9 @@ RouteResult route_on(const Device& device, RouteInputs& inputs, RouterSums* sums
                        .bad_ids = inputs.bad_ids};
   // One column too many: rows of outputs may lie apart.
   const Shape wide{inputs.test.num_tokens, options.top_k + 1};
-  Tensor ids = poisoned_on(device, wide, Dtype::i32);
-  Tensor weights = poisoned_on(device, wide, Dtype::f32);
-  Tensor problems = poisoned_on(device, {kProblemWords}, Dtype::i64);
+  Tensor ids = device.copy_of(poisoned(wide, Dtype::i32));
+  Tensor weights = device.copy_of(poisoned(wide, Dtype::f32));
+  Tensor problems = device.copy_of(poisoned({kProblemWords}, Dtype::i64));
   backend_of(device).route_tokens({.options = options,
                                    .weights = on_device.weights,
                                    .in = in,
