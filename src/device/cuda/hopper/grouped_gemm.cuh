@@ -3,9 +3,9 @@
 // more than stored, three warps take them.
 #pragma once
 
-#include "device/cuda/hopper/deferred_store.cuh"
-#include "device/cuda/hopper/direct_store.cuh"
-#include "device/cuda/hopper/finisher.cuh"
+#include "device/cuda/hopper/deferred_epilogue.cuh"
+#include "device/cuda/hopper/direct_epilogue.cuh"
+#include "device/cuda/hopper/fused_epilogue.cuh"
 #include "device/cuda/hopper/main_loop.cuh"
 #include "device/cuda/hopper/producer.cuh"
 
