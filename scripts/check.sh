@@ -72,35 +72,43 @@ check_tsan() {
 }
 
 # Applies each patch of tests/mutations to a copy of the sources, one at a time. Its "Test:" line is
-# a program of build/…/tests and its arguments, which must pass without the patch and fail with it.
+# a program of build/…/tests and its arguments, which must pass without the patch and fail with it;
+# a "Target:" line names what to build where that is not the program's name.
 check_mutants() {
-  local copy=$root/build/mutants patch test missed=()
+  local copy=$root/build/mutants patch missed=()
   mkdir -p "$copy"
-  git ls-files -z | rsync -a --delete --exclude=/build --from0 --files-from=- ./ "$copy/"
+  git ls-files -z | rsync -a --from0 --files-from=- ./ "$copy/"
   (cd "$copy" && { [ -f build/dev/build.ninja ] || cmake --preset dev -DSWITCHYARD_CUDA=OFF; } &&
     cmake --build build/dev)
+  say "Without mutants"
   for patch in tests/mutations/*.patch; do
-    test=$(sed -n 's/^Test: //p' "$patch")
-    say "$(basename "$patch" .patch): $test"
-    if ! notices "$copy" "$patch" "$test"; then missed+=("$(basename "$patch")"); fi
+    mutant_passes "$copy" "$patch" || { echo "$patch: its test fails without it" >&2; return 1; }
+  done
+  for patch in tests/mutations/*.patch; do
+    say "$(basename "$patch" .patch)"
+    is_noticed "$copy" "$patch" || missed+=("$(basename "$patch")")
   done
   [ ${#missed[@]} -eq 0 ] || { printf '\nNot noticed: %s\n' "${missed[*]}" >&2; return 1; }
   printf '\nEvery mutant was noticed.\n'
 }
 
+# Runs the test that a patch names in the copy.
+mutant_passes() {
+  local copy=$1 patch=$2 command
+  read -r -a command < <(sed -n 's/^Test: //p' "$patch")
+  (cd "$copy/build/dev/tests" && timeout 300 ./"${command[@]}") >"$copy/build/mutant.log" 2>&1
+}
+
 # The patch is taken back whatever happens, so that the next one finds the sources as they are.
-notices() {
-  local copy=$1 patch=$root/$2 test=$3 log=$1/build/mutant.log result=1
-  local program=${test%% *}
-  (cd "$copy/build/dev/tests" && timeout 300 ./$test) >"$log" 2>&1 ||
-    { echo "fails without the patch" && tail -n 20 "$log" && return 1; } >&2
+is_noticed() {
+  local copy=$1 patch=$2 log=$1/build/mutant.log target result=1
+  target=$(sed -n 's/^Target: //p' "$patch")
+  target=${target:-$(sed -n 's/^Test: \([^ ]*\).*/\1/p' "$patch")}
   patch -s -p1 -d "$copy" <"$patch" || return 1
-  if ! cmake --build "$copy/build/dev" --target "$program" >"$log" 2>&1; then
-    echo "does not compile" >&2 && tail -n 20 "$log" >&2
-  elif (cd "$copy/build/dev/tests" && timeout 300 ./$test) >"$log" 2>&1; then
-    echo "is not noticed" >&2
-  else
-    grep -m 3 -E 'Failure$|FAILED|rror' "$log" || true
+  if ! cmake --build "$copy/build/dev" --target "$target" >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+  elif ! mutant_passes "$copy" "$patch"; then
+    grep -m 1 -E 'FAILED' "$log"
     result=0
   fi
   patch -s -R -p1 -d "$copy" <"$patch"
