@@ -39,11 +39,13 @@ function(switchyard_configure_target target)
     -diag-suppress=554 -Xcompiler=-Wall,-Wextra $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror=all-warnings>>)
 endfunction()
 
-# Programs and suites compile in half the time without optimisation. Under a sanitizer nobody needs
-# them to be fast.
-function(switchyard_unoptimise_for_sanitizers target)
+# What needs to be fast is in the library. Where a command is built to be tested, less optimisation
+# takes a quarter off its compile time, and under a sanitizer none takes half.
+function(switchyard_optimise_less target)
   if(SWITCHYARD_SANITIZE)
     target_compile_options(${target} PRIVATE -O0)
+  elseif(NOT CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(${target} PRIVATE ${ARGN})
   endif()
 endfunction()
 

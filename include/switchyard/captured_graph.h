@@ -14,9 +14,9 @@ namespace switchyard {
 // what it reads and writes, and must outlive the graph: new inputs are copied into them before a
 // replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
 //
-// Statistics count every replay. A layer's status(), check() and stats() are those of the forward
-// that it ran or captured last: of that graph's last replay, and of nothing before its first. What
-// went wrong in a graph whose layer has run elsewhere since, run_step still sees.
+// Statistics count every replay. A layer's plan_status(), check() and stats() are those of the
+// forward that it ran or captured last: of that graph's last replay, and of nothing before its
+// first. What went wrong in a graph whose layer has run elsewhere since, run_step still sees.
 class SWITCHYARD_API CapturedGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so

@@ -60,7 +60,7 @@ struct MoeLayerOptions {
 // Who takes part in a layer: every rank of every group, and groups lie within the batch.
 // Communicators must outlive the layer. An error that the ranks of one group of experts share
 // (logits that are not finite, bad ids) leaves the others usable unless their ranks would wait for
-// it; any other makes all groups unusable.
+// it; any other makes all communicators of several ranks unusable.
 struct LayerComms {
   Communicator& experts;  // the ranks that experts are divided over
   // The ranks whose tokens make up the batch, for what is `global`, and for statistics; null: those
@@ -143,8 +143,8 @@ struct PickCounts {
 
 // All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing at one
 // rank never waits for it: what only the routing knows is read when it is asked for, anew by every
-// call of pick_counts(), stats(), status() and check(), which wait. With exact sizing forward waits
-// once.
+// call of pick_counts(), stats(), plan_status() and check(), which wait. With exact sizing forward
+// waits once.
 //
 // The constructor, forward and backward are collective: every rank calls them in the same order,
 // with or without tokens. y, d_x, d_weights and the experts' gradients have the same bits at every

@@ -49,8 +49,12 @@ class SWITCHYARD_API MoeParameters {
   // Waits for them to be there.
   MoeParameters copy_on(const Device& device) const;
 
-  const MoeWeights& weights() const { return weights_; }  // to be read
-  const MoeViews& views() { return views_; }              // to be read and written
+  // To be read; valid as long as this is.
+  const MoeWeights& weights() const& { return weights_; }
+  MoeWeights weights() && { return std::move(weights_); }
+  // To be read and written; valid as long as this is.
+  const MoeViews& views() & { return views_; }
+  MoeViews views() && { return std::move(views_); }
   void set_zero();
 
  private:

@@ -78,7 +78,7 @@ class Saver {
       file.write(std::as_bytes(std::span(layout_.head)), 0);
       if (pieces_.empty()) file.sync();
     });
-    agree(comm_, kSaveCheckpoint, [&] {
+    write_together([&] {
       if (pieces_.empty()) return;
       write_pieces(FileWriter::open(temporary_beside(path_, token()), path_.string()));
     });
@@ -92,7 +92,7 @@ class Saver {
       if (!made) throw_storage_error("create", path_.string());
     });
     const auto files = file_names();
-    agree(comm_, kSaveCheckpoint, [&] {
+    write_together([&] {
       const auto own = files.find(comm_.rank());
       if (own == files.end()) return;
       const auto file = create_in_folder(own->second);
@@ -111,8 +111,22 @@ class Saver {
   }
 
   void on_rank_0(const std::function<void()>& work) {
-    agree(comm_, kSaveCheckpoint, [&] {
+    write_together([&] {
       if (comm_.rank() == 0) work();
+    });
+  }
+
+  // Whatever keeps a rank from writing its part, memory that it needs for it too, is a
+  // StorageError.
+  void write_together(const std::function<void()>& work) {
+    agree(comm_, kSaveCheckpoint, [&] {
+      try {
+        work();
+      } catch (const CommunicationError&) {
+        throw;
+      } catch (const std::exception& error) {
+        throw StorageError(error.what());
+      }
     });
   }
 

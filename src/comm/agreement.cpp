@@ -17,8 +17,7 @@ constexpr char kStorageError = 'S';
 constexpr char kUnsupported = 'U';
 constexpr char kInvalidArgument = 'I';
 
-std::string told(char kind, const std::exception& error) {
-  const std::string_view words = error.what();
+std::string told(char kind, std::string_view words) {
   return kind + std::string(words.empty() ? "an error that does not say what it is" : words);
 }
 
@@ -29,11 +28,13 @@ std::string error_of(const std::function<void()>& work) {
   } catch (const CommunicationError&) {
     throw;
   } catch (const StorageError& error) {
-    return told(kStorageError, error);
+    return told(kStorageError, error.what());
   } catch (const Unsupported& error) {
-    return told(kUnsupported, error);
+    return told(kUnsupported, error.what());
   } catch (const std::exception& error) {
-    return told(kInvalidArgument, error);
+    return told(kInvalidArgument, error.what());
+  } catch (...) {  // of an engine's own
+    return told(kInvalidArgument, {});
   }
   return {};
 }

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMostOfName = 200;  // of the 255 bytes that a name may have
 
-fs::path inner_beside(const fs::path& path, std::string_view mark, std::string_view token) {
+fs::path hidden_beside(const fs::path& path, std::string_view mark, std::string_view token) {
   const auto name = path.filename().string().substr(0, kMostOfName);
   return path.parent_path() / fmt::format(".{}.{}-{}", name, mark, token);
 }
@@ -64,11 +64,11 @@ void keep_mode(const fs::path& temporary, const fs::path& path) {
 }  // namespace
 
 fs::path temporary_beside(const fs::path& path, std::string_view token) {
-  return inner_beside(path, "tmp", token);
+  return hidden_beside(path, "tmp", token);
 }
 
 fs::path aside_of(const fs::path& path, std::string_view token) {
-  return inner_beside(path, "old", token);
+  return hidden_beside(path, "old", token);
 }
 
 std::string random_token() {

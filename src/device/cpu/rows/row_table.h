@@ -17,8 +17,9 @@ constexpr std::int64_t kLine = 64;
 constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
 
 inline const RowKernels::Typed& row_kernels_for(Dtype dtype) {
-  require<Unsupported>(dtype == Dtype::f32 || dtype == Dtype::bf16, "rows are f32 or bf16, not {}",
-                       name_of(dtype));
+  if (dtype != Dtype::f32 && dtype != Dtype::bf16) [[unlikely]] {  // rows ask one by one
+    require<Unsupported>(false, "rows are f32 or bf16, not {}", name_of(dtype));
+  }
   return dtype == Dtype::f32 ? row_kernels().f32 : row_kernels().bf16;
 }
 
