@@ -1,4 +1,4 @@
-// What the CPUs of this machine reach on their own.
+// Ceilings of this machine: the bandwidth and matrix products its CPUs reach outside the library.
 #pragma once
 
 #include <cstdint>

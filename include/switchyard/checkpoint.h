@@ -64,7 +64,7 @@ struct CheckpointBlock {
   int rank = 0;  // in the placement
 };
 
-// What one rank gives to a checkpoint. Rows may lie apart. Host memory only.
+// One rank's part of a checkpoint that is saved. Rows may lie apart. Host memory only.
 struct CheckpointContents {
   NamedTensors tensors = {};  // held whole by every rank that lists them, with the same bytes
   std::vector<CheckpointBlock> blocks = {};

@@ -116,7 +116,7 @@ struct ExpertsOutput {
   std::optional<TensorView> inner = {};  // [R, inner_width] for backward; none: nothing is kept
 };
 
-// What `inner` holds when backward begins.
+// Whether `inner` holds forward's values when backward begins, or backward computes them again.
 enum class InnerRows { kept, to_be_computed };
 
 // For the stages output and activation d_out is the gradient of w · out, unweighted: row d_y[t].

@@ -119,7 +119,7 @@ class SWITCHYARD_API Planner {
   // 0. Bad ids on one rank are the same InvalidArgument on all, or a status of a bounded plan; and
   // so is a token that the router could not route (Routing::first_non_finite_token).
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
-  // Of the routing's ids and problems, which stay in the device's memory.
+  // The same, from a router's result: its ids and problems stay in the device's memory.
   Plan plan(const Routing& routing);
 
   // The sizing of the plans that follow; every rank gives the same.

@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// What happens when a rank needs more rows than a bounded plan allows.
+// The policy for a rank that needs more rows than a bounded plan has room for.
 enum class Overflow {
   fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
   // Every expert of the rank keeps rows up to a common level at which all of them fit, and what is
