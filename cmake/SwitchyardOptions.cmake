@@ -8,7 +8,7 @@ option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
 option(SWITCHYARD_BUILD_BENCHMARKS "Build the benchmarks of single kernels" OFF)
 option(SWITCHYARD_BUILD_FUZZERS "Build the fuzzers of what reads files; needs clang" OFF)
 option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
-option(SWITCHYARD_UNITY "Compile the sources of a folder together, in half the time" ON)
+option(SWITCHYARD_UNITY "Compile the sources of a layer together, in half the time" ON)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 
 # AUTO uses what is found; ON makes a miss an error; OFF does not look.
@@ -54,9 +54,9 @@ function(switchyard_optimise_less target)
   endif()
 endfunction()
 
-# Compiles the sources of a folder as one: a header is then read once per folder. Call it once all
-# sources of the target are known.
-function(switchyard_unite_folders target)
+# Compiles the sources of a layer as one, such as src/comm or src/device/cpu with the folders below:
+# a header is then read once per layer. Call it once all sources of the target are known.
+function(switchyard_unite_layers target)
   if(NOT SWITCHYARD_UNITY)
     return()
   endif()
@@ -67,7 +67,8 @@ function(switchyard_unite_folders target)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")  # nvcc gains nothing by it
   foreach(source ${sources})
     cmake_path(GET source PARENT_PATH folder)
-    string(MAKE_C_IDENTIFIER "${folder}" group)
+    string(REGEX MATCH "^(src/device/[a-z]+|[a-z]+/[a-z]+|[a-z]+)" layer "${folder}")
+    string(MAKE_C_IDENTIFIER "${layer}" group)
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${group}")
   endforeach()
 endfunction()

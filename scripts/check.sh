@@ -44,18 +44,22 @@ check_separate() {
 # begins; an input that fails is left there as crash-…, and belongs into the corpus once mended.
 check_fuzz() {
   build_preset fuzz
-  local target log
-  for target in safetensors index; do
-    say "Fuzzing $target for ${SWITCHYARD_FUZZ_SECONDS:-20} s"
-    log=build/fuzz/$target.log
-    mkdir -p "build/fuzz/corpus/$target"
-    "build/fuzz/tests/fuzz/fuzz_$target" -max_total_time="${SWITCHYARD_FUZZ_SECONDS:-20}" \
-      -rss_limit_mb=2048 -malloc_limit_mb=64 -timeout=10 -max_len=8192 -print_final_stats=1 \
-      -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
-      "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1 ||
-      { tail -n 60 "$log" >&2; return 1; }
-    grep -E '^#[0-9]+.DONE|^stat::number_of_executed_units|^stat::peak_rss_mb' "$log"
-  done
+  say "Fuzzing safetensors and index for ${SWITCHYARD_FUZZ_SECONDS:-20} s"
+  fuzz_target safetensors &
+  fuzz_target index
+  wait $!
+}
+
+fuzz_target() {
+  local target=$1 log=build/fuzz/$1.log
+  mkdir -p "build/fuzz/corpus/$target"
+  "build/fuzz/tests/fuzz/fuzz_$target" -max_total_time="${SWITCHYARD_FUZZ_SECONDS:-20}" \
+    -rss_limit_mb=2048 -malloc_limit_mb=64 -timeout=10 -max_len=8192 -print_final_stats=1 \
+    -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
+    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1 ||
+    { tail -n 60 "$log" >&2; return 1; }
+  grep -E '^#[0-9]+.DONE|^stat::number_of_executed_units|^stat::peak_rss_mb' "$log" |
+    sed "s/^/$target: /"
 }
 
 # Address and undefined behaviour: every suite. LeakSanitizer is on but for runs under MPI.

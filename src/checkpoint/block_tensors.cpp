@@ -35,8 +35,8 @@ std::string_view BlockTensors::first_of(std::initializer_list<std::string_view> 
 
 std::int64_t BlockTensors::extent(std::string_view name, int num_extents, int dim) const {
   const auto shape = at(name).shape();
-  require(shape.rank() == num_extents, "{} is {}, but must have {} extents", full(name),
-          shape.to_string(), num_extents);
+  require(shape.rank() == num_extents, "{} is {}, but must have {} extents", full(name), shape,
+          num_extents);
   return shape[dim];
 }
 
@@ -53,8 +53,7 @@ std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const S
               has_rows_of(view.shape(), shape),
           "{} is {} {}, but must hold {} of f32 or bf16 for each of all {} experts, or of this "
           "rank's {}",
-          full(name), name_of(view.dtype()), view.shape().to_string(), shape.to_string(),
-          num_experts_, num_own);
+          full(name), name_of(view.dtype()), view.shape(), shape, num_experts_, num_own);
   std::vector<ConstTensorView> result;
   for (std::int64_t i = 0; i < num_own; ++i) {
     const auto row = view.rows() == num_own ? i : ids_[static_cast<std::size_t>(i)];

@@ -109,8 +109,7 @@ void require_fit(const Copy& copy, const Checkpoint& checkpoint) {
   const auto& [name, from, into] = copy;
   require(from.shape() == into.shape() && can_become(from.dtype(), into.dtype()),
           "{} of {} is {} {}, which cannot be loaded into {} {}", name, checkpoint.path().string(),
-          name_of(from.dtype()), from.shape().to_string(), name_of(into.dtype()),
-          into.shape().to_string());
+          name_of(from.dtype()), from.shape(), name_of(into.dtype()), into.shape());
   require_host(into, name);
 }
 
@@ -119,7 +118,7 @@ void require_both(const Copy& copy, const Checkpoint& checkpoint) {
   const auto& [name, from, into] = copy;
   require(is_given(from) || !is_given(into), "{} has no {}", checkpoint.path().string(), name);
   require(is_given(into) || !is_given(from), "{} has {} {}, but there is nothing to load it into",
-          checkpoint.path().string(), name, from.shape().to_string());
+          checkpoint.path().string(), name, from.shape());
 }
 
 void copy_all(std::span<const Copy> copies) {

@@ -37,7 +37,7 @@ ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem,
   const auto name = [&](std::size_t t) { return stem + std::string(kExpertTensorNames[t]); };
   const auto& up = expert.up.shape();
   require(is_given(expert.up) && up.rank() == 2, "{} is {}, but must have 2 extents", name(kUp),
-          up.to_string());
+          up);
   ExpertForms forms;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!is_given(tensors[t]) && t != kDown) continue;
@@ -65,7 +65,7 @@ void check_router(const RouterWeights& router, const std::string& prefix,
                   std::int64_t num_experts) {
   const auto& gate = router.gate.shape();
   require(is_given(router.gate) && gate.rank() == 2, "{}gate.weight is {}, but must have 2 extents",
-          prefix, gate.to_string());
+          prefix, gate);
   require_matrix(router.gate, {num_experts, gate[1]}, prefix + "gate.weight");
   require_host(router.gate, prefix + "gate.weight");
   const auto check_bias = [&](const ConstTensorView& bias, std::string_view name) {

@@ -98,7 +98,7 @@ ComparedList list_of(std::string_view all, std::string_view one,
 }
 
 std::string form_text(const ConstTensorView& tensor) {
-  return fmt::format("{} {}", name_of(tensor.dtype()), tensor.shape().to_string());
+  return fmt::format("{} {}", name_of(tensor.dtype()), tensor.shape());
 }
 
 void Agreement::add(const Field& field) {

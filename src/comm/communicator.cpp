@@ -16,8 +16,8 @@ constexpr std::int64_t kGatherReduceBytes = 64 * 1024;
 
 // Bytes that a backend can copy as one.
 void require_bytes(const ConstTensorView& view, std::string_view what) {
-  require(view.is_contiguous(), "{} {} is not contiguous (row stride {})", what,
-          view.shape().to_string(), view.row_stride());
+  require(view.is_contiguous(), "{} {} is not contiguous (row stride {})", what, view.shape(),
+          view.row_stride());
   require_host(view, what);
 }
 
@@ -25,8 +25,7 @@ void require_same_rows(const ConstTensorView& send, const ConstTensorView& recv)
   require(send.dtype() == recv.dtype(), "send is {} but recv is {}", name_of(send.dtype()),
           name_of(recv.dtype()));
   require(send.shape().row_elements() == recv.shape().row_elements(),
-          "send {} and recv {} have rows of different length", send.shape().to_string(),
-          recv.shape().to_string());
+          "send {} and recv {} have rows of different length", send.shape(), recv.shape());
 }
 
 // Their sum, which is no more than the view has.
@@ -37,7 +36,7 @@ std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view wh
   std::int64_t sum = 0;
   for (const auto count : rows) {
     require(0 <= count && count <= view.rows() - sum, "{} [{}] do not fit a tensor {}", what,
-            fmt::join(rows, ", "), view.shape().to_string());
+            fmt::join(rows, ", "), view.shape());
     sum += count;
   }
   return sum;
@@ -171,7 +170,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
     require_bytes(recv, "recv");
     require_same_rows(send, recv);
     require(recv.rows() == size_ * send.rows(), "recv {} must hold {} times the rows of send {}",
-            recv.shape().to_string(), size_, send.shape().to_string());
+            recv.shape(), size_, send.shape());
     do_all_gather({read_only(send.data()), send.bytes(), send.owner()},
                   {recv.data(), recv.bytes(), recv.owner()});
     bytes_sent_ += send.bytes() * (size_ - 1);
@@ -214,8 +213,8 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
                    require_bytes(recv, "recv");
                    require_same_rows(send, recv);
                    require(send.rows() == size_ * recv.rows(),
-                           "send {} must hold {} times the rows of recv {}",
-                           send.shape().to_string(), size_, recv.shape().to_string());
+                           "send {} must hold {} times the rows of recv {}", send.shape(), size_,
+                           recv.shape());
                    reduce_pieces(send, recv, op);
                  });
 }

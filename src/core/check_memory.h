@@ -13,7 +13,7 @@ inline void require_memory(const ConstTensorView& view, Memory memory, std::stri
   if (view.memory() == memory) return;
   throw InvalidArgument(fmt::format(
       "{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it there",
-      name, view.shape().to_string(), name_of(view.memory()), name_of(memory)));
+      name, view.shape(), name_of(view.memory()), name_of(memory)));
 }
 
 // For what reads and writes tensors itself, which it cannot in a GPU's memory.
@@ -22,7 +22,7 @@ inline void require_host(const ConstTensorView& view, std::string_view name) {
   throw InvalidArgument(
       fmt::format("{} {} is in a GPU's memory, but this works in the host's: copy it with "
                   "Device::to_host first",
-                  name, view.shape().to_string()));
+                  name, view.shape()));
 }
 
 }  // namespace switchyard

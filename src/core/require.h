@@ -4,9 +4,20 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <string>
 #include <utility>
 
 #include "switchyard/error.h"
+#include "switchyard/tensor.h"
+
+// A shape given as such is written out only when the message is.
+template <>
+struct fmt::formatter<switchyard::Shape> : fmt::formatter<std::string> {
+  template <typename Context>
+  auto format(const switchyard::Shape& shape, Context& context) const {
+    return fmt::formatter<std::string>::format(shape.to_string(), context);
+  }
+};
 
 namespace switchyard {
 

@@ -100,23 +100,23 @@ namespace detail {
 void require_host(Memory memory, const Shape& shape) {
   require(memory == Memory::host,
           "a tensor {} in a GPU's memory cannot be read here: copy it with Device::to_host first",
-          shape.to_string());
+          shape);
 }
 
 void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape) {
-  require(actual == wanted, "a tensor {} of {} was read as {}", shape.to_string(), name_of(actual),
+  require(actual == wanted, "a tensor {} of {} was read as {}", shape, name_of(actual),
           name_of(wanted));
-  require(contiguous, "a tensor {} whose rows are not contiguous has no span", shape.to_string());
+  require(contiguous, "a tensor {} whose rows are not contiguous has no span", shape);
 }
 
 void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape) {
   require(0 <= begin && begin <= end && end <= shape[0], "rows {} to {} are not a slice of {}",
-          begin, end, shape.to_string());
+          begin, end, shape);
 }
 
 void require_stride(std::int64_t row_stride, const Shape& shape) {
   require(row_stride >= shape.row_elements(), "row stride {} is less than a row of {}", row_stride,
-          shape.to_string());
+          shape);
 }
 
 }  // namespace detail
@@ -129,8 +129,8 @@ Tensor::Tensor(const Shape& shape, Dtype dtype) {
 
 Tensor Tensor::of(const TensorView& owned) {
   require(owned.owner() != nullptr && owned.is_contiguous(),
-          "a tensor shares contiguous memory that has an owner; this view {} has {}",
-          owned.shape().to_string(), owned.owner() == nullptr ? "none" : "rows apart");
+          "a tensor shares contiguous memory that has an owner; this view {} has {}", owned.shape(),
+          owned.owner() == nullptr ? "none" : "rows apart");
   Tensor result;
   result.view_ = owned;
   return result;
@@ -146,7 +146,7 @@ Tensor Tensor::from_bytes(const Shape& shape, Dtype dtype, std::span<const std::
   Tensor result(shape, dtype);
   require(values.size() == static_cast<std::size_t>(result.bytes()),
           "{} values were given for a tensor {}",
-          values.size() / static_cast<std::size_t>(size_of(dtype)), shape.to_string());
+          values.size() / static_cast<std::size_t>(size_of(dtype)), shape);
   if (!values.empty()) std::memcpy(result.data(), values.data(), values.size());
   return result;
 }

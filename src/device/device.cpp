@@ -32,8 +32,8 @@ Tensor Device::to_host(const ConstTensorView& from) const {
 
 void Device::copy(const ConstTensorView& from, const TensorView& to) const {
   require(from.shape() == to.shape() && from.dtype() == to.dtype(),
-          "a copy of {} {} does not fit into {} {}", name_of(from.dtype()),
-          from.shape().to_string(), name_of(to.dtype()), to.shape().to_string());
+          "a copy of {} {} does not fit into {} {}", name_of(from.dtype()), from.shape(),
+          name_of(to.dtype()), to.shape());
   const auto reaches = [&](Memory place) { return place == Memory::host || place == memory(); };
   require(reaches(from.memory()) && reaches(to.memory()),
           "the CPU cannot copy from {} to {} memory; ask the GPU's device to",

@@ -48,7 +48,7 @@ std::string text_of(const ConstTensorView& view, MatrixLayout layout) {
 void explain(const Matmul& product, Memory memory, const std::string& where) {
   const auto require_matrix = [&](const ConstTensorView& view, std::string_view name) {
     require(is_matrix(view), "{}{} is {} {}, but must be a matrix of f32 or bf16", where, name,
-            name_of(view.dtype()), view.shape().to_string());
+            name_of(view.dtype()), view.shape());
     require_memory(view, memory, where + std::string(name));
   };
   require_matrix(product.a, "a");
@@ -64,9 +64,9 @@ void explain(const Matmul& product, Memory memory, const std::string& where) {
           text_of(product.a, product.a_layout), text_of(product.b, product.b_layout), a.columns,
           b.rows);
   require(product.c.shape() == Shape{a.rows, b.columns},
-          "{}c is {}, but the product of a {} and b {} is [{},{}]", where,
-          product.c.shape().to_string(), text_of(product.a, product.a_layout),
-          text_of(product.b, product.b_layout), a.rows, b.columns);
+          "{}c is {}, but the product of a {} and b {} is [{},{}]", where, product.c.shape(),
+          text_of(product.a, product.a_layout), text_of(product.b, product.b_layout), a.rows,
+          b.columns);
 }
 
 }  // namespace

@@ -49,9 +49,7 @@ std::vector<std::int64_t> extents_of(const Shape& shape) {
 
 }  // namespace
 
-std::string TensorForm::to_string() const {
-  return fmt::format("{} {}", name_of(dtype), shape.to_string());
-}
+std::string TensorForm::to_string() const { return fmt::format("{} {}", name_of(dtype), shape); }
 
 void require_tensor_name(std::string_view name) {
   require(name != kSafetensorsMetadata, "no tensor can be called {}", name);

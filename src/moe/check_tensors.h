@@ -26,10 +26,10 @@ inline bool gradient_fits(const ConstTensorView& gradient, const ConstTensorView
 
 inline void require_matrix(const ConstTensorView& view, const Shape& expected,
                            std::string_view name) {
-  require(is_given(view), "{} {} is missing", name, expected.to_string());
+  require(is_given(view), "{} {} is missing", name, expected);
   require(is_real(view.dtype()) && view.shape() == expected,
-          "{} is {} {}, but must be {} of f32 or bf16", name, name_of(view.dtype()),
-          view.shape().to_string(), expected.to_string());
+          "{} is {} {}, but must be {} of f32 or bf16", name, name_of(view.dtype()), view.shape(),
+          expected);
 }
 
 inline void require_vector(const ConstTensorView& view, std::int64_t size, std::string_view name) {
@@ -48,7 +48,7 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
   require(gradient.shape() == weight.shape() &&
               (gradient.dtype() == weight.dtype() || gradient.dtype() == Dtype::f32),
           "the gradient of {} is {} {}, but the weight is {} {}", name, name_of(gradient.dtype()),
-          gradient.shape().to_string(), name_of(weight.dtype()), weight.shape().to_string());
+          gradient.shape(), name_of(weight.dtype()), weight.shape());
   require(gradient.shape().rank() > 1 || gradient.is_contiguous(),
           "the gradient of {} has row stride {}, but must be contiguous", name,
           gradient.row_stride());

@@ -75,7 +75,7 @@ ExpertForm form_of(std::span<const ExpertWeights> experts) {
   if (experts.empty()) return {};
   const ExpertWeights& first = experts.front();
   require(is_given(first.up) && first.up.shape().rank() == 2,
-          "local expert 0's up is {}, but must be [I,H]", first.up.shape().to_string());
+          "local expert 0's up is {}, but must be [I,H]", first.up.shape());
   const ExpertForm form{.hidden = first.up.shape()[1],
                         .intermediate = first.up.shape()[0],
                         .gated = is_given(first.gate),

@@ -86,7 +86,7 @@ struct ExpertRowChecks {
   void require_source(const ConstTensorView& given, bool reads_tokens) const {
     if (!tokens) return require_rows(given, options.hidden, "rows");
     require(!is_given(given), "rows {} were given, and tokens: experts read the one or the other",
-            given.shape().to_string());
+            given.shape());
     require<Unsupported>(reads_tokens,
                          "these experts do not read rows from tokens (see Experts::reads_tokens): "
                          "give them the rows that Dispatcher::dispatch makes");
@@ -99,7 +99,7 @@ struct ExpertRowChecks {
     require(view.dtype() == options.dtype && view.shape().rank() == 2 && view.shape()[1] == width &&
                 view.rows() >= rows,
             "{} is {} {}, but must be {} [{},{}] or more rows", name, name_of(view.dtype()),
-            view.shape().to_string(), name_of(options.dtype), rows, width);
+            view.shape(), name_of(options.dtype), rows, width);
     require_memory(view, memory, name);
   }
   void require_d_out(const ConstTensorView& view) const {
@@ -121,7 +121,7 @@ struct ExpertRowChecks {
     require(view.dtype() == dtype && view.shape().rank() == 1 && view.rows() >= rows &&
                 view.is_contiguous(),
             "{} is {} {}, but must be contiguous {} [{}] or more", name, name_of(view.dtype()),
-            view.shape().to_string(), name_of(dtype), rows);
+            view.shape(), name_of(dtype), rows);
     require_memory(view, memory, name);
   }
   void require_of_tokens(const ConstTensorView& view, Dtype dtype, std::int64_t width,
@@ -129,7 +129,7 @@ struct ExpertRowChecks {
     const Shape shape{tokens->x.rows(), width};
     require(view.dtype() == dtype && view.shape() == shape,
             "{} is {} {}, but for the tokens it must be {} {}", name, name_of(view.dtype()),
-            view.shape().to_string(), name_of(dtype), shape.to_string());
+            view.shape(), name_of(dtype), shape);
     require_memory(view, memory, name);
   }
 };
@@ -147,9 +147,9 @@ void require_groups(const RowGroups& groups, std::int64_t experts, Memory memory
               groups.group_rows.shape() == Shape{experts},
           "row_offsets is {} {} and group_rows {} {}, but for {} experts they must be i32 [{}] and "
           "i32 [{}]",
-          name_of(groups.row_offsets.dtype()), groups.row_offsets.shape().to_string(),
-          name_of(groups.group_rows.dtype()), groups.group_rows.shape().to_string(), experts,
-          experts + 1, experts);
+          name_of(groups.row_offsets.dtype()), groups.row_offsets.shape(),
+          name_of(groups.group_rows.dtype()), groups.group_rows.shape(), experts, experts + 1,
+          experts);
   require_memory(groups.row_offsets, memory, "row_offsets");
   require_memory(groups.group_rows, memory, "group_rows");
   require(groups.alignment > 0 && groups.alignment % required_alignment == 0,

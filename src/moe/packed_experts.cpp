@@ -35,17 +35,15 @@ std::vector<BasicExpertTensors<View>> unpack_views(const BasicPackedExperts<View
   const int parts = has_gate(activation) ? 2 : 1;
   require(up.rank() == 3 && down.rank() == 3 && up[0] == down[0] && up[1] == parts * down[2] &&
               up[2] == down[1],
-          "gate_up {} and down {} do not belong together: they are [e, {}, H] and [e, H, I]",
-          up.to_string(), down.to_string(), parts == 2 ? "2I" : "I");
+          "gate_up {} and down {} do not belong together: they are [e, {}, H] and [e, H, I]", up,
+          down, parts == 2 ? "2I" : "I");
   const auto intermediate = down[2];
   const Shape up_bias{up[0], up[1]};
   const Shape down_bias{down[0], down[1]};
   require(!is_given(packed.gate_up_bias) || packed.gate_up_bias.shape() == up_bias,
-          "gate_up_bias is {}, but must be {}", packed.gate_up_bias.shape().to_string(),
-          up_bias.to_string());
+          "gate_up_bias is {}, but must be {}", packed.gate_up_bias.shape(), up_bias);
   require(!is_given(packed.down_bias) || packed.down_bias.shape() == down_bias,
-          "down_bias is {}, but must be {}", packed.down_bias.shape().to_string(),
-          down_bias.to_string());
+          "down_bias is {}, but must be {}", packed.down_bias.shape(), down_bias);
   std::vector<BasicExpertTensors<View>> experts;
   for (std::int64_t e = 0; e < up[0]; ++e) {
     BasicExpertTensors<View> expert;

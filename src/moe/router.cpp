@@ -35,15 +35,13 @@ RouterOptions softmax_router(int num_experts, std::int64_t top_k, Normalise norm
 void require_tokens(const ConstTensorView& x, Memory memory) {
   require_memory(x, memory, "x");
   require((x.dtype() == Dtype::f32 || x.dtype() == Dtype::bf16) && x.shape().rank() == 2,
-          "x is {} {}, but must be [T, H] of f32 or bf16", name_of(x.dtype()),
-          x.shape().to_string());
+          "x is {} {}, but must be [T, H] of f32 or bf16", name_of(x.dtype()), x.shape());
 }
 
 void require_ids(const ConstTensorView& ids, const Shape& expected, Memory memory) {
   require_memory(ids, memory, "expert_ids");
   require(ids.dtype() == Dtype::i32 && ids.shape() == expected,
-          "expert_ids is {} {}, but must be i32 {}", name_of(ids.dtype()), ids.shape().to_string(),
-          expected.to_string());
+          "expert_ids is {} {}, but must be i32 {}", name_of(ids.dtype()), ids.shape(), expected);
 }
 
 void require_mask(const std::optional<ConstTensorView>& valid, std::int64_t num_tokens,
@@ -51,8 +49,8 @@ void require_mask(const std::optional<ConstTensorView>& valid, std::int64_t num_
   if (!valid) return;
   require_memory(*valid, memory, "valid");
   require(valid->dtype() == Dtype::i32 && valid->shape() == Shape{num_tokens},
-          "valid is {} {}, but must be i32 [{}]", name_of(valid->dtype()),
-          valid->shape().to_string(), num_tokens);
+          "valid is {} {}, but must be i32 [{}]", name_of(valid->dtype()), valid->shape(),
+          num_tokens);
 }
 
 void require_known(const ConstTensorView& ids, int num_experts) {
@@ -173,10 +171,10 @@ void Router::backward(const RouterWeights& weights, const RouterBackwardInput& i
   require_memory_if_given(out.gradients.gate_bias, memory, "the gradient of gate_bias");
   require(in.d_weights.dtype() == Dtype::f32 && in.d_weights.shape() == picks,
           "d_weights is {} {}, but must be f32 {}", name_of(in.d_weights.dtype()),
-          in.d_weights.shape().to_string(), picks.to_string());
+          in.d_weights.shape(), picks);
   require(out.d_x.dtype() == in.x.dtype() && out.d_x.shape() == in.x.shape(),
-          "d_x is {} {}, but x is {} {}", name_of(out.d_x.dtype()), out.d_x.shape().to_string(),
-          name_of(in.x.dtype()), in.x.shape().to_string());
+          "d_x is {} {}, but x is {} {}", name_of(out.d_x.dtype()), out.d_x.shape(),
+          name_of(in.x.dtype()), in.x.shape());
   require_gradient(out.gradients.gate, weights.gate, "gate");
   require_gradient(out.gradients.gate_bias, weights.gate_bias, "gate_bias");
   backend_of(device_).route_tokens_backward({options_, weights, in, out});

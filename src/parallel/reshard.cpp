@@ -52,8 +52,7 @@ ComparedList forms_of(std::span<const ConstTensorView> shard) {
   return {"tensors", "an expert's part of tensor", hash_of_shapes(shard, 1), shard.size(),
           [=](std::size_t i) {
             const auto& tensor = shard[i];
-            return fmt::format("{} {}", name_of(tensor.dtype()),
-                               tensor.shape().with_rows(1).to_string());
+            return fmt::format("{} {}", name_of(tensor.dtype()), tensor.shape().with_rows(1));
           }};
 }
 
@@ -134,7 +133,7 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
     const auto num_experts = static_cast<std::int64_t>(experts_of(from, comm.rank()).size());
     for (std::size_t i = 0; i < shard.size(); ++i) {
       require(shard[i].rows() == num_experts, "tensor {} is {}, but this rank has {} experts", i,
-              shard[i].shape().to_string(), num_experts);
+              shard[i].shape(), num_experts);
       require_host(shard[i], fmt::format("tensor {}", i));
     }
   });

@@ -23,7 +23,7 @@ void require_rank_of(const Communicator& sp, const SequenceShard& shard) {
 
 void require_local(const SequenceShard& shard, const ConstTensorView& local) {
   require(local.shape().rank() == 2 && local.rows() == shard.num_tokens(),
-          "local is {}, but the shard has {} x {} tokens", local.shape().to_string(), shard.batch(),
+          "local is {}, but the shard has {} x {} tokens", local.shape(), shard.batch(),
           shard.count());
   require_host(local, "local");
 }
@@ -31,7 +31,7 @@ void require_local(const SequenceShard& shard, const ConstTensorView& local) {
 void require_full(const SequenceShard& shard, const ConstTensorView& full) {
   require(full.shape().rank() == 3 && full.shape()[0] == shard.batch() &&
               full.shape()[1] == shard.length() && full.is_contiguous(),
-          "d_full is {} (contiguous: {}), but the sequence is [{},{},H]", full.shape().to_string(),
+          "d_full is {} (contiguous: {}), but the sequence is [{},{},H]", full.shape(),
           full.is_contiguous(), shard.batch(), shard.length());
   require_host(full, "d_full");
 }

@@ -27,7 +27,7 @@ using Input = std::string;
 
 constexpr std::size_t kMaxSize = 4096;
 // A sanitizer reserves addresses without end and keeps what was freed; without one, less will do.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SWITCHYARD_SANITIZED
 constexpr rlim_t kMaxAddresses = RLIM_INFINITY;
 constexpr long kMaxResidentKilobytes = 1L << 20;
 #else

@@ -16,8 +16,8 @@ namespace {
 void require_tokens(const Plan& plan, const ConstTensorView& view, std::string_view name) {
   const Shape expected{plan.num_tokens(), plan.options().hidden};
   require(view.dtype() == plan.options().dtype && view.shape() == expected,
-          "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()),
-          view.shape().to_string(), name_of(plan.options().dtype), expected.to_string());
+          "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()), view.shape(),
+          name_of(plan.options().dtype), expected);
   require_memory(view, data_of(plan).device.memory(), name);
 }
 
@@ -27,7 +27,7 @@ void require_rows(const Plan& plan, const ConstTensorView& view, std::string_vie
               view.shape()[1] == hidden && view.rows() >= plan.row_capacity() &&
               view.is_contiguous(),
           "{} is {} {} with row stride {}, but the plan needs contiguous {} [{},{}] or more rows",
-          name, name_of(view.dtype()), view.shape().to_string(), view.row_stride(),
+          name, name_of(view.dtype()), view.shape(), view.row_stride(),
           name_of(plan.options().dtype), plan.row_capacity(), hidden);
   require_memory(view, data_of(plan).device.memory(), name);
 }
@@ -37,8 +37,8 @@ void require_weights(const Plan& plan, const std::optional<ConstTensorView>& vie
   if (!view) return;
   const Shape expected{plan.num_tokens(), plan.top_k()};
   require(view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous(),
-          "{} is {} {}, but must be contiguous f32 {}", name, name_of(view->dtype()),
-          view->shape().to_string(), expected.to_string());
+          "{} is {} {}, but must be contiguous f32 {}", name, name_of(view->dtype()), view->shape(),
+          expected);
   require_memory(*view, data_of(plan).device.memory(), name);
 }
 
@@ -48,7 +48,7 @@ void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>&
   require(view->dtype() == Dtype::f32 && view->shape().rank() == 1 &&
               view->rows() >= plan.row_capacity() && view->is_contiguous(),
           "{} is {} {}, but must be contiguous f32 [{}] or more", name, name_of(view->dtype()),
-          view->shape().to_string(), plan.row_capacity());
+          view->shape(), plan.row_capacity());
   require_memory(*view, data_of(plan).device.memory(), name);
 }
 

@@ -18,8 +18,7 @@ namespace switchyard {
 void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name) {
   if (view.dtype() != form.dtype || view.shape() != form.shape) {
     throw InvalidArgument(fmt::format("{} is {} {}, but must be {} {}", name, name_of(view.dtype()),
-                                      view.shape().to_string(), name_of(form.dtype),
-                                      form.shape.to_string()));
+                                      view.shape(), name_of(form.dtype), form.shape));
   }
   require_memory(view, form.memory, name);
 }

@@ -90,7 +90,7 @@ PlanProblems PlanMaker::problems_of(const Routing& routing) const {
   check_arguments({&comm_}, "plan", [&] {
     require(words.dtype() == Dtype::i64 && words.shape() == Shape{kProblemWords},
             "problems is {} {}, but must be contiguous i64 [{}]", name_of(words.dtype()),
-            words.shape().to_string(), std::int64_t{kProblemWords});
+            words.shape(), std::int64_t{kProblemWords});
     require_memory(words, device_.memory(), "problems");
   });
   return {.words = words};

@@ -22,7 +22,7 @@ using testing::same_bits;
 using testing::within;
 
 // For each number of ranks.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SWITCHYARD_SANITIZED
 constexpr int kCases = 60;
 #else
 constexpr int kCases = 500;

@@ -12,7 +12,7 @@
 
 namespace switchyard::cpu {
 
-constexpr std::int64_t kLine = 64;
+constexpr std::int64_t kCacheLine = 64;
 // Less than this is likely to be read again while it is still in a cache.
 constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
 
@@ -24,13 +24,13 @@ inline const RowKernels::Typed& row_kernels_for(Dtype dtype) {
 }
 
 inline bool on_lines(const std::byte* data) {
-  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(kLine) == 0;
+  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(kCacheLine) == 0;
 }
 
 inline Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stride_bytes,
                             std::int64_t row_bytes, std::int64_t written_bytes) {
-  bool fits =
-      written_bytes >= kStreamingBytes && row_bytes % kLine == 0 && stride_bytes % kLine == 0;
+  bool fits = written_bytes >= kStreamingBytes && row_bytes % kCacheLine == 0 &&
+              stride_bytes % kCacheLine == 0;
   for (const std::byte* base : bases) fits = fits && on_lines(base);
   return fits ? Stores::streaming : Stores::cached;
 }
