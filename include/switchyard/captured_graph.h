@@ -21,7 +21,9 @@ class SWITCHYARD_API CapturedGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so
   // that no memory is missing. Throws DeviceError, with the reason, if the step cannot be captured.
-  // What the step takes is the graph's, and is kept for reuse when that is gone.
+  // Memory that the device lent, to the step or to others while that was captured, is the graph's
+  // too: when all are done with it, it is kept for reuse. A device whose stream is its own captures
+  // on another one, which does not wait for the legacy stream: the step asks for Device::stream().
   CapturedGraph(const Device& device, const std::function<void()>& step);
   ~CapturedGraph();
   CapturedGraph(CapturedGraph&&) noexcept;

@@ -26,6 +26,17 @@ void check(int status, std::string_view what) {
                                 cudaGetErrorName(error)));
 }
 
+OnGpu::OnGpu(int ordinal) {
+  check(cudaGetDevice(&before_), "asking for the thread's GPU");
+  if (before_ == ordinal) return;
+  check(cudaSetDevice(ordinal), "choosing the GPU");
+  has_changed_ = true;
+}
+
+OnGpu::~OnGpu() {
+  if (has_changed_) cudaSetDevice(before_);
+}
+
 namespace {
 
 // Memory of the host that a GPU copies to without the driver's help.
@@ -53,8 +64,7 @@ class PinnedBuffer {
 
 class CudaContext final : public Context {
  public:
-  explicit CudaContext(const CudaOptions& options)
-      : options_(entered(options)), memory_(options.ordinal) {
+  explicit CudaContext(const CudaOptions& options) : options_(options), memory_(options.ordinal) {
     check(cudaStreamCreate(&own_stream_), "making a stream");
     set_stream(static_cast<CUstream_st*>(options.stream.handle));
     check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount,
@@ -71,12 +81,10 @@ class CudaContext final : public Context {
 
   ~CudaContext() override {  // at the end of a program the driver may be gone already
     cudaStreamDestroy(own_stream_);
+    if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
   }
 
-  // What runs next on this thread concerns this GPU.
-  void enter() const { entered(options_); }
-
-  int ordinal() const { return options_.ordinal; }
+  int ordinal() const override { return options_.ordinal; }
   CUstream_st* stream() const override { return stream_; }
   void set_stream(CUstream_st* stream) { stream_ = stream != nullptr ? stream : own_stream_; }
   int num_multiprocessors() const override { return num_multiprocessors_; }
@@ -86,6 +94,28 @@ class CudaContext final : public Context {
     return memory_.take(shape, dtype, stream_);
   }
   std::int64_t bytes_held() const { return memory_.bytes_held(); }
+  std::uint64_t begin_capture() override {
+    require<DeviceError>(capturing_ == nullptr, "a step is captured within a captured step");
+    if (stream_ == own_stream_ && capture_stream_ == nullptr) {
+      check(cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking), "making a stream");
+    }
+    auto* const stream = stream_ == own_stream_ ? capture_stream_ : stream_;
+    // Other threads, whose business this is not, may go on allocating.
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+          "beginning to capture a step");
+    capturing_ = stream;
+    stream_before_ = std::exchange(stream_, stream);
+    capture_ = capture_of(stream);
+    memory_.begin_capture(capture_);
+    return capture_;
+  }
+  CUgraph_st* end_capture(int& status) override {
+    memory_.end_capture(capture_);
+    stream_ = stream_before_;
+    cudaGraph_t graph = nullptr;
+    status = cudaStreamEndCapture(std::exchange(capturing_, nullptr), &graph);
+    return graph;
+  }
   void release_capture(std::uint64_t capture) override { memory_.release(capture); }
   void set_zero(const TensorView& view) override {
     if (view.bytes() == 0) return;
@@ -151,12 +181,6 @@ class CudaContext final : public Context {
   }
 
  private:
-  // Before any member asks CUDA for something.
-  static const CudaOptions& entered(const CudaOptions& options) {
-    check(cudaSetDevice(options.ordinal), "choosing the GPU");
-    return options;
-  }
-
   void require_no_capture() const {
     require<DeviceError>(capture_of(stream_) == 0,
                          "this step has to wait for the GPU, which a captured one cannot: give the "
@@ -166,6 +190,10 @@ class CudaContext final : public Context {
   CudaOptions options_;
   CUstream_st* own_stream_ = nullptr;
   CUstream_st* stream_ = nullptr;
+  CUstream_st* capture_stream_ = nullptr;  // once one was needed
+  CUstream_st* capturing_ = nullptr;
+  std::uint64_t capture_ = 0;             // its number
+  CUstream_st* stream_before_ = nullptr;  // the capture
   DeviceMemory memory_;
   Constants constants_;
   PinnedBuffer pinned_;
@@ -234,21 +262,21 @@ class CudaDevice final : public DeviceBackend {
   Memory memory() const override { return Memory::gpu; }
   int ordinal() const override { return context_.ordinal(); }
   TensorView take(const Shape& shape, Dtype dtype) const override {
-    return entered().take(shape, dtype);
+    return entered()->take(shape, dtype);
   }
-  void set_zero(const TensorView& view) const override { entered().set_zero(view); }
+  void set_zero(const TensorView& view) const override { entered()->set_zero(view); }
   void copy(const ConstTensorView& from, const TensorView& to) const override {
     if (from.memory() == Memory::gpu && to.memory() == Memory::gpu) {
       cuda::copy_rows(from, to, entered());
     } else {
-      entered().copy_across(from, to);
+      entered()->copy_across(from, to);
     }
   }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
-    entered().upload(from, to.data());
+    entered()->upload(from, to.data());
   }
   void fetch(const ConstTensorView& from, std::span<std::byte> to) const override {
-    entered().fetch(from, to);
+    entered()->fetch(from, to);
   }
   std::int64_t bytes_held() const override { return context_.bytes_held(); }
   int num_threads() const override { return 1; }
@@ -257,21 +285,30 @@ class CudaDevice final : public DeviceBackend {
   void set_stream(Stream stream) const override {
     context_.set_stream(static_cast<CUstream_st*>(stream.handle));
   }
-  void wait() const override { entered().wait(); }
+  void wait() const override { entered()->wait(); }
   void synchronize() const override {
-    entered();
+    const OnGpu gpu(ordinal());
     check(cudaStreamSynchronize(context_.stream()), "waiting for the stream");
   }
   std::int64_t host_syncs() const override { return context_.host_syncs(); }
-  std::shared_ptr<StageTimer> time_stages() const override { return entered().time_stages(); }
+  std::shared_ptr<StageTimer> time_stages() const override { return entered()->time_stages(); }
 
-  Context& context() const { return entered(); }
+  Context& context() const { return context_; }
 
  private:
-  CudaContext& entered() const {
-    context_.enter();
-    return context_;
-  }
+  // The context, while the calling thread is on its GPU.
+  class Entered {
+   public:
+    explicit Entered(CudaContext& context) : gpu_(context.ordinal()), context_(context) {}
+    operator CudaContext&() const { return context_; }
+    CudaContext* operator->() const { return &context_; }
+
+   private:
+    OnGpu gpu_;
+    CudaContext& context_;
+  };
+
+  Entered entered() const { return Entered(context_); }
 
   // A device is used by one thread at a time; what it works with is no part of what it is.
   mutable CudaContext context_;
@@ -282,6 +319,7 @@ class CudaDevice final : public DeviceBackend {
 std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
   const auto reason = reason_against(options.ordinal);
   require<Unsupported>(reason.empty(), "GPU {} cannot be used: {}", options.ordinal, reason);
+  const OnGpu gpu(options.ordinal);
   return std::make_shared<const CudaDevice>(options);
 }
 

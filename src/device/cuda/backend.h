@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-// What the functions of a GPU work with, which is then the one that the calling thread uses.
+// What the functions of a GPU work with; who calls them is on that GPU.
 Context& context_of(const Device& device);
 
 }  // namespace switchyard::cuda

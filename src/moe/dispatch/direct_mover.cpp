@@ -104,8 +104,9 @@ class DirectMover final : public Mover {
     return views;
   }
 
-  // Between map and phase_barrier the ranks use each other's memory: one that fails here must not
-  // let go of its own before the others know.
+  // Between map and phase_barrier the ranks use each other's memory. One that fails must neither let
+  // go of its own before the others know, nor tell them, who then let go of theirs, while its
+  // kernels are still at it.
   template <typename Body>
   void in_phase(Body body) {
     if (buffers_ == nullptr) return body();
@@ -113,10 +114,18 @@ class DirectMover final : public Mover {
       body();
       backend_of(device_).wait();
     } catch (const std::exception& error) {
+      drain();
       comm_.abort(error.what());
       throw;
     }
     buffers_->phase_barrier();
+  }
+
+  void drain() const noexcept {
+    try {
+      backend_of(device_).synchronize();
+    } catch (const std::exception&) {  // a broken GPU writes nothing any more
+    }
   }
 
   static void require_same_call(const Views& views_of_rank) {

@@ -1,4 +1,5 @@
 // What a GPU's tensors cannot be used for is refused, and what one device leaves another alone.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,6 +9,7 @@
 #include "support/device/devices.h"
 #include "support/errors.h"
 #include "support/random.h"
+#include "switchyard/captured_graph.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 #include "switchyard/matmul.h"
@@ -28,6 +30,28 @@ class CudaErrors : public ::testing::Test {
     return message.find(words) != std::string::npos;
   }
 };
+
+TEST_F(CudaErrors, ADeviceLeavesTheThreadOnItsOwnGpu) {
+  int count = 0;
+  cudaGetDeviceCount(&count);
+  if (count < 2) GTEST_SKIP() << "there is one GPU here, and this takes two";
+  const auto gpu_of_thread = [] {
+    int ordinal = -1;
+    cudaGetDevice(&ordinal);
+    return ordinal;
+  };
+  cudaSetDevice(0);
+  auto options = cuda_options();
+  options.ordinal = 1;
+  const Device second = Device::cuda(options);
+  EXPECT_EQ(gpu_of_thread(), 0);
+  Tensor x = second.copy_of(Random(1).tensor({8, 8}, Dtype::f32));
+  EXPECT_EQ(gpu_of_thread(), 0);
+  const CapturedGraph graph(second, [&] { second.set_zero(x); });
+  graph.replay();
+  second.synchronize();
+  EXPECT_EQ(gpu_of_thread(), 0);
+}
 
 TEST_F(CudaErrors, LayersOnAGpuAreNeitherDividedNorMoved) {
   const Device device = Device::cuda(cuda_options());

@@ -4,7 +4,6 @@
 
 #include "core/require.h"
 #include "device/cuda/backend.h"
-#include "device/cuda/runtime/device_memory.h"
 
 namespace switchyard {
 
@@ -28,22 +27,20 @@ CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& 
   require<Unsupported>(device.memory() == Memory::gpu,
                        "a graph is captured on a GPU, and this device is none");
   data_ = std::make_unique<Data>(device);
-  cudaStream_t const stream = data_->context.stream();
-  // Other threads, whose business this is not, may go on allocating.
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-              "beginning to capture a step");
-  cudaGraph_t captured = nullptr;
+  auto& context = data_->context;
+  const cuda::OnGpu gpu(context.ordinal());
+  int status = cudaSuccess;
+  data_->capture = context.begin_capture();
   try {
-    data_->capture = cuda::capture_of(stream);
     step();
   } catch (...) {
-    cudaStreamEndCapture(stream, &captured);
-    if (captured != nullptr) cudaGraphDestroy(captured);
+    cudaGraphDestroy(context.end_capture(status));
     cudaGetLastError();
     throw;
   }
-  cuda::check(cudaStreamEndCapture(stream, &captured), "capturing a step");
-  const auto status = cudaGraphInstantiate(&data_->graph, captured, 0);
+  cudaGraph_t const captured = context.end_capture(status);
+  cuda::check(status, "capturing a step");
+  status = cudaGraphInstantiate(&data_->graph, captured, 0);
   cudaGraphDestroy(captured);
   cuda::check(status, "making a graph of a step");
 }
@@ -53,8 +50,8 @@ CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
 CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 
 void CapturedGraph::replay() const {
-  const auto& context = cuda::context_of(data_->device);  // for this thread, too
-  cuda::check(cudaGraphLaunch(data_->graph, context.stream()), "replaying a step");
+  const cuda::OnGpu gpu(data_->context.ordinal());
+  cuda::check(cudaGraphLaunch(data_->graph, data_->context.stream()), "replaying a step");
 }
 
 }  // namespace switchyard

@@ -9,6 +9,7 @@
 
 #include "switchyard/tensor.h"
 
+struct CUgraph_st;
 struct CUstream_st;
 
 namespace switchyard::cuda {
@@ -25,11 +26,25 @@ struct MatrixRef {
 // cudaSuccess. After a launch: check(cudaGetLastError(), "the kernel's name").
 void check(int status, std::string_view what);
 
-// Of one device; used by one thread at a time.
+// Makes a GPU the calling thread's, and then the one before again.
+class OnGpu {
+ public:
+  explicit OnGpu(int ordinal);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  int before_ = 0;
+  bool has_changed_ = false;
+};
+
+// Of one device; used by one thread at a time, which is on that GPU.
 class Context {
  public:
   virtual ~Context() = default;
 
+  virtual int ordinal() const = 0;
   virtual CUstream_st* stream() const = 0;  // a cudaStream_t
   virtual int num_multiprocessors() const = 0;
   // Whether kernels for Hopper run here, and are wanted.
@@ -40,6 +55,12 @@ class Context {
   virtual void set_zero(const TensorView& view) = 0;
   virtual void upload(std::span<const std::byte> from, void* to) = 0;
 
+  // What follows is captured into a graph rather than run, until end_capture(): on the stream that
+  // the user gave, or else on one that does not wait for the legacy stream, whose use by another
+  // thread would break the capture. Returns the capture's number.
+  virtual std::uint64_t begin_capture() = 0;
+  // The graph; null where the capture failed, which `status` (a cudaError_t) tells.
+  virtual CUgraph_st* end_capture(int& status) = 0;
   // What a capture took is free again: nothing captured in it will run any more.
   virtual void release_capture(std::uint64_t capture) = 0;
 

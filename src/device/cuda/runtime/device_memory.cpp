@@ -2,10 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "core/memory_cache.h"
 #include "core/require.h"
@@ -24,13 +26,13 @@ struct DeviceMemory::Blocks {
   struct Block {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
-    std::uint64_t capture = 0;  // whose it is; 0: nobody's in particular
+    std::vector<std::uint64_t> captures = {};  // whose graphs may use it; none: it is anybody's
   };
   struct Kept {
-    std::byte* data = nullptr;
+    Block block;
     std::int64_t last_take = 0;
   };
-  using Key = std::pair<std::uint64_t, std::int64_t>;  // capture, bytes
+  using Key = std::pair<std::uint64_t, std::int64_t>;  // the first capture or 0, bytes
 
   explicit Blocks(int the_ordinal) : ordinal(the_ordinal) {}
 
@@ -38,16 +40,17 @@ struct DeviceMemory::Blocks {
     int before = 0;
     if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) return;
     cudaDeviceSynchronize();
-    for (const auto& [key, block] : kept) cudaFree(block.data);
+    for (const auto& [key, of_size] : kept) cudaFree(of_size.block.data);
     cudaSetDevice(before);
   }
 
   // Only blocks of the very size are reused: then a step that takes and gives back as one before it
   // finds what that left, which a capture depends on.
-  Block take(std::int64_t bytes, CUstream_st* stream, Source source) {
+  std::byte* take(std::int64_t bytes, CUstream_st* stream, Source source) {
     const std::scoped_lock lock(mutex);
     ++num_takes;
     const std::uint64_t capture = capture_of(stream);
+    active = capture;
     Block block;
     if (source == Source::given_back || capture != 0) block = find(capture, bytes);
     if (block.data == nullptr && capture != 0) block = find(0, bytes);
@@ -58,34 +61,56 @@ struct DeviceMemory::Blocks {
           "it: run the step once before it is captured",
           bytes);
       free_kept(stream, num_takes - kTakesKept);
-      block = {allocate(bytes, stream), bytes, 0};
+      block = {allocate(bytes, stream), bytes};
       bytes_held += bytes;
     }
-    block.capture = capture;
-    return block;
+    if (capture != 0) add_user(block, capture);
+    auto* const data = block.data;
+    taken.emplace(data, std::move(block));
+    return data;
   }
 
-  void give_back(const Block& block) {
+  void give_back(std::byte* data) {
     const std::scoped_lock lock(mutex);
-    const auto capture = released.contains(block.capture) ? 0 : block.capture;
-    kept.emplace(Key{capture, block.bytes}, Kept{block.data, num_takes});
+    Block block = std::move(taken.extract(data).mapped());
+    if (active != 0) add_user(block, active);
+    keep(std::move(block));
+  }
+
+  void begin_capture(std::uint64_t capture) {
+    const std::scoped_lock lock(mutex);
+    active = capture;
+  }
+
+  void end_capture(std::uint64_t capture) {
+    const std::scoped_lock lock(mutex);
+    for (auto& [data, block] : taken) add_user(block, capture);
+    active = 0;
   }
 
   // What is still in use follows when it is given back.
   void release(std::uint64_t capture) {
     const std::scoped_lock lock(mutex);
     released.insert(capture);
-    const auto begin = kept.lower_bound(Key{capture, 0});
-    const auto end = kept.lower_bound(Key{capture + 1, 0});
-    for (auto i = begin; i != end; i = kept.erase(i)) {
-      kept.emplace(Key{0, i->first.second}, Kept{i->second.data, num_takes});
+    std::vector<Block> used;
+    for (auto i = kept.lower_bound(Key{1, 0}); i != kept.end();) {
+      const auto& captures = i->second.block.captures;
+      if (std::ranges::find(captures, capture) == captures.end()) {
+        ++i;
+        continue;
+      }
+      used.push_back(std::move(i->second.block));
+      i = kept.erase(i);
     }
+    for (Block& block : used) keep(std::move(block));
   }
 
   std::mutex mutex;
   int ordinal;
+  std::map<std::byte*, Block> taken;
   std::multimap<Key, Kept> kept;
   std::set<std::uint64_t> released;  // captures
+  std::uint64_t active = 0;          // the capture that goes on, as far as is known here
   std::int64_t num_takes = 0;
   std::int64_t bytes_held = 0;
 
@@ -96,9 +121,21 @@ struct DeviceMemory::Blocks {
   Block find(std::uint64_t capture, std::int64_t bytes) {
     const auto found = kept.find(Key{capture, bytes});
     if (found == kept.end()) return {};
-    const Block block{found->second.data, bytes, capture};
+    Block block = std::move(found->second.block);
     kept.erase(found);
     return block;
+  }
+
+  static void add_user(Block& block, std::uint64_t capture) {
+    const bool is_known = std::ranges::find(block.captures, capture) != block.captures.end();
+    if (!is_known) block.captures.push_back(capture);
+  }
+
+  void keep(Block block) {
+    std::erase_if(block.captures,
+                  [&](std::uint64_t capture) { return released.contains(capture); });
+    const Key key{block.captures.empty() ? 0 : block.captures.front(), block.bytes};
+    kept.emplace(key, Kept{std::move(block), num_takes});
   }
 
   std::byte* allocate(std::int64_t bytes, CUstream_st* stream) {
@@ -131,7 +168,7 @@ struct DeviceMemory::Blocks {
         ++i;
         continue;
       }
-      check(cudaFreeAsync(i->second.data, stream), "giving memory back");
+      check(cudaFreeAsync(i->second.block.data, stream), "giving memory back");
       bytes_held -= i->first.second;
       i = kept.erase(i);
     }
@@ -149,13 +186,14 @@ TensorView DeviceMemory::take_to_keep(const Shape& shape, Dtype dtype, CUstream_
 }
 
 TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stream, Source source) {
-  const auto block =
-      blocks_->take(size_class(shape.num_elements() * size_of(dtype)), stream, source);
   const std::shared_ptr<std::byte> owner(
-      block.data, [blocks = blocks_, block](std::byte*) { blocks->give_back(block); });
+      blocks_->take(size_class(shape.num_elements() * size_of(dtype)), stream, source),
+      [blocks = blocks_](std::byte* data) { blocks->give_back(data); });
   return {owner.get(), dtype, shape, shape.row_elements(), owner, Memory::gpu};
 }
 
+void DeviceMemory::begin_capture(std::uint64_t capture) { blocks_->begin_capture(capture); }
+void DeviceMemory::end_capture(std::uint64_t capture) { blocks_->end_capture(capture); }
 void DeviceMemory::release(std::uint64_t capture) { blocks_->release(capture); }
 
 std::int64_t DeviceMemory::bytes_held() const {

@@ -10,9 +10,9 @@ struct CUstream_st;
 
 namespace switchyard::cuda {
 
-// Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step uses
-// belongs to that capture until it is released: a graph may be replayed at any time. May be used
-// from any thread; blocks may outlive the object.
+// Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step may have
+// used belongs to that capture until it is released: a graph may be replayed at any time. May be
+// used from any thread; blocks may outlive the object.
 class DeviceMemory {
  public:
   explicit DeviceMemory(int ordinal);
@@ -23,6 +23,11 @@ class DeviceMemory {
   TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
   // The same for what is kept from step to step: leaves what steps have given back to them.
   TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
+
+  // Whatever is in use in between may be used by the capture's graph, also what was taken before. Of
+  // a capture that others began only what it takes is known, and what is given back after that.
+  void begin_capture(std::uint64_t capture);
+  void end_capture(std::uint64_t capture);
 
   // The graph of this capture is gone: what it used is anybody's, in the order of the stream.
   void release(std::uint64_t capture);
