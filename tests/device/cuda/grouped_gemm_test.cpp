@@ -223,6 +223,24 @@ TEST_F(CudaGroupedGemm, ManyGroups) {
   }
 }
 
+// A cluster of Hopper's kernel takes several of these tiles, each of at least four blocks of the
+// reduction: only then does it store a tile behind the next one's products.
+TEST_F(CudaGroupedGemm, BitsOfTilesThatAreStoredBehindTheNext) {
+  std::vector<GemmGroup> groups;
+  for (std::uint64_t id = 0; id < 40; ++id) groups.push_back({id, 700});
+  for (const auto form : kForms) {
+    for (const int parts : {1, 2}) {
+      const GroupedSetup setup{
+          .form = form, .matrix_rows = 512, .matrix_columns = 320, .parts = parts};
+      const auto results = run_grouped(device, setup, groups);
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        const auto alone = run_grouped(device, setup, {groups[g]});
+        expect_same_bits(results[g], alone[0], setup);
+      }
+    }
+  }
+}
+
 // Rows that are not aligned are read and written another way, which must not show.
 TEST_F(CudaGroupedGemm, BitsDoNotDependOnAlignment) {
   const auto groups = groups_of({130, 0, 9, 300});

@@ -44,7 +44,7 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
       loop.start(sums, tile, k);
       loop.finish(k);
     }
-    loop.finish_all();
+    loop.finish_all(sums);
     last.keep(sums, target);
   }
   last.store(args, loop);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
       loop.start(sums, tile, k);
       loop.finish(k);
     }
-    loop.finish_all();
+    loop.finish_all(sums);
     store_directly<Variant>(args, target, loop.thread, [&](int i) { return sums[i]; });
   }
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
       loop.start(sums, tile, k);
       loop.finish(k);
     }
-    loop.finish_all();
+    loop.finish_all(sums);
     last.end_tile(sums);
   }
   last.flush();

@@ -18,16 +18,13 @@ KernelArgs kernel_args(const InputGradientGemm& args, Context& context) {
                      .part_stride = k},
                     64);
   to.b = matrix_maps(args.b, args.groups.count, kBlock, context);
-  if (can_map(args.c)) {
-    to.c.whole = tensor_map(
-        {.data = args.c.data, .columns = n, .rows = rows, .row_stride = args.c.stride}, 64);
-  }
+  to.c.whole = tensor_map(
+      {.data = args.c.data, .columns = n, .rows = rows, .row_stride = args.c.stride}, 64);
   to.part_blocks = blocks_of(k, kBlock);
   to.k_blocks = args.b.parts * to.part_blocks;
   to.column_blocks = blocks_of(n, kTileColumns);
   to.columns = static_cast<int>(n);
   to.c_rows = args.c;
-  to.c_has_pairs = has_pairs<__nv_bfloat16>(args.c.data, args.c.stride);
   return to;
 }
 
@@ -40,12 +37,11 @@ bool grouped_gemm(const InputGradientGemm& args, Context& context) {
   InputGradientGemm aligned = args;
   aligned.a = copies.of(args.a, args.groups.row_capacity, args.b.parts * args.b.rows);
   aligned.b = copies.of(args.b);
-  const KernelArgs to = kernel_args(aligned, context);
-  if (can_map(args.c)) {
-    launch<Variant<Product::input_gradient, Source::rows, Epilogue::deferred>>(to, context);
-  } else {
-    launch<Variant<Product::input_gradient, Source::rows, Epilogue::direct>>(to, context);
-  }
+  AlignedResult c(args.c, args.groups.row_capacity, args.b.columns, context);
+  aligned.c = c.rows();
+  launch<Variant<Product::input_gradient, Source::rows, Epilogue::deferred>>(
+      kernel_args(aligned, context), context);
+  c.finish();
   return true;
 }
 

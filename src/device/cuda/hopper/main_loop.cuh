@@ -26,7 +26,7 @@ class MainLoop {
     }
     const std::uint64_t a = describe<kA>(pipeline_.a() + consumer * kBoxBytes);
     const std::uint64_t b = describe<kB>(pipeline_.b());
-    fence_sums();
+    fence_sums(sums);
 #pragma unroll
     for (int i = 0; i < kBlock / 16; ++i) {
       multiply<kA, kB>(sums, a + i * kNextSixteen<kA>, b + i * kNextSixteen<kB>, (k | i) != 0);
@@ -42,8 +42,9 @@ class MainLoop {
   }
 
   // After the last of at least one block: the sums are there.
-  __device__ __forceinline__ void finish_all() {
+  __device__ __forceinline__ void finish_all(float (&sums)[128]) {
     wait_for_products<0>();
+    pin(sums);
     pipeline_.release_previous(thread);
   }
 

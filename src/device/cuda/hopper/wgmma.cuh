@@ -24,7 +24,15 @@ __device__ __forceinline__ std::uint64_t describe(std::uint32_t address) {
 template <Lines kLines>
 constexpr std::uint64_t kNextSixteen = kLines == Lines::along_k ? 2 : 128;
 
-__device__ __forceinline__ void fence_sums() {
+// The compiler does not know that products write the sums until they are waited for: it may not
+// move, copy or read sums across this.
+__device__ __forceinline__ void pin(float (&sums)[128]) {
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  pin(sums);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
