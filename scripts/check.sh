@@ -18,8 +18,8 @@ check_format() {
   git ls-files '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 }
 
-# Lints the library, the model and the command, a folder at once as they are compiled: a header is
-# then read once per folder. Kernels, which are one source for several instruction sets, are linted
+# Lints the library, the model and the command, a layer at once as they are compiled: a header is
+# then read once per layer. Kernels, which are one source for several instruction sets, are linted
 # for one of them. The analyzer looks at fewer paths than by default, which halves the time.
 check_lint() {
   say "Lint"
@@ -28,7 +28,7 @@ check_lint() {
 import json, re, sys
 for entry in json.load(open(sys.argv[1])):
     unit = entry["file"]
-    if re.search(r"/switchyard_(objects|train|cli)\.dir/Unity/|_kernels_baseline\.cpp$", unit):
+    if re.search(r"/switchyard_(objects|train|cli)\.dir/Unity/.*\.cxx$|_kernels_baseline\.cpp$", unit):
         print(unit)
 LIST
     xargs -P "$(nproc)" -n 1 clang-tidy-16 -p build/dev --quiet --warnings-as-errors='*' \

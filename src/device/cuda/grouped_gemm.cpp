@@ -1,5 +1,6 @@
 // Grouped products by the kernels that fit: those for Hopper where they do, else the portable ones.
 #include "device/cuda/grouped_gemm.h"
+
 #include "device/cuda/portable/portable_gemm.h"
 
 namespace switchyard::cuda {

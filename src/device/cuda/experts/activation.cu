@@ -1,8 +1,6 @@
 // Activations of the experts' inner rows, and their gradients.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "device/cuda/experts/activations.cuh"
 #include "device/cuda/experts/lines.cuh"
 #include "device/cuda/experts/row_passes.h"
@@ -24,7 +22,7 @@ struct ActivateKernel {
   float limit;
 };
 
-template <typename T, typename Act, bool kAligned>
+template <typename T, typename Act>
 __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKernel<T> args) {
   constexpr int kAtOnce = 2;  // lines that a thread has in flight
   const Lines lines = args.lines;
@@ -41,8 +39,8 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
       for (int j = 0; j < kAtOnce; ++j) {
         const int line = first + j * team;
         if (line >= lines.count) break;
-        up[j] = lines.load<kAligned>(ups, line);
-        if constexpr (Act::kGated) gate[j] = lines.load<kAligned>(gates, line);
+        up[j] = lines.load(ups, line);
+        if constexpr (Act::kGated) gate[j] = lines.load(gates, line);
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
@@ -54,7 +52,7 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
           const float g = Act::kGated ? gate[j].get(i) : 0.0F;
           result.set(i, weight * Act::value(g, up[j].get(i), args.limit));
         }
-        lines.store<kAligned>(out, line, result);
+        lines.store(out, line, result);
       }
     }
   });
@@ -79,14 +77,14 @@ struct ActivateBackwardKernel {
 };
 
 // Gradients of one line of a row; returns its part of ⟨d_activated, activation⟩.
-template <typename T, typename Act, bool kAligned>
+template <typename T, typename Act>
 __device__ float line_backward(const Lines& lines, T* inner, T* activated, int line, float weight,
                                float limit) {
   T* const ups = Act::kGated ? inner + lines.width : inner;
-  Line<T> out = lines.load<kAligned>(activated, line);
-  Line<T> up = lines.load<kAligned>(ups, line);
+  Line<T> out = lines.load(activated, line);
+  Line<T> up = lines.load(ups, line);
   Line<T> gate = up;
-  if constexpr (Act::kGated) gate = lines.load<kAligned>(inner, line);
+  if constexpr (Act::kGated) gate = lines.load(inner, line);
   float sum = 0.0F;
 #pragma unroll
   for (int i = 0; i < Line<T>::kElements; ++i) {
@@ -97,41 +95,41 @@ __device__ float line_backward(const Lines& lines, T* inner, T* activated, int l
     gate.set(i, weight * d_value * d.d_gate);
     up.set(i, weight * d_value * d.d_up);
   }
-  lines.store<kAligned>(activated, line, out);
-  lines.store<kAligned>(ups, line, up);
-  if constexpr (Act::kGated) lines.store<kAligned>(inner, line, gate);
+  lines.store(activated, line, out);
+  lines.store(ups, line, up);
+  if constexpr (Act::kGated) lines.store(inner, line, gate);
   return sum;
 }
 
 // ⟨row, bias⟩: this thread's part.
-template <bool kAligned, typename T>
+template <typename T>
 __device__ float bias_dot(const ActivateBackwardKernel<T>& args, std::int64_t row, int group,
                           int thread) {
   const T* const bias = static_cast<const T*>(args.down_bias[group].data);
   if (bias == nullptr) return 0.0F;
   float sum = 0.0F;
   for (int line = thread; line < args.d_out_lines.count; line += args.warps * 32) {
-    const Line<T> d = args.d_out_lines.load<kAligned>(args.d_out + row * args.d_out_stride, line);
-    const Line<T> b = args.d_out_lines.load<kAligned>(bias, line);
+    const Line<T> d = args.d_out_lines.load(args.d_out + row * args.d_out_stride, line);
+    const Line<T> b = args.d_out_lines.load(bias, line);
 #pragma unroll
     for (int i = 0; i < Line<T>::kElements; ++i) sum += d.get(i) * b.get(i);
   }
   return sum;
 }
 
-template <typename T, typename Act, bool kAligned>
+template <typename T, typename Act>
 __global__ void __launch_bounds__(kTeamBlock)
     activate_backward_kernel(const ActivateBackwardKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int group, int thread) {
     const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
     float sum = 0.0F;
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
-      sum += line_backward<T, Act, kAligned>(args.lines, args.inner + row * args.inner_stride,
-                                             args.activated + row * args.activated_stride, line,
-                                             weight, args.limit);
+      sum += line_backward<T, Act>(args.lines, args.inner + row * args.inner_stride,
+                                   args.activated + row * args.activated_stride, line, weight,
+                                   args.limit);
     }
     if (args.d_row_weights == nullptr) return;
-    if (args.down_bias != nullptr) sum += bias_dot<kAligned>(args, row, group, thread);
+    if (args.down_bias != nullptr) sum += bias_dot(args, row, group, thread);
     sum = team_sum(sum, args.warps);
     if (thread == 0) args.d_row_weights[row] = sum;
   });
@@ -165,25 +163,12 @@ void for_options(const ExpertsOptions& options, Launch launch) {
   }
 }
 
-template <typename T>
-bool inner_is_aligned(const ExpertsOptions& options, const Rows& inner, const Rows& activated) {
-  return has_whole_lines<T>(options.intermediate) && is_aligned<T>(inner) &&
-         is_aligned<T>(activated);
-}
-
-template <typename T>
-bool outer_is_aligned(const ExpertsOptions& options, const Rows& d_out,
-                      std::span<const MatrixRef> down_bias) {
-  return has_whole_lines<T>(options.hidden) && is_aligned<T>(d_out) &&
-         std::ranges::all_of(down_bias, [](const MatrixRef& b) { return is_aligned(b.data); });
-}
-
 }  // namespace
 
 void activate(const Activate& args, Context& context) {
   if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
   for_options(args.options, [&]<typename T, typename Act>(T, Act) {
-    const Lines lines = lines_of<T>(args.options.intermediate);
+    const Lines lines = lines_of<T>(args.options.intermediate, args.inner, args.activated);
     const int warps = team_warps(lines.count);
     const ActivateKernel<T> kernel{.groups = args.groups,
                                    .lines = lines,
@@ -194,11 +179,8 @@ void activate(const Activate& args, Context& context) {
                                    .activated_stride = args.activated.stride,
                                    .row_weights = args.row_weights,
                                    .limit = args.options.clamp_limit};
-    const bool aligned = inner_is_aligned<T>(args.options, args.inner, args.activated);
-    for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
-      activate_kernel<T, Act, kAligned>
-          <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
-    });
+    activate_kernel<T, Act>
+        <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
     check(cudaGetLastError(), "activate");
   });
 }
@@ -207,7 +189,7 @@ void activate_backward(const ActivateBackward& args, Context& context) {
   if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
   const bool dot_bias = args.d_row_weights != nullptr && !args.down_bias.empty();
   for_options(args.options, [&]<typename T, typename Act>(T, Act) {
-    const Lines lines = lines_of<T>(args.options.intermediate);
+    const Lines lines = lines_of<T>(args.options.intermediate, args.inner, args.activated);
     const int warps = team_warps(lines.count);
     const ActivateBackwardKernel<T> kernel{
         .groups = args.groups,
@@ -220,17 +202,12 @@ void activate_backward(const ActivateBackward& args, Context& context) {
         .row_weights = args.row_weights,
         .limit = args.options.clamp_limit,
         .d_row_weights = args.d_row_weights,
-        .d_out_lines = lines_of<T>(args.options.hidden),
+        .d_out_lines = lines_of<T>(args.options.hidden, args.d_out, args.down_bias),
         .d_out = data_of<T>(args.d_out),
         .d_out_stride = args.d_out.stride,
         .down_bias = dot_bias ? context.table(args.down_bias) : nullptr};
-    const bool aligned =
-        inner_is_aligned<T>(args.options, args.inner, args.activated) &&
-        (!dot_bias || outer_is_aligned<T>(args.options, args.d_out, args.down_bias));
-    for_alignment(aligned, [&]<bool kAligned>(std::bool_constant<kAligned>) {
-      activate_backward_kernel<T, Act, kAligned>
-          <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
-    });
+    activate_backward_kernel<T, Act>
+        <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
     check(cudaGetLastError(), "activate_backward");
   });
 }

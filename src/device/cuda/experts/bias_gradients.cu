@@ -50,7 +50,7 @@ struct SumChunks {
 };
 
 // Block (chunk, 32 lines): each warp sums every eighth row, and their sums are added in order.
-template <typename T, bool kAligned>
+template <typename T>
 __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T> args) {
   constexpr int kColumns = 32 * Line<T>::kElements;
   __shared__ float warp_sums[kWarps][kColumns];
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T>
     for (int r = warp; r < rows.count; r += kWarps) {
       const std::int64_t row = rows.first + r;
       const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
-      const Line<T> value = args.lines.load<kAligned>(args.rows + row * args.stride, line);
+      const Line<T> value = args.lines.load(args.rows + row * args.stride, line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) sums[i] += weight * value.get(i);
     }
@@ -127,17 +127,14 @@ void sum_chunks(const BiasGradients& args, float* sums, Context& context) {
   for_dtype(args.dtype, [&]<typename T>(T) {
     const std::int64_t columns = args.parts * args.width;
     const SumChunks<T> kernel{.groups = args.groups,
-                              .lines = lines_of<T>(columns),
+                              .lines = lines_of<T>(columns, args.rows),
                               .rows = data_of<T>(args.rows),
                               .stride = args.rows.stride,
                               .row_weights = args.row_weights,
                               .sums = sums};
     const dim3 grid(static_cast<unsigned>(num_chunks(args.groups)),
                     static_cast<unsigned>((kernel.lines.count + 31) / 32));
-    for_alignment(has_whole_lines<T>(columns) && is_aligned<T>(args.rows),
-                  [&]<bool kAligned>(std::bool_constant<kAligned>) {
-                    sum_chunks_kernel<T, kAligned><<<grid, kThreads, 0, context.stream()>>>(kernel);
-                  });
+    sum_chunks_kernel<T><<<grid, kThreads, 0, context.stream()>>>(kernel);
     check(cudaGetLastError(), "sum_chunks");
   });
 }

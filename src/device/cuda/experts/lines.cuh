@@ -3,8 +3,9 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <type_traits>
+#include <span>
 
 #include "device/cuda/grouped_gemm.h"
 
@@ -36,13 +37,14 @@ struct alignas(16) Line {
 struct Lines {
   int width = 0;
   int count = 0;
+  bool is_aligned = false;  // in all rows
 
   // Beyond the end of the row there are zeros. What is read once leaves the cache first.
-  template <bool kAligned, bool kOnce = true, typename T>
+  template <bool kOnce = true, typename T>
   __device__ Line<T> load(const T* row, int line) const {
     const int first = line * Line<T>::kElements;
     Line<T> result;
-    if constexpr (kAligned) {
+    if (is_aligned) {
       const auto* from = reinterpret_cast<const uint4*>(row + first);
       reinterpret_cast<uint4&>(result) = kOnce ? __ldcs(from) : __ldg(from);
     } else {
@@ -54,10 +56,10 @@ struct Lines {
     return result;
   }
 
-  template <bool kAligned, typename T>
+  template <typename T>
   __device__ void store(T* row, int line, const Line<T>& value) const {
     const int first = line * Line<T>::kElements;
-    if constexpr (kAligned) {
+    if (is_aligned) {
       *reinterpret_cast<uint4*>(row + first) = reinterpret_cast<const uint4&>(value);
     } else {
 #pragma unroll
@@ -68,15 +70,6 @@ struct Lines {
   }
 };
 
-template <typename T>
-Lines lines_of(std::int64_t width) {
-  constexpr int kElements = Line<T>::kElements;
-  return {static_cast<int>(width), static_cast<int>((width + kElements - 1) / kElements)};
-}
-template <typename T>
-bool has_whole_lines(std::int64_t width) {
-  return width % Line<T>::kElements == 0;
-}
 inline bool is_aligned(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }
@@ -88,15 +81,22 @@ template <typename T>
 bool is_aligned(const Rows& rows) {
   return is_aligned(rows.data) && rows.stride % Line<T>::kElements == 0;
 }
+template <typename T>
+bool is_aligned(std::span<const MatrixRef> vectors) {
+  return std::ranges::all_of(vectors, [](const MatrixRef& v) { return is_aligned(v.data); });
+}
+// Of rows, and vectors, that all have this width.
+template <typename T, typename... More>
+Lines lines_of(std::int64_t width, const More&... rows) {
+  constexpr int kElements = Line<T>::kElements;
+  return {static_cast<int>(width), static_cast<int>((width + kElements - 1) / kElements),
+          width % kElements == 0 && (is_aligned<T>(rows) && ...)};
+}
 
-// launch(T{}), and launch(std::bool_constant): which kernel it is to be.
+// launch(T{}): which kernel it is to be.
 template <typename Launch>
 void for_dtype(Dtype dtype, Launch launch) {
   dtype == Dtype::bf16 ? launch(__nv_bfloat16{}) : launch(float{});
-}
-template <typename Launch>
-void for_alignment(bool aligned, Launch launch) {
-  aligned ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
 }  // namespace switchyard::cuda

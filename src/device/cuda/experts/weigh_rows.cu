@@ -24,21 +24,21 @@ struct RowsKernel {
   int top_k;
 };
 
-template <typename T, bool kAligned>
+template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) weigh_kernel(const RowsKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
     const float weight = args.row_weights[row];
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
-      Line<T> value = args.lines.load<kAligned>(args.from + row * args.from_stride, line);
+      Line<T> value = args.lines.load(args.from + row * args.from_stride, line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) value.set(i, weight * value.get(i));
-      args.lines.store<kAligned>(args.to + row * args.to_stride, line, value);
+      args.lines.store(args.to + row * args.to_stride, line, value);
     }
   });
 }
 
 // `from` are the rows, `to` their gradients.
-template <typename T, bool kAligned>
+template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
     const float weight = args.row_weights[row];
@@ -46,16 +46,16 @@ __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKe
     T* const d_x_row = args.to + row * args.to_stride;
     float sum = 0.0F;
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
-      Line<T> x = args.lines.load<kAligned>(x_row, line);
-      Line<T> d_x = args.lines.load<kAligned>(d_x_row, line);
+      Line<T> x = args.lines.load(x_row, line);
+      Line<T> d_x = args.lines.load(d_x_row, line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) {
         sum += d_x.get(i) * x.get(i);
         x.set(i, weight * x.get(i));
         d_x.set(i, weight * d_x.get(i));
       }
-      args.lines.store<kAligned>(x_row, line, x);
-      args.lines.store<kAligned>(d_x_row, line, d_x);
+      args.lines.store(x_row, line, x);
+      args.lines.store(d_x_row, line, d_x);
     }
     if (args.d_row_weights == nullptr) return;
     sum = team_sum(sum, args.warps);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKe
 }
 
 // Several lines are under way a thread.
-template <typename T, bool kAligned>
+template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> args) {
   constexpr int kAtOnce = 4;
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
@@ -76,28 +76,28 @@ __global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> 
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int line = first + i * step;
-        if (line < args.lines.count) values[i] = args.lines.load<kAligned, false>(from, line);
+        if (line < args.lines.count) values[i] = args.lines.load<false>(from, line);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int line = first + i * step;
         if (line >= args.lines.count) continue;
-        args.lines.store<kAligned>(args.to + row * args.to_stride, line, values[i]);
+        args.lines.store(args.to + row * args.to_stride, line, values[i]);
       }
     }
   });
 }
 
-template <typename T, bool kAligned>
+template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) add_kernel(const RowsKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
     T* const to_row = args.to + row * args.to_stride;
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
-      const Line<T> more = args.lines.load<kAligned>(args.from + row * args.from_stride, line);
-      Line<T> value = args.lines.load<kAligned>(to_row, line);
+      const Line<T> more = args.lines.load(args.from + row * args.from_stride, line);
+      Line<T> value = args.lines.load(to_row, line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) value.set(i, value.get(i) + more.get(i));
-      args.lines.store<kAligned>(to_row, line, value);
+      args.lines.store(to_row, line, value);
     }
   });
 }
@@ -114,12 +114,12 @@ struct RowsPass {
   int top_k = 1;
 };
 
-// launch(kernel arguments, blocks, std::bool_constant for aligned lines)
+// launch(kernel arguments, blocks)
 template <typename Launch>
 void for_rows(const RowsPass& pass, Context& context, Launch launch) {
   if (pass.groups.count == 0 || pass.groups.row_capacity == 0) return;
   for_dtype(pass.dtype, [&]<typename T>(T) {
-    const Lines lines = lines_of<T>(pass.width);
+    const Lines lines = lines_of<T>(pass.width, pass.from, pass.to);
     const int warps = team_warps(lines.count);
     const RowsKernel<T> kernel{.groups = pass.groups,
                                .lines = lines,
@@ -132,9 +132,7 @@ void for_rows(const RowsPass& pass, Context& context, Launch launch) {
                                .d_row_weights = pass.d_row_weights,
                                .sources = pass.sources,
                                .top_k = pass.top_k};
-    for_alignment(
-        has_whole_lines<T>(pass.width) && is_aligned<T>(pass.from) && is_aligned<T>(pass.to),
-        [&](auto aligned) { launch(kernel, team_blocks(pass.groups, warps, context), aligned); });
+    launch(kernel, team_blocks(pass.groups, warps, context));
   });
 }
 
@@ -142,24 +140,19 @@ void for_rows(const RowsPass& pass, Context& context, Launch launch) {
 
 void weigh_rows(const WeighRows& args, Context& context) {
   const RowsPass pass{args.dtype, args.groups, args.width, args.from, args.to, args.row_weights};
-  for_rows(pass, context,
-           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
-                                          std::bool_constant<kAligned>) {
-             weigh_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
-             check(cudaGetLastError(), "weigh_rows");
-           });
+  for_rows(pass, context, [&]<typename T>(const RowsKernel<T>& kernel, unsigned blocks) {
+    weigh_kernel<T><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+    check(cudaGetLastError(), "weigh_rows");
+  });
 }
 
 void weigh_rows_backward(const WeighRowsBackward& args, Context& context) {
   const RowsPass pass{args.dtype, args.groups,      args.width,        args.x,
                       args.d_x,   args.row_weights, args.d_row_weights};
-  for_rows(pass, context,
-           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
-                                          std::bool_constant<kAligned>) {
-             weigh_backward_kernel<T, kAligned>
-                 <<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
-             check(cudaGetLastError(), "weigh_rows_backward");
-           });
+  for_rows(pass, context, [&]<typename T>(const RowsKernel<T>& kernel, unsigned blocks) {
+    weigh_backward_kernel<T><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+    check(cudaGetLastError(), "weigh_rows_backward");
+  });
 }
 
 void rows_from_tokens(const RowsFromTokens& args, Context& context) {
@@ -170,22 +163,18 @@ void rows_from_tokens(const RowsFromTokens& args, Context& context) {
                       .to = args.to,
                       .sources = args.from.sources,
                       .top_k = args.from.top_k};
-  for_rows(pass, context,
-           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
-                                          std::bool_constant<kAligned>) {
-             gather_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
-             check(cudaGetLastError(), "rows_from_tokens");
-           });
+  for_rows(pass, context, [&]<typename T>(const RowsKernel<T>& kernel, unsigned blocks) {
+    gather_kernel<T><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+    check(cudaGetLastError(), "rows_from_tokens");
+  });
 }
 
 void add_rows(const AddRows& args, Context& context) {
   const RowsPass pass{args.dtype, args.groups, args.width, args.from, args.to};
-  for_rows(pass, context,
-           [&]<typename T, bool kAligned>(const RowsKernel<T>& kernel, unsigned blocks,
-                                          std::bool_constant<kAligned>) {
-             add_kernel<T, kAligned><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
-             check(cudaGetLastError(), "add_rows");
-           });
+  for_rows(pass, context, [&]<typename T>(const RowsKernel<T>& kernel, unsigned blocks) {
+    add_kernel<T><<<blocks, kTeamBlock, 0, context.stream()>>>(kernel);
+    check(cudaGetLastError(), "add_rows");
+  });
 }
 
 }  // namespace switchyard::cuda

@@ -7,6 +7,7 @@
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/plan/assignments.cuh"
+#include "device/cuda/route/route_choice.cuh"
 #include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {
@@ -128,12 +129,6 @@ __global__ void keep_first_come(const Limit l) {
 }
 
 constexpr unsigned kBins = 256;  // and as many threads
-
-// Ordered as the weights are; both zeros are one.
-__device__ unsigned key_of(float weight) {
-  const unsigned bits = weight == 0.0F ? 0U : __float_as_uint(weight);
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
-}
 
 // The lowest key that stays, and how many of those with this very key do.
 struct Threshold {

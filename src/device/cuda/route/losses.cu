@@ -12,7 +12,7 @@ namespace switchyard::cuda {
 namespace {
 
 // RouterSums as kernels see them.
-struct Sums {
+struct LossSums {
   const std::int64_t* by_sequence = nullptr;
   std::int64_t stride = 0;
   std::int64_t num_sequences = 0;
@@ -34,21 +34,21 @@ struct Sums {
   }
 };
 
-Sums sums_of(const RouterSums& sums) {
+LossSums sums_of(const RouterSums& sums) {
   return {elements<std::int64_t>(ConstTensorView(sums.by_sequence)), sums.by_sequence.row_stride(),
           sums.num_sequences(), sums.num_experts};
 }
 
-constexpr int kThreads = 128;
+constexpr int kLossThreads = 128;
 
 unsigned blocks_for(std::int64_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  return static_cast<unsigned>((threads + kLossThreads - 1) / kLossThreads);
 }
 __device__ std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-__global__ void add_up_losses(const Sums sums, std::int64_t* totals) {
+__global__ void add_up_losses(const LossSums sums, std::int64_t* totals) {
   const std::int64_t i = thread_in_grid();
   if (i <= sums.num_experts) totals[i] = sums.total(i);
   if (i != sums.num_experts + 1) return;
@@ -60,16 +60,16 @@ __global__ void add_up_losses(const Sums sums, std::int64_t* totals) {
 }  // namespace
 
 void loss_totals(const LossTotals& args, Context& context) {
-  const Sums sums = sums_of(args.sums);
-  add_up_losses<<<blocks_for(loss_total_words(sums.num_experts)), kThreads, 0, context.stream()>>>(
-      sums, elements<std::int64_t>(args.totals));
+  const LossSums sums = sums_of(args.sums);
+  add_up_losses<<<blocks_for(loss_total_words(sums.num_experts)), kLossThreads, 0,
+                  context.stream()>>>(sums, elements<std::int64_t>(args.totals));
   check(cudaGetLastError(), "add_up_losses");
 }
 
 namespace {
 
 struct Slopes {
-  Sums sums;
+  LossSums sums;
   const std::int64_t* totals = nullptr;  // [E + 2]
   std::int64_t top_k = 0;
   RouterLosses d_losses;
@@ -127,13 +127,13 @@ void loss_slopes(const LossSlopes& args, Context& context) {
                       .by_square = by_square ? elements<float>(*by_square) : nullptr};
   const std::int64_t rows = std::clamp<std::int64_t>(slopes.sums.num_sequences, 1, 1024);
   const dim3 grid(blocks_for(slopes.sums.num_experts), static_cast<unsigned>(rows));
-  fill_slopes<<<grid, kThreads, 0, context.stream()>>>(slopes);
+  fill_slopes<<<grid, kLossThreads, 0, context.stream()>>>(slopes);
   check(cudaGetLastError(), "fill_slopes");
 }
 
 namespace {
 
-__global__ void add_picks(const Sums sums, std::int64_t* statistics) {
+__global__ void add_to_statistics(const LossSums sums, std::int64_t* statistics) {
   const std::int64_t i = thread_in_grid();
   if (i <= sums.num_experts) statistics[i] += sums.total(i);
 }
@@ -173,14 +173,14 @@ __global__ void multiply_by_expert(const Assignments all, const float* scales, i
 }  // namespace
 
 void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context) {
-  add_picks<<<blocks_for(sums.num_experts + 1), kThreads, 0, context.stream()>>>(
+  add_to_statistics<<<blocks_for(sums.num_experts + 1), kLossThreads, 0, context.stream()>>>(
       sums_of(sums), elements<std::int64_t>(statistics));
-  check(cudaGetLastError(), "add_picks");
+  check(cudaGetLastError(), "add_to_statistics");
 }
 
 void output_scales(const OutputScales& args, Context& context) {
   const std::int64_t num_experts = args.picks.rows();
-  fill_output_scales<<<blocks_for(num_experts * kWarpLanes), kThreads, 0, context.stream()>>>(
+  fill_output_scales<<<blocks_for(num_experts * kWarpLanes), kLossThreads, 0, context.stream()>>>(
       elements<std::int64_t>(args.picks), elements<std::int32_t>(args.owners), num_experts,
       args.rule == GradientScale::rank, elements<float>(args.scales));
   check(cudaGetLastError(), "fill_output_scales");

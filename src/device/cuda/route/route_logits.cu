@@ -12,7 +12,7 @@ namespace {
 constexpr int kTokens = 64;
 constexpr int kDepth = 64;
 constexpr int kStages = 4;
-constexpr int kThreads = 128;
+constexpr int kLogitThreads = 128;
 
 // Logits from their sums.
 struct StoreLogit {
@@ -91,8 +91,8 @@ __device__ void store_tile(const float (&sums)[2][kExperts / 16][4], std::int64_
 }
 
 template <int kExperts, bool kAligned>
-__global__ __launch_bounds__(kThreads) void logits_kernel(Bf16Matrix x, Bf16Matrix gate,
-                                                          StoreLogit store) {
+__global__ __launch_bounds__(kLogitThreads) void logits_kernel(Bf16Matrix x, Bf16Matrix gate,
+                                                               StoreLogit store) {
   extern __shared__ __align__(128) std::byte shared[];
   const auto num_experts = static_cast<int>(gate.rows);
   const int tiles = (num_experts + kExperts - 1) / kExperts;
@@ -103,9 +103,9 @@ __global__ __launch_bounds__(kThreads) void logits_kernel(Bf16Matrix x, Bf16Matr
   const auto load = [&](int step) {
     if (step < steps) {
       std::byte* stage = shared + step % kStages * kStageBytes<kExperts>;
-      stage_tile<kTokens, kDepth, kThreads, kAligned>(stage, x, first_token, step * kDepth);
-      stage_tile<kExperts, kDepth, kThreads, kAligned>(stage + kTokens * kDepth * 2, gate,
-                                                       first_expert, step * kDepth);
+      stage_tile<kTokens, kDepth, kLogitThreads, kAligned>(stage, x, first_token, step * kDepth);
+      stage_tile<kExperts, kDepth, kLogitThreads, kAligned>(stage + kTokens * kDepth * 2, gate,
+                                                            first_expert, step * kDepth);
     }
     commit_copies();
   };
@@ -128,7 +128,7 @@ void launch_logits(const Bf16Matrix& x, const Bf16Matrix& gate, const StoreLogit
         "shared memory of logits_kernel");
   const std::int64_t tiles = (gate.rows + kExperts - 1) / kExperts;
   const auto blocks = static_cast<unsigned>((x.rows + kTokens - 1) / kTokens * tiles);
-  kernel<<<blocks, kThreads, kBytes, context.stream()>>>(x, gate, store);
+  kernel<<<blocks, kLogitThreads, kBytes, context.stream()>>>(x, gate, store);
   check(cudaGetLastError(), "logits_kernel");
 }
 

@@ -10,7 +10,7 @@ namespace {
 using Word = unsigned long long;
 
 constexpr int kChunkTokens = 64;
-constexpr int kThreads = 128;
+constexpr int kSumThreads = 128;
 constexpr int kMostCounters = 8192;
 
 struct Problems {
@@ -36,7 +36,7 @@ __device__ void write_problems(const Problems& p) {
 
 __global__ void problems_kernel(Problems problems) { write_problems(problems); }
 
-struct Sums {
+struct SumTokens {
   std::int64_t num_tokens;
   std::int64_t sequence_tokens;
   std::int64_t chunks;  // of each sequence
@@ -59,9 +59,9 @@ __device__ void add_to(Word* sum, Word value) {
 }
 
 // row[E …] += scores of the chunk's tokens; `over` [kChunkTokens] as TokenSums::counts.
-__device__ void add_scores(const Sums& s, std::int64_t first, int count, const float* over,
+__device__ void add_scores(const SumTokens& s, std::int64_t first, int count, const float* over,
                            Word* row) {
-  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kSumThreads) {
     std::int64_t sum = 0;
 #pragma unroll 8
     for (int t = 0; t < count; ++t) {
@@ -74,14 +74,15 @@ __device__ void add_scores(const Sums& s, std::int64_t first, int count, const f
 }
 
 // row[0 …] += picks of the chunk's tokens.
-__device__ void add_picks(const Sums& s, std::int64_t first, int count, const float* over,
+__device__ void add_picks(const SumTokens& s, std::int64_t first, int count, const float* over,
                           int* counters, Word* row) {
   if (s.has_counters) {
-    for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) counters[e] = 0;
+    for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kSumThreads)
+      counters[e] = 0;
   }
   __syncthreads();
   const int picks = count * s.top_k;
-  for (int i = static_cast<int>(threadIdx.x); i < picks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < picks; i += kSumThreads) {
     const int t = i / s.top_k;
     if (over[t] == 0.0F) continue;
     const std::int32_t id = s.ids[(first + t) * s.ids_stride + i % s.top_k];
@@ -94,13 +95,13 @@ __device__ void add_picks(const Sums& s, std::int64_t first, int count, const fl
   }
   __syncthreads();
   if (!s.has_counters) return;
-  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kSumThreads) {
     add_to(row + e, static_cast<Word>(counters[e]));
   }
 }
 
 // Whole parts and what is behind the point, of one token a thread.
-__device__ void add_square(const Sums& s, std::int64_t token, bool is_counted) {
+__device__ void add_square(const SumTokens& s, std::int64_t token, bool is_counted) {
   Word whole = 0;
   Word fraction = 0;
   if (is_counted) {
@@ -117,10 +118,10 @@ __device__ void add_square(const Sums& s, std::int64_t token, bool is_counted) {
 }
 
 // A block a chunk of one sequence's tokens.
-__global__ __launch_bounds__(kThreads) void sums_kernel(Sums s, Problems problems) {
+__global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s, Problems problems) {
   extern __shared__ int counters[];
   __shared__ float over[kChunkTokens];
-  static_assert(kChunkTokens <= kThreads);
+  static_assert(kChunkTokens <= kSumThreads);
   const std::int64_t sequence = blockIdx.x / s.chunks;
   const std::int64_t begin = sequence * s.sequence_tokens;
   const std::int64_t end = min(begin + s.sequence_tokens, s.num_tokens);
@@ -143,7 +144,7 @@ const float* floats_of(const std::optional<TensorView>& view) {
   return view ? reinterpret_cast<const float*>(view->data()) : nullptr;
 }
 
-Sums sums_of(const RouteTokens& args, const TokenSums& tokens) {
+SumTokens sums_of(const RouteTokens& args, const TokenSums& tokens) {
   const RouterSums& sums = *args.sums;
   const auto num_tokens = args.in.x.rows();
   const auto sequence = min(sums.sequence_tokens, num_tokens);
@@ -182,10 +183,10 @@ void finish_routing(const RouteTokens& args, const TokenSums& tokens, Context& c
     check(cudaGetLastError(), "problems_kernel");
     return;
   }
-  const Sums sums = sums_of(args, tokens);
+  const SumTokens sums = sums_of(args, tokens);
   const auto sequences = (num_tokens + sums.sequence_tokens - 1) / sums.sequence_tokens;
   const auto shared = sums.has_counters ? sizeof(int) * args.options.num_experts : 0;
-  sums_kernel<<<static_cast<unsigned>(sequences * sums.chunks), kThreads, shared,
+  sums_kernel<<<static_cast<unsigned>(sequences * sums.chunks), kSumThreads, shared,
                 context.stream()>>>(sums, problems);
   check(cudaGetLastError(), "sums_kernel");
 }

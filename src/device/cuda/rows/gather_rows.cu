@@ -122,8 +122,6 @@ void gather_typed(const GatherRows& args, Context& context, bool wide) {
       return launch_gather<T, true, 2, 1>(args, context);
     case 4:
       return launch_gather<T, true, 4, 1>(args, context);
-    case 6:
-      return launch_gather<T, true, 6, 1>(args, context);
     case 8:
       return launch_gather<T, true, 8, 1>(args, context);
     default:

@@ -158,8 +158,6 @@ void scatter_wide(const ScatterRows& args, Context& context) {
       return launch_scatter<T, true, Scaled, 2, 1>(args, context);
     case 4:
       return launch_scatter<T, true, Scaled, 4, 1>(args, context);
-    case 6:
-      return launch_scatter<T, true, Scaled, 6, 1>(args, context);
     case 8:
       return launch_scatter<T, true, Scaled, 8, 1>(args, context);
     default:
