@@ -17,6 +17,11 @@ import sys
 from gpu_report import HEATS, SHAPES
 
 
+def shape_of(name):
+    """One of the known, or T x H x I x E x K as 16384x2048x768x128x1."""
+    return SHAPES.get(name) or tuple(int(size) for size in name.split("x"))
+
+
 def step_times(path, options):
     """Of one build, by shape: runs in a child process."""
     import torch  # here, because the parent needs no GPU
@@ -26,7 +31,7 @@ def step_times(path, options):
     library, times = load_library(path), {}
     for name in options.shapes:
         torch.manual_seed(0)
-        shape = SHAPES[name]
+        shape = shape_of(name)
         weights = Weights(shape)
         batch = Batch(shape, route(shape))
         with Switchyard(library, weights, batch, options) as ours:
@@ -38,7 +43,7 @@ def step_times(path, options):
 
 def turn(path, options):
     command = [sys.executable, __file__, path, path, "--child", "--rounds", str(options.rounds),
-               "--shapes", ",".join(options.shapes)]
+               "--kernels", options.kernels, "--shapes", ",".join(options.shapes)]
     folder = pathlib.Path(path).resolve().parent
     environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent}:{folder}"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
@@ -53,9 +58,10 @@ def main():
     parser.add_argument("--turns", type=int, default=3, help="of each")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES))
+    parser.add_argument("--kernels", choices=["best", "portable"], default="best")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.alignment, options.kernels = 1, "best"
+    options.alignment = 1
     if options.child:
         print(json.dumps(step_times(options.old, options)))
         return

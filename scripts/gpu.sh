@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Builds, tests and benchmarks on a machine with a GPU; a short table comes last.
 #   gpu.sh [build] [test] [sanitize] [bench] [compare]    without arguments: all but sanitize
+#   gpu.sh verified      whether the CUDA code at hand is what bench/gpu-verified says has run
 #   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
 #                        to build/headers, which a machine without these packages builds with
 # test runs the device suite and verify twice: with the kernels of the GPU's own kind, and with
-# portable ones alone. compare runs bench/gpu_compare.py whole, and needs a python3 with torch;
+# portable ones alone, and then prints a sum of the CUDA code, which bench/gpu-verified holds when
+# that is the code that ran. compare runs bench/gpu_compare.py whole, and needs a python3 with torch;
 # sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
@@ -36,6 +38,14 @@ run_test() {
   "$binaries/cli/switchyard" info
   test_with best
   test_with portable
+  say "All green; for bench/gpu-verified:"
+  kernel_sum
+}
+
+# Names the CUDA code at hand: 16 digits of a sum over the sums of its files.
+kernel_sum() {
+  { find src/device/cuda -type f; echo src/device/device_backend.h; } | LC_ALL=C sort |
+    xargs sha256sum | sha256sum | cut -c 1-16
 }
 
 test_with() {
@@ -91,6 +101,16 @@ run_compare() {
   echo "drawn: $results/compare.svg"
 }
 
+say_verified() {
+  if [ "$(kernel_sum)" = "$(cat bench/gpu-verified)" ]; then
+    echo "This CUDA code has run on a GPU with all tests green."
+  else
+    echo "This CUDA code is not what ran last: run scripts/gpu.sh build test on a GPU." >&2
+    return 1
+  fi
+}
+
+[ "${1:-}" = verified ] && { say_verified; exit; }
 mkdir -p "$results"
 [ "${1:-}" = headers ] && { collect_headers; exit; }
 [ $# -gt 0 ] || set -- build test bench compare

@@ -244,8 +244,8 @@ void print_table(const BenchLayerOptions& o, const GpuResult& r) {
   print_stages(o, r, "forward, of forward+backward", r.forward_stages);
   print_stages(o, r, "backward", r.backward_stages);
   fmt::print(
-      "\nHost syncs: {} forward, {} backward. Kept for backward: {:.0f} bytes a token. Medians of "
-      "10; stages of the last of {}.\n",
+      "\nHost syncs: {} forward, {} backward. Kept for backward: {:.0f} bytes a token. "
+      "Medians; stages of the last of {}.\n",
       r.syncs_forward, r.syncs_backward,
       static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens), o.repeat);
 }

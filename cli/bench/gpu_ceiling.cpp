@@ -5,10 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/random_rows.h"
@@ -34,14 +35,15 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-std::vector<double> ten_times(cudaStream_t stream, const std::function<void()>& work) {
-  constexpr int kRounds = 10;
-  std::array<cudaEvent_t, kRounds + 1> events{};
+// Seconds of each of so many rounds in a row.
+std::vector<double> time_rounds(cudaStream_t stream, int rounds,
+                                const std::function<void()>& work) {
+  std::vector<cudaEvent_t> events(static_cast<std::size_t>(rounds) + 1);
   for (auto& event : events) check(cudaEventCreate(&event), "making an event");
   check(cudaEventRecord(events[0], stream), "recording an event");
-  for (int i = 1; i <= kRounds; ++i) {
+  for (std::size_t i = 1; i < events.size(); ++i) {
     work();
-    check(cudaEventRecord(events[static_cast<std::size_t>(i)], stream), "recording an event");
+    check(cudaEventRecord(events[i], stream), "recording an event");
   }
   check(cudaEventSynchronize(events.back()), "waiting for events");
   std::vector<double> seconds;
@@ -52,6 +54,35 @@ std::vector<double> ten_times(cudaStream_t stream, const std::function<void()>& 
   }
   for (auto& event : events) cudaEventDestroy(event);
   return seconds;
+}
+
+constexpr int kRounds = 11;
+
+// A GPU under load for more than some 30 ms draws all the power that it may, and slows down: so
+// bursts end before that, unless one round takes longer.
+double cool_seconds(cudaStream_t stream, const std::function<void()>& work) {
+  constexpr int kBursts = 5;
+  constexpr double kWarmUp = 3e-3;
+  constexpr double kBurst = 20e-3;
+  const double estimate = time_rounds(stream, 2, work)[1];
+  const int warm_ups = static_cast<int>(std::ceil(kWarmUp / estimate));
+  const int rounds = std::clamp(static_cast<int>(kBurst / estimate) - warm_ups, 1, kRounds);
+  std::vector<double> seconds;
+  for (int burst = 0; burst < kBursts; ++burst) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    for (int i = 0; i < warm_ups; ++i) work();
+    const auto of_burst = time_rounds(stream, rounds, work);
+    seconds.insert(seconds.end(), of_burst.begin(), of_burst.end());
+  }
+  return median(std::move(seconds));
+}
+
+// The GPU is never left idle between the load and the rounds.
+double hot_seconds(cudaStream_t stream, const std::function<void()>& work, double estimate) {
+  constexpr double kLoad = 0.3;
+  const int load = static_cast<int>(std::ceil(1.3 * kLoad / estimate));
+  for (int i = 0; i < load; ++i) work();
+  return median(time_rounds(stream, kRounds, work));
 }
 
 CoolAndHot rate(const CoolAndHot& seconds, double work) {
@@ -92,20 +123,9 @@ Cublas load_cublas(cudaStream_t stream) {
 }  // namespace
 
 CoolAndHot time_on_gpu(void* stream, const std::function<void()>& work) {
-  using Clock = std::chrono::steady_clock;
   const auto on = static_cast<cudaStream_t>(stream);
-  const auto wait = [&] { check(cudaStreamSynchronize(on), "waiting for the stream"); };
-  wait();
-  std::this_thread::sleep_for(std::chrono::milliseconds(150));
-  work();
-  work();
-  const double cool = median(ten_times(on, work));
-  const auto begin = Clock::now();
-  while (Clock::now() - begin < std::chrono::milliseconds(350)) {
-    work();
-    wait();
-  }
-  return {cool, median(ten_times(on, work))};
+  const double cool = cool_seconds(on, work);
+  return {cool, hot_seconds(on, work, cool)};
 }
 
 CoolAndHot copy_ceiling(void* stream) {

@@ -9,11 +9,11 @@
 
 namespace switchyard::cli {
 
-// Medians of ten. A GPU that was idle runs faster than one that is hot: a figure is compared with
-// a ceiling that was taken in the same way.
+// Medians, taken as bench/gpu_timing.py takes them. A GPU that was idle runs faster than one that
+// is hot: a figure is compared with a ceiling of the same heat.
 struct CoolAndHot {
-  double cool = 0.0;  // after a pause and two rounds
-  double hot = 0.0;   // after a third of a second of the same work
+  double cool = 0.0;  // in five bursts of at most 20 ms or one round, each after a pause
+  double hot = 0.0;   // eleven rounds after a third of a second of the same work
 };
 
 // Seconds that one call of `work`, which only fills the stream (a cudaStream_t), takes the GPU.

@@ -54,25 +54,28 @@ class Tables(unittest.TestCase):
 
     def compared(self, labels):
         # 18 flops · 1e9 a step, so that 1 ms is 18 TF.
-        times = {"torch": (3, 4), "torch.compile": (1.5, 1.8), "switchyard": (1, 1.5)}
+        times = {"torch": (3, 4), "torch.compile": (1.5, 1.8), "torch, best": (1.2, 1.65),
+                 "switchyard": (1, 1.5)}
         layers = {label: {"ceiling": both(36, 24), "forward": both(0.5, 0.6),
                           "step": both(*times[label]), "peak_bytes": 3 << 20} for label in labels}
         return [{"shape": "made-up", "sizes": (1000, 1000, 1000, 4, 1), "layers": layers,
                  "saved_activations": 6000.0, "saved_integers": 20.4, "host_syncs": 0}]
 
     def test_compare_has_ratios_and_shares_cool_and_hot(self):
-        text = gpu_report.compare_tables(self.compared(["torch", "torch.compile", "switchyard"]))
+        text = gpu_report.compare_tables(
+            self.compared(["torch", "torch.compile", "torch, best", "switchyard"]))
         self.assert_aligned(text)
         self.assertEqual(cells(text, "switchyard", "made-up 1000,1000,1000,4,1")[2:],
                          ["36 / 24", "0.50 / 0.60", "1.00 / 1.50", "18 / 12", "50% / 50%",
-                          "1.50x / 1.20x"])
-        self.assertEqual(cells(text, "torch", "made-up 1000,1000,1000,4,1")[-1], "0.50x / 0.45x")
-        self.assertEqual(cells(text, "made-up")[1:], ["3", "3", "3", "6000 + 20", "6000", "0"])
+                          "1.50x / 1.20x", "1.20x / 1.10x"])
+        self.assertEqual(cells(text, "torch", "made-up 1000,1000,1000,4,1")[-2], "0.50x / 0.45x")
+        self.assertEqual(cells(text, "made-up")[1:], ["3", "3", "3", "3", "6000 + 20", "6000", "0"])
 
     def test_compare_without_torch_compile_has_no_ratios(self):
         text = gpu_report.compare_tables(self.compared(["torch", "switchyard"]))
         self.assert_aligned(text)
-        self.assertEqual(cells(text, "switchyard", "made-up 1000,1000,1000,4,1")[-1], "-")
+        self.assertEqual(cells(text, "switchyard", "made-up 1000,1000,1000,4,1")[-2:],
+                         ["-", "-"])
 
     def test_skew_has_losses_against_balanced_and_against_the_half_alone(self):
         def routing(cool, hot, **more):
@@ -90,14 +93,15 @@ class Tables(unittest.TestCase):
 
     def test_small_has_shares_of_the_floor(self):
         batch = {"sizes": (64, 2048, 768, 128, 8), "busy_experts": 126, "bound": "memory",
-                 "floor": both(0.3, 0.33), "eager": both(0.6, 0.66), "graph": both(0.4, 0.44)}
+                 "floor": both(0.3, 0.33), "eager": both(0.6, 0.66), "graph": both(0.4, 0.44),
+                 "torch, graph": both(0.8, 0.9)}
         text = gpu_report.small_table({"bandwidth": both(4000, 3900), "ceiling": both(790, 680),
                                        "batches": [batch]})
         self.assert_aligned(text)
         self.assertIn("4000 / 3900 GB/s", text)
         self.assertEqual(cells(text, "64"),
                          ["64", "126", "0.300 / 0.330", "memory", "0.600 / 0.660", "50% / 50%",
-                          "0.400 / 0.440", "75% / 75%", "-"])
+                          "0.400 / 0.440", "75% / 75%", "-", "0.800 / 0.900"])
 
 
 class Chart(unittest.TestCase):
