@@ -46,20 +46,25 @@ int apply_expert_parallel(Model& model, Mesh* mesh, const std::vector<std::strin
   return apply_expert_parallel(std::span<MoeBlock* const>(blocks), mesh, axes);
 }
 
-// What a mesh's axes divide. Axes that the mesh does not have are left out.
+// Says what the ranks along each axis of a mesh share. Axes that the mesh does not have are left
+// out. `pipeline` counts before `experts`, and `experts` before the other two.
 struct GradientAxes {
-  std::vector<std::string> experts = {"ep"};   // as given to apply_expert_parallel
-  std::vector<std::string> pipeline = {"pp"};  // ranks that hold other layers
+  std::vector<std::string> experts = {"ep"};       // as given to apply_expert_parallel
+  std::vector<std::string> pipeline = {"pp"};      // ranks that hold other layers
+  std::vector<std::string> tokens = {"dp", "sp"};  // ranks that hold copies, and other tokens
+  std::vector<std::string> repeats = {"tp"};       // ranks that do the same with the same tokens
 };
 
-// Adds gradients up in rank order, never averaging: those of the experts over the axes that divide
-// neither experts nor layers; those of the router and the shared expert, and replicated ones of the
-// rest of a model, over all axes that do not divide layers. Collective over the latter; the first
-// call with these axes over the mesh's world, which makes the groups. Gradients that are not alike
-// on the ranks they are added over, other axes on some ranks, and gradients that share memory (tied
-// ones are listed once) are the same InvalidArgument on all ranks of the call, and nothing is
-// added. Where no rank has copies, calls after the first cost nothing, and other axes than before
-// on some ranks only are not noticed before the communicator's timeout. Host memory only.
+// Adds gradients up in rank order, never averaging: those of the experts over the axes of `tokens`;
+// those of the router and the shared expert, and replicated ones of the rest of a model, over those
+// of `experts`, too. Ranks along `repeats` have the same gradients already. Collective over all
+// axes but `pipeline`; the first call with these axes over the mesh's world, which makes the
+// groups. An axis of the mesh that is in none of the lists, or in both `tokens` and `repeats`,
+// gradients that are not alike on the ranks they are added over, other axes on some ranks, and
+// gradients that share memory (tied ones are listed once) are the same InvalidArgument on all ranks
+// of the call, and nothing is added. Where no rank has copies, calls after the first cost nothing,
+// and other axes than before on some ranks only are not noticed before the communicator's timeout.
+// Host memory only.
 SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
                                      const GradientAxes& axes = {});
 SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,

@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-enum class AxisRole { copies, experts, layers };
+enum class AxisRole { copies, experts, layers, repeats, unnamed, named_twice };
 
 struct AxisUse {
   std::string name;
@@ -23,11 +23,15 @@ struct AxisUse {
 using AxisUses = std::vector<AxisUse>;  // of every axis of a mesh
 
 AxisUses uses_of(const Mesh& mesh, const GradientAxes& axes);
+// Names an axis whose role nobody can know, and what to do about it; empty: there is none.
+std::string objection_to_axes(const AxisUses& uses);
 // "ep for experts"
 std::vector<std::string> texts_of(const AxisUses& uses);
-// The ranks along these hold the same layers, the same experts.
+// The ranks along these hold the same layers.
 std::vector<std::string> axes_of_same_layers(const AxisUses& uses);
-std::vector<std::string> axes_of_same_experts(const AxisUses& uses);
+// The gradients of what is replicated, and of experts, are added over these.
+std::vector<std::string> axes_to_add(const AxisUses& uses);
+std::vector<std::string> axes_to_add_experts(const AxisUses& uses);
 
 // Kept by a mesh. The world compares uses when they are new. Otherwise the ranks that meet are
 // those of the last call, whatever they give now, so that none waits where the others do not come.

@@ -186,7 +186,8 @@ void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const Axi
   agreement.add(compared("gradients of the same experts", "gradient of the same experts, number",
                          call.experts));
   agreement.add({"place", place_of(mesh, uses)});
-  agreement.object(objection_to(call));
+  const auto objection = objection_to_axes(uses);
+  agreement.object(objection.empty() ? objection_to(call) : objection);
   agreement.gather(mesh.world().rank());
   agreement.require_equal(1);
   if (uses != last) return;
@@ -201,8 +202,11 @@ void sum(const Gradients& gradients, Mesh& mesh, const std::vector<std::string>&
 }
 
 void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {
-  if (mesh.world().size() == 1) return;
   const auto uses = uses_of(mesh, axes);
+  if (mesh.world().size() == 1) {
+    const auto objection = objection_to_axes(uses);
+    return require(objection.empty(), "{}: {}", call.operation, objection);
+  }
   AgreedAxes& agreed = AgreedAxes::of(mesh);
   const auto check = [&] {
     const bool alone = num_ranks_along(mesh, axes_of_same_layers(agreed.last)) == 1;
@@ -213,8 +217,8 @@ void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {
     agreed.agree(call.operation, mesh, uses);
     check();
   }
-  sum(call.experts, mesh, axes_of_same_experts(uses));
-  sum(call.replicated, mesh, axes_of_same_layers(uses));
+  sum(call.experts, mesh, axes_to_add_experts(uses));
+  sum(call.replicated, mesh, axes_to_add(uses));
 }
 
 void append(std::vector<TensorView>& list, const ExpertGradients& expert) {

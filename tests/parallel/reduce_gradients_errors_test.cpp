@@ -128,5 +128,43 @@ TEST(ReduceGradientsErrors, AxesThatDiffer) {
             {.timeout = testing::kTestTimeout});
 }
 
+// An axis of unknown meaning, on every rank or on the last alone, in the first call and later.
+TEST(ReduceGradientsErrors, AnAxisThatNobodyNamed) {
+  const std::string unnamed =
+      "GradientAxes does not name axis \"cp\": add it to `tokens` if its ranks have tokens of "
+      "their "
+      "own, to `repeats` if they do the same with the same tokens, to `experts` or to `pipeline`";
+  const std::string twice =
+      "GradientAxes has axis \"cp\" in `tokens` and in `repeats`: its ranks have tokens of their "
+      "own, or they do the same with the same tokens";
+  const GradientAxes both{.tokens = {"dp", "cp"}, .repeats = {"cp"}};
+  const GradientAxes sound{.tokens = {"dp", "cp"}};
+  run_ranks(4,
+            [&](Communicator& world) {
+              Mesh mesh(world, {{"dp", 2}, {"cp", 2}});
+              Tensor tensor = filled({2}, 1.0F);
+              const std::vector<TensorView> views{tensor};
+              const auto expect = [&](const GradientAxes& axes, const std::string& message) {
+                EXPECT_EQ(error_of<InvalidArgument>([&] { reduce_replicated(views, mesh, axes); }),
+                          "reduce_replicated: " + message);
+              };
+              expect({}, "rank 0: " + unnamed);
+              expect(both, "rank 0: " + twice);
+              expect(world.rank() == 3 ? GradientAxes{} : sound, "rank 3: " + unnamed);
+              EXPECT_TRUE(is_filled(tensor, 1.0F));
+              reduce_replicated(views, mesh, sound);
+              EXPECT_TRUE(is_filled(tensor, 4.0F));
+              expect({}, "rank 0: " + unnamed);
+              expect(world.rank() == 3 ? both : sound, "rank 3: " + twice);
+              EXPECT_TRUE(is_filled(tensor, 4.0F));
+            },
+            {.timeout = testing::kTestTimeout});
+  run_ranks(1, [&](Communicator& world) {
+    Mesh mesh(world, {{"cp", 1}});
+    EXPECT_EQ(error_of<InvalidArgument>([&] { reduce_replicated({}, mesh); }),
+              "reduce_replicated: " + unnamed);
+  });
+}
+
 }  // namespace
 }  // namespace switchyard::reduce_gradients_errors_test

@@ -54,6 +54,10 @@ TEST_P(ReduceGradientsTest, EveryAxisHasItsPart) {
         {{{"ep", half}, {"sp", rest}}, {.experts = {"ep", "sp"}}, {"ep", "sp"}, {}, {"ep", "sp"}},
         {{{"pp", half}, {"ep", rest}}, {}, {"ep"}, {}, {"ep"}},
         {{{"pp", half}, {"dp", rest}}, {}, {}, {"dp"}, {"dp"}},
+        {{{"dp", half}, {"tp", rest}}, {}, {}, {"dp"}, {"dp"}},
+        {{{"tp", half}, {"ep", rest}}, {}, {"ep"}, {}, {"ep"}},
+        {{{"ep", half}, {"tp", rest}}, {.experts = {"ep", "tp"}}, {"ep", "tp"}, {}, {"ep", "tp"}},
+        {{{"cp", half}, {"x", rest}}, {.tokens = {"x"}, .repeats = {"cp"}}, {}, {"x"}, {"x"}},
         {{{"stage", half}, {"x", rest}},
          {.experts = {"x"}, .pipeline = {"stage"}},
          {"x"},
@@ -169,7 +173,8 @@ TEST(ReduceGradients, AxesMayChangeFromCallToCall) {
       const bool staged = i % 2 == 0;
       reduce_replicated(
           views, mesh,
-          {.pipeline = staged ? std::vector<std::string>{"pp"} : std::vector<std::string>{}});
+          {.pipeline = staged ? std::vector<std::string>{"pp"} : std::vector<std::string>{},
+           .tokens = {"dp", "pp"}});
       EXPECT_TRUE(is_filled(tensor, staged ? 2.0F : 4.0F));
     }
     EXPECT_EQ(world.sequence(), before);
