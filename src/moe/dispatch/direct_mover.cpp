@@ -150,11 +150,7 @@ class DirectMover final : public Mover {
 
   void count_bytes(const Plan& plan, std::int64_t bytes_each) {
     if (buffers_ == nullptr) return;
-    const auto counts = plan.counts(plan.rank());
-    for (int e = 0; e < plan.placement().num_experts(); ++e) {
-      if (plan.placement().owner(e) == plan.rank()) continue;
-      bytes_on_wire_ += counts[static_cast<std::size_t>(e)] * bytes_each;
-    }
+    bytes_on_wire_ += data_of(plan).known.num_remote * bytes_each;
   }
 
   Communicator& comm_;

@@ -1,4 +1,5 @@
-// Builds routes: one pass over the assignments, one exchange of slots.
+// Builds routes: two passes over the assignments, one exchange of slots. What found no room at its
+// owner does not travel.
 #include "moe/dispatch/packed_route.h"
 
 #include <algorithm>
@@ -76,7 +77,7 @@ class RouteBuilder {
   void add_assignment(std::int64_t token, std::size_t assignment, Indices sent_slots) {
     const std::int32_t target = targets_[assignment];
     const std::int32_t slot = slots_[assignment];
-    if (target < 0) return;
+    if (slot < 0) return;
     const auto r = static_cast<std::size_t>(target);
     const bool stays = target == plan_.rank;
     Visit& visit = visits_[r];
@@ -93,7 +94,7 @@ class RouteBuilder {
     const auto entry = visit.position * width_ + visit.num_slots++;
     sent_slots[static_cast<std::size_t>(entry)] = slot;
     send_entries_[assignment] = static_cast<std::int32_t>(entry);
-    if (slot >= 0) home_slots_[assignment] = static_cast<std::int32_t>(next_home_[r]++);
+    home_slots_[assignment] = static_cast<std::int32_t>(next_home_[r]++);
   }
 
   // The ranks that a token goes to, this one too, in rank order.
@@ -136,6 +137,43 @@ void require_indexable(const PlanData& plan, std::int64_t width) {
   }
 }
 
+// How many tokens have a slot at each other rank, and how many slots they have there.
+void count_sent(const PlanData& plan, PackedRoute& route) {
+  const auto slots = plan.slots.span<std::int32_t>();
+  const auto targets = plan.target_ranks.span<std::int32_t>();
+  std::vector<std::int64_t> last_token(route.sent_tokens.size(), -1);
+  std::size_t assignment = 0;
+  for (std::int64_t t = 0; t < plan.num_tokens; ++t) {
+    for (std::int64_t k = 0; k < plan.top_k; ++k, ++assignment) {
+      if (slots[assignment] < 0 || targets[assignment] == plan.rank) continue;
+      const auto r = static_cast<std::size_t>(targets[assignment]);
+      ++route.home_rows[r];
+      if (last_token[r] == t) continue;
+      last_token[r] = t;
+      ++route.sent_tokens[r];
+    }
+  }
+}
+
+// Collective where the plan overflows: its records count tokens before some find no room.
+std::vector<std::int64_t> count_received(Communicator& comm, const PlanData& plan,
+                                         const std::vector<std::int64_t>& sent_tokens) {
+  const auto num_ranks = sent_tokens.size();
+  const auto self = static_cast<std::size_t>(plan.rank);
+  std::vector<std::int64_t> received(num_ranks);
+  if (plan.known.status.overflow) {
+    const auto size = static_cast<std::int64_t>(num_ranks);
+    const std::vector<std::int64_t> one_each(num_ranks, 1);
+    comm.all_to_all(ConstTensorView(sent_tokens.data(), {size}), one_each,
+                    TensorView(received.data(), {size}), one_each);
+    return received;
+  }
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    if (r != self) received[r] = plan.known.distinct_tokens[r * num_ranks + self];
+  }
+  return received;
+}
+
 // Which rows leave when every assignment gets its own.
 void fill_returns(PackedRoute& route) {
   const auto slots = route.received_slots.span<std::int32_t>();
@@ -161,28 +199,16 @@ std::int64_t PackedRoute::num_home() const { return total(home_rows); }
 
 PackedRoute make_packed_route(Communicator& comm, const PlanData& plan) {
   const auto num_ranks = static_cast<std::size_t>(comm.size());
-  const auto self = static_cast<std::size_t>(plan.rank);
   PackedRoute route;
   const bool repeats = plan.options.duplicate_ids == DuplicateIds::allow;
   route.width = repeats
                     ? plan.top_k
                     : std::min<std::int64_t>(plan.top_k, plan.placement->max_experts_per_rank());
-  route.sent_tokens.resize(num_ranks);
-  route.received_tokens.resize(num_ranks);
-  route.home_rows.assign(num_ranks, 0);
-  for (std::size_t r = 0; r < num_ranks; ++r) {
-    if (r == self) continue;
-    route.sent_tokens[r] = plan.known.distinct_tokens[self * num_ranks + r];
-    route.received_tokens[r] = plan.known.distinct_tokens[r * num_ranks + self];
-  }
   require_indexable(plan, route.width);
-  const auto slots = plan.slots.span<std::int32_t>();
-  const auto targets = plan.target_ranks.span<std::int32_t>();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i] >= 0 && targets[i] != plan.rank) {
-      ++route.home_rows[static_cast<std::size_t>(targets[i])];
-    }
-  }
+  route.sent_tokens.assign(num_ranks, 0);
+  route.home_rows.assign(num_ranks, 0);
+  count_sent(plan, route);
+  route.received_tokens = count_received(comm, plan, route.sent_tokens);
   Tensor sent_slots = no_indices(route.num_sent(), route.width);
   RouteBuilder(plan, route).build(sent_slots.span<std::int32_t>());
   route.received_slots = Tensor({route.num_received(), route.width}, Dtype::i32);

@@ -12,7 +12,7 @@ namespace switchyard {
 
 // S tokens are sent to other ranks, counting a token once for each rank that it goes to; N are
 // received; each has up to W = `width` slots at its owner. Assignments to this rank itself do not
-// travel.
+// travel, nor do those that found no room.
 struct PackedRoute {
   std::int64_t width = 0;
   std::vector<std::int64_t> sent_tokens;      // [ranks], Σ = S

@@ -23,6 +23,7 @@ struct PlanSummary {
   PlanStatus status;
   std::int64_t num_rows = 0;     // of this rank
   std::int64_t num_sources = 0;  // assignments of this rank
+  std::int64_t num_remote = 0;   // those of them that have a slot at another rank
 
   // layout [layout_words(ranks)] i64 in the host's memory. Vectors of the same size stay where they
   // are.

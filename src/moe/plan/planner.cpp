@@ -1,5 +1,6 @@
 // Makes plans: counts on the device, tells the other ranks, lays out the groups, and finds the slot
 // of every assignment.
+#include <algorithm>
 #include <array>
 
 #include "comm/agreement.h"
@@ -35,6 +36,20 @@ LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement
           .group_rows = groups.group_rows,
           .source_offsets = groups.source_offsets,
           .layout = layout};
+}
+
+// This rank's assignments that have room at another rank; groups are in the host's memory.
+std::int64_t count_remote(const PlanData& data, const GroupTables& groups) {
+  const auto sources = groups.source_offsets.span<std::int32_t>();
+  const auto before = groups.rows_before.span<std::int32_t>();
+  const auto kept = groups.kept_rows.span<std::int32_t>();
+  const auto owners = data.placement->owners();
+  std::int64_t total = 0;
+  for (std::size_t e = 0; e < kept.size(); ++e) {
+    if (owners[e] == data.rank) continue;
+    total += std::min(sources[e + 1] - sources[e], kept[e] - before[e]);
+  }
+  return total;
 }
 
 // Groups are laid out, and slots hold positions.
@@ -183,6 +198,7 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   const GroupTables groups = GroupTables::take(backend_of(host_), *placement_, data.rank);
   backend_of(host_).lay_out(layout_of(counts, host_tables_, data, groups, own.layout));
   data.known.fill(records, own.layout, options_.sizing, data.rank);
+  data.known.num_remote = count_remote(data, groups);
   require_possible(data);
   data.groups = groups;
   if (device_.memory() == Memory::host) return;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/compare.h"
 #include "support/random.h"
 #include "support/ranks.h"
@@ -223,6 +225,32 @@ TEST_P(DispatcherTest, OverflowNeverWritesBeyondTheCapacity) {
                     kept ? static_cast<float>(1 + comm.rank()) : 0.0F);
         }
         EXPECT_EQ(plan.status().dropped[0], std::max(0, 4 * comm.size() - 5));
+      }
+    }
+  });
+}
+
+// Two experts a rank, with room for five of the rows that rank 0 is asked to take.
+TEST_P(DispatcherTest, WhatFoundNoRoomIsNeitherSentNorCounted) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const std::int64_t row_bytes = kHidden * 4;
+    for (const MoverKind mover : movers_of(comm)) {
+      for (const Overflow policy : {Overflow::fail, Overflow::drop}) {
+        auto options = options_for(mover);
+        options.plan.sizing = Sizing::bounded(5, policy);
+        Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2 * comm.size(), comm.size()),
+                              options);
+        const Plan plan = dispatcher.plan(Tensor::zeros({4, 1}, Dtype::i32));
+        const int kept = std::clamp(5 - 4 * comm.rank(), 0, 4);
+        const auto expected = comm.rank() == 0 ? 0 : kept * row_bytes;
+        auto before = dispatcher.bytes_on_wire();
+        const Tensor rows = dispatcher.dispatch(plan, Tensor::zeros({4, kHidden}, Dtype::f32));
+        EXPECT_EQ(dispatcher.bytes_on_wire() - before, expected) << comm.rank();
+        before = dispatcher.bytes_on_wire();
+        dispatcher.combine(plan, rows, Tensor::zeros({4, 1}, Dtype::f32));
+        const auto returned = comm.rank() == 0 && comm.size() > 1 ? row_bytes : 0;
+        EXPECT_EQ(dispatcher.bytes_on_wire() - before,
+                  mover == MoverKind::packed ? returned : expected);
       }
     }
   });
