@@ -151,11 +151,13 @@ void GoldenCase::check_size() const {
 
 const WeightNames& GoldenCase::weight_names() const {
   static constexpr WeightNames kKempnerForge{.router = "router.gate.weight",
+                                             .score_bias = "router.expert_bias",
                                              .gate = "gate_w",
                                              .up = "up_w",
                                              .down = "down_w",
                                              .shared = "shared_expert."};
   static constexpr WeightNames kHuggingFace{.router = "gate.weight",
+                                            .score_bias = {},
                                             .gate = "experts.gate_up_proj",
                                             .up = "experts.gate_up_proj",
                                             .down = "experts.down_proj",

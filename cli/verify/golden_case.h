@@ -20,6 +20,7 @@ enum class Peer { kempner_forge, hugging_face };
 // The recorded names of the weights, and behind "d." of their gradients.
 struct WeightNames {
   std::string_view router;
+  std::string_view score_bias;  // where it has a gradient
   std::string_view gate;  // of the experts; may be the name of up too, where both are packed in one
   std::string_view up;
   std::string_view down;

@@ -65,6 +65,12 @@ void compare_experts(const GoldenCase& golden, const MoeGradients& ours, const M
   }
 }
 
+// A bias of the logits has the gradient that a bias of the gate has, the sum of theirs over tokens:
+// the layer is given one, of zeros, to learn it by.
+bool learns_score_bias(const GoldenCase& golden) {
+  return golden.options().router.score_bias == ScoreBias::logits;
+}
+
 // What every rank has a gradient of over its own tokens. Recorded by rank, or as their sum: then
 // rank 0 compares it.
 void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeGradients& ours,
@@ -79,6 +85,10 @@ void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeG
   const WeightNames& names = golden.weight_names();
   add(fmt::format("d.{}", names.router), ours.router.gate, recorded.router.gate,
       Rule::near_or_noise);
+  if (learns_score_bias(golden)) {
+    add(fmt::format("d.{}", names.score_bias), ours.router.gate_bias, recorded.router.score_bias,
+        Rule::near_or_noise);
+  }
   if (golden.options().shared_intermediate == 0) return;
   const auto shared = [&](const char* name) { return fmt::format("d.{}{}", names.shared, name); };
   add(shared("gate_proj.weight"), ours.shared.gate, recorded.shared.gate, Rule::near);
@@ -89,7 +99,14 @@ void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeG
 std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
                                  const Division& division, const Device& device) {
   const auto recorded = golden.rank_case(division, comm.rank());
-  const MoeWeights weights = on_device(device, recorded.weights);
+  MoeWeights weights = on_device(device, recorded.weights);
+  MoeParameters parameters(golden.options(), division.placement, comm.rank(), Biases::none, device);
+  MoeGradients gradients = parameters.views();
+  if (learns_score_bias(golden)) {
+    const Tensor none = Tensor::zeros({golden.options().router.num_experts}, Dtype::f32);
+    weights.router.gate_bias = device.copy_of(none).view();
+    gradients.router.gate_bias = device.empty(none.shape(), Dtype::f32);
+  }
   const Tensor x = device.copy_of(recorded.x);
   const Tensor d_y = device.copy_of(recorded.dy);
   MoeLayer layer(comm, division.placement, golden.options(), device);
@@ -100,13 +117,12 @@ std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
   differences.add("y", device.to_host(y), recorded.y);
 
   Tensor d_x = device.empty(x.shape(), Dtype::f32);
-  MoeParameters parameters(golden.options(), division.placement, comm.rank(), Biases::none, device);
-  layer.backward(weights, saved, d_y, {.d_x = d_x, .gradients = parameters.views()});
+  layer.backward(weights, saved, d_y, {.d_x = d_x, .gradients = gradients});
   differences.add("dx", device.to_host(d_x), recorded.dx);
   compare_statistics(layer, recorded, differences);
-  const MoeGradients gradients = parameters.copy_on(Device()).views();
-  compare_experts(golden, gradients, recorded.gradients, differences);
-  compare_replicated(comm, golden, gradients, recorded.gradients, differences);
+  const MoeGradients ours = MoeParameters::of(gradients, device).copy_on(Device()).views();
+  compare_experts(golden, ours, recorded.gradients, differences);
+  compare_replicated(comm, golden, ours, recorded.gradients, differences);
   return differences.all();
 }
 

@@ -59,7 +59,9 @@ template <typename View>
 struct BasicRouterTensors {
   View gate;
   View gate_bias = {};
-  View score_bias = {};  // no gradient reaches it: BasicRouterTensors of gradients leave it out
+  // Gradients leave it out. With ScoreBias::logits its gradient is that of gate_bias: give one, of
+  // zeros if the router has none.
+  View score_bias = {};
 };
 using RouterWeights = BasicRouterTensors<ConstTensorView>;
 using RouterGradients = BasicRouterTensors<TensorView>;

@@ -87,6 +87,11 @@ TEST_F(Verify, EveryTensorIsCompared) {
       EXPECT_TRUE(says(outcome, "Cases passed: 0, failed: 1")) << tensor << outcome.output;
     }
   }
+  for (const std::string tensor : {"d.router.expert_bias", "expert_bias_after"}) {
+    const auto outcome = run("verify " + with_value("ep4_sigmoid", "rank2." + tensor, 1e3F));
+    EXPECT_EQ(outcome.status, 1) << tensor;
+    EXPECT_TRUE(says(outcome, "FAILED on rank 2")) << tensor << outcome.output;
+  }
   const auto ids = run("verify " + with_value("ep2", "rank0.expert_ids", std::int64_t{7}));
   EXPECT_EQ(ids.status, 1);
   EXPECT_TRUE(says(ids, "1 differ  FAILED on rank 0")) << ids.output;
