@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "common/printable.h"
 #include "switchyard/build_info.h"
+#include "unknown_argument.h"
 
 namespace {
 
@@ -17,6 +18,14 @@ using switchyard::train::printable_lines;
 int failed(int status, const std::string& message) {
   std::fputs(("switchyard: " + message + "\n").c_str(), stderr);
   return status;
+}
+
+// An argument that nobody takes says more than what is missing because of it.
+std::string words_for(const CLI::ParseError& error, const CLI::App& app) {
+  const bool is_about_arguments = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                                  dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const auto unknown = is_about_arguments ? switchyard::cli::words_for_unknown(app) : std::string();
+  return unknown.empty() ? error.what() : unknown;
 }
 
 }  // namespace
@@ -39,7 +48,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::RuntimeError& said_already) {
     return said_already.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    return failed(2, printable_lines(error.what()) +
+    return failed(2, printable_lines(words_for(error, app)) +
                          "\nTry switchyard --help, or --help after a subcommand.");
   } catch (const std::exception& error) {
     return failed(1, printable(error.what()));

@@ -91,7 +91,8 @@ void add_sample_command(CLI::App& app) {
   const auto o = std::make_shared<SampleFlags>();
   command
       ->add_option("PATH", o->path,
-                   "A checkpoint (step-N.safetensors), or a folder of them: then its newest")
+                   "A checkpoint, such as step-00000400.safetensors, or a folder of them: then its "
+                   "newest")
       ->required();
   command->add_option("--prompt", o->prompt, "What the text begins with [that of the training]")
       ->type_name("TEXT");

@@ -108,7 +108,8 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "train",
       "Train a small MoE language model on text, and write a report of it. Without options: about "
-      "two minutes on two cores, on the text of this project");
+      "two minutes on two cores, on the text of this project, and the report is "
+      "switchyard-report.html in the current folder");
   const auto o = std::make_shared<TrainOptions>();
   command->add_option("--comm", o->comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));

@@ -121,6 +121,7 @@ void print(const std::vector<CaseReport>& reports, const VerifyOptions& options)
 // Prints what was found; true if at least one case ran and none failed.
 bool verify(const VerifyOptions& options) {
   const auto cases = read_cases(options.paths);
+  options.device.make();  // where there is none, it is said once, and not by every case
   if (options.comm == "threads") {
     const auto reports = verify_on_threads(cases, options);
     print(reports, options);

@@ -99,6 +99,31 @@ TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("", "subcommand");
 }
 
+TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
+  const auto expect_error = [](const std::string& arguments, const std::string& message) {
+    const auto outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_TRUE(outcome.output.starts_with("switchyard: " + message + "\n")) << outcome.output;
+  };
+  const std::string train = "\"tarin\" is not a subcommand of switchyard; the closest is \"train\"";
+  expect_error("tarin", train);
+  expect_error("tarin --steps 3", train);
+  expect_error("bench dispach",
+               "\"dispach\" is not a subcommand of switchyard bench; the closest is \"dispatch\"");
+  expect_error("--versoin",
+               "\"--versoin\" is not an option of switchyard; the closest is "
+               "\"--version\"");
+  expect_error("inspect --rank 2",
+               "\"--rank\" is not an option of switchyard inspect; the closest "
+               "is \"--ranks\"");
+  expect_error("info twice", "switchyard info takes no argument \"twice\"");
+}
+
+TEST(Cli, SampleNamesFilesAsTheyAre) {
+  const auto help = run("sample --help");
+  EXPECT_NE(help.output.find("step-00000400.safetensors"), std::string::npos) << help.output;
+}
+
 #ifdef SWITCHYARD_MPIRUN
 TEST(Cli, UnderMpiOnlyRankZeroPrints) {
   const auto outcome = run("bench dispatch --comm mpi --shape 64,32,8,2 --repeat 2 --json",

@@ -48,7 +48,9 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
                            "--save PATH",
                            "[none]",
                            "--report PATH",
+                           "by default in the current folder; none: no report "
                            "[switchyard-report.html]",
+                           "the report is switchyard-report.html in the current folder",
                            "Sample:",
                            "--prompt TEXT",
                            "--temperature X",
@@ -63,7 +65,13 @@ TEST(TrainCommand, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--balance even", "--balance \"even\" is not one of bias|loss|none");
   expect_error("--steps ''", "--steps \"\" is not a whole number from 1 to 1000000000");
   expect_error("--comm pigeon", "--comm: pigeon not in {threads,mpi}");
-  expect_error("--stepps 4", "The following arguments were not expected");
+  expect_error("--step 3",
+               "\"--step\" is not an option of switchyard train; the closest is "
+               "\"--steps\"\n");
+  expect_error("--learning_rate=1",
+               "\"--learning_rate\" is not an option of switchyard train; the closest is "
+               "\"--learning-rate\"\n");
+  expect_error("--corpus ''", "--corpus \"\" is neither a path nor embedded");
   expect_error("--steps", "--steps: 1 required");
 }
 

@@ -143,6 +143,15 @@ TEST_F(Verify, AResultOfAnotherShapeFailsTheCase) {
       << outcome.output;
 }
 
+// Where there is a GPU, it is hidden.
+TEST_F(Verify, AGpuThatCannotBeUsedIsSaidOnce) {
+  const auto outcome =
+      run("verify --device cuda " + golden("local") + " " + golden("ep2"), "CUDA_VISIBLE_DEVICES=");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(outcome.output.starts_with("switchyard: GPU 0 cannot be used: ")) << outcome.output;
+  EXPECT_FALSE(says(outcome, "FAILED")) << outcome.output;
+}
+
 TEST_F(Verify, WrongPathsAreNamed) {
   const auto expect_error = [](const std::string& arguments, int status, const std::string& text) {
     const auto outcome = run("verify " + arguments);

@@ -14,7 +14,7 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::
 
 // Removes all but the newest `keep` of those up to `step`, which itself stays; what cannot be
 // removed stays too. Later ones are those of a run that went on from where this one did: they are
-// renamed to step-N.safetensors.set-aside, so that the newest is this run's.
+// renamed to step-00000100.safetensors.set-aside, so that the newest is this run's.
 void prune_checkpoints(const std::filesystem::path& folder, std::int64_t step, std::int64_t keep);
 
 // Removes what saving left under hidden names when a run was killed, if nobody has written to it

@@ -113,8 +113,8 @@ void require_our_format(const Metadata& metadata, const fs::path& path) {
 fs::path newest_in(const fs::path& folder) {
   const auto all = list_checkpoints(folder);
   if (!all.empty()) return all.front();
-  throw InvalidArgument(
-      fmt::format("there is no checkpoint (step-N.safetensors) in the folder {}", folder.string()));
+  throw InvalidArgument(fmt::format("there is no checkpoint, such as {}, in the folder {}",
+                                    checkpoint_path({}, 400).string(), folder.string()));
 }
 
 }  // namespace

@@ -51,9 +51,9 @@ using FolderLock = std::shared_ptr<const void>;
 FolderLock prepare_folder(Communicator& world, const std::filesystem::path& folder,
                           const std::filesystem::path& resumed);
 
-// Collective. Writes folder/step-N.safetensors: parameters, moments, balancers, history, progress,
-// and sums over all bytes. Then removes all but the newest `keep`. A StorageError says which
-// checkpoint is still good.
+// Collective. Writes folder/step-00000100.safetensors, say: parameters, moments, balancers,
+// history, progress, and sums over all bytes. Then removes all but the newest `keep`. A
+// StorageError says which checkpoint is still good.
 void save(Trainer& trainer, const std::filesystem::path& folder, std::int64_t keep);
 
 // Collective. Whatever mesh it was saved with. InvalidArgument, the same on every rank, names a

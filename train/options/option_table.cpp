@@ -88,11 +88,16 @@ Option choice_option(std::string name, T& value, std::vector<std::pair<std::stri
   return o;
 }
 
-// An empty path is written as `empty`, and either of them sets it.
+// An empty path is written as `empty`. No text at all, as of a variable that is not set, is none.
 Option path_option(std::string name, std::string& value, const std::string& empty,
                    std::string help) {
   Option o = option(std::move(name), "PATH", std::move(help));
-  o.set = [&value, empty](const std::string& text) { value = text == empty ? "" : text; };
+  o.set = [&value, empty, name = o.name](const std::string& text) {
+    if (text.empty()) {
+      throw InvalidArgument(fmt::format("--{} \"\" is neither a path nor {}", name, empty));
+    }
+    value = text == empty ? "" : text;
+  };
   o.get = [&value, empty] { return value.empty() ? empty : value; };
   return o;
 }
@@ -208,7 +213,8 @@ Options files_of(TrainConfig& c) {
       path_option("resume", c.resume, "none",
                   "Checkpoint to go on from, or folder of them; what is not given stays as it was, "
                   "but --threads and --report; with --ranks, --dp, --ep or --sp the mesh is new"),
-      path_option("report", c.report, "none", "File of the report; none: no report"),
+      path_option("report", c.report, "none",
+                  "File of the report, by default in the current folder; none: no report"),
   };
 }
 

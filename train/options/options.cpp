@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 
 #include "checkpoints/checkpoint_folder.h"
 #include "checkpoints/checkpoints.h"
+#include "common/closest.h"
 #include "switchyard/error.h"
 
 namespace switchyard::train {
@@ -17,28 +17,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// How many letters one has to change, add or leave out.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0]++;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const auto changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 Option& find(std::vector<Option>& options, const std::string& name) {
   const auto found = std::ranges::find(options, name, &Option::name);
   if (found != options.end()) return *found;
-  const auto closest = std::ranges::min_element(
-      options, {}, [&](const Option& option) { return distance(option.name, name); });
+  std::vector<std::string> names;
+  for (const auto& option : options) names.push_back(option.name);
   throw InvalidArgument(
-      fmt::format("\"{}\" is not an option; the closest is \"{}\"", name, closest->name));
+      fmt::format("\"{}\" is not an option; the closest is \"{}\"", name, closest_to(name, names)));
 }
 
 // Numbers and truth values are their own in JSON; all else is a string.

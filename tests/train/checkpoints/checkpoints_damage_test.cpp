@@ -138,7 +138,7 @@ TEST_F(CheckpointsDamage, WhatIsNotThere) {
   EXPECT_EQ(header_error(folder_ / "none"), "there is no checkpoint DIR/none");
   std::filesystem::create_directory(folder_ / "empty");
   EXPECT_EQ(header_error(folder_ / "empty"),
-            "there is no checkpoint (step-N.safetensors) in the folder DIR/empty");
+            "there is no checkpoint, such as step-00000400.safetensors, in the folder DIR/empty");
 }
 
 }  // namespace

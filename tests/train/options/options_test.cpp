@@ -99,9 +99,13 @@ TEST(Options, EmptyPathsHaveNames) {
   EXPECT_EQ(get(config, "corpus"), "embedded");
   EXPECT_EQ(get(config, "save"), "none");
   assign(config, {{"corpus", "x"}, {"save", "y"}});
-  assign(config, {{"corpus", "embedded"}, {"save", ""}});
+  assign(config, {{"corpus", "embedded"}, {"save", "none"}});
   EXPECT_EQ(config.data.corpus, "");
   EXPECT_EQ(config.save, "");
+  EXPECT_EQ(error_of_setting("corpus", ""), "--corpus \"\" is neither a path nor embedded");
+  for (const std::string name : {"save", "resume", "report"}) {
+    EXPECT_EQ(error_of_setting(name, ""), "--" + name + " \"\" is neither a path nor none");
+  }
 }
 
 TEST(Options, WrongValuesAreNamed) {
