@@ -92,7 +92,11 @@ struct ExpertRowChecks {
                          "give them the rows that Dispatcher::dispatch makes");
     require(tokens->top_k >= 1, "tokens.top_k ({}) must be positive", tokens->top_k);
     require_of_rows(tokens->row_sources, Dtype::i32, "tokens.row_sources");
-    require_of_tokens(tokens->x, options.dtype, options.hidden, "tokens.x");
+    const auto& x = tokens->x;
+    require(x.dtype() == options.dtype && x.shape().rank() == 2 && x.shape()[1] == options.hidden,
+            "tokens.x is {} {}, but must be {} [T,{}]", name_of(x.dtype()), x.shape(),
+            name_of(options.dtype), options.hidden);
+    require_memory(x, memory, "tokens.x");
   }
 
   void require_rows(const ConstTensorView& view, std::int64_t width, std::string_view name) const {

@@ -64,9 +64,9 @@ TEST(ExpertsTokensErrors, OfTokens) {
   EXPECT_EQ(error_with([](auto& v) {
               v.x = zeros({3, 6}, Dtype::bf16);
             }),
-            "tokens.x is bf16 [3,6], but for the tokens it must be f32 [3,6]");
+            "tokens.x is bf16 [3,6], but must be f32 [T,6]");
   EXPECT_EQ(error_with([](auto& v) { v.x = zeros({3}); }),
-            "tokens.x is f32 [3], but for the tokens it must be f32 [3,6]");
+            "tokens.x is f32 [3], but must be f32 [T,6]");
   const std::string elsewhere_too =
       " is in gpu memory, but the device works in host memory; Device::copy_of brings it there";
   EXPECT_EQ(error_with([](auto& v) { v.x = elsewhere(v.x); }), "tokens.x [3,6]" + elsewhere_too);

@@ -15,6 +15,13 @@
 
 namespace switchyard {
 
+void require_x(const ConstTensorView& x, const MoeLayerOptions& o, Memory memory) {
+  require(x.dtype() == o.dtype && x.shape().rank() == 2 && x.shape()[1] == o.hidden,
+          "x is {} {}, but must be {} [T,{}]", name_of(x.dtype()), x.shape(), name_of(o.dtype),
+          o.hidden);
+  require_memory(x, memory, "x");
+}
+
 void require_tokens(const ConstTensorView& view, const TokenForm& form, std::string_view name) {
   if (view.dtype() != form.dtype || view.shape() != form.shape) {
     throw InvalidArgument(fmt::format("{} is {} {}, but must be {} {}", name, name_of(view.dtype()),

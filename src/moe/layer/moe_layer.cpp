@@ -162,9 +162,8 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
       saved == nullptr ? MoeLayerData::Purpose::inference : MoeLayerData::Purpose::training;
   check_arguments(data_->comms_of(purpose), kForward, [&] {
     const Memory memory = data_->device.memory();
-    const TokenForm tokens{{in.x.rows(), data_->options.hidden}, data_->options.dtype, memory};
-    require_tokens(in.x, tokens, "x");
-    require_tokens(y, tokens, "y");
+    require_x(in.x, data_->options, memory);
+    require_tokens(y, {in.x.shape(), data_->options.dtype, memory}, "y");
     require_apart(in.x, y, "x and y");
     if (in.expert_ids) {
       require_tokens(*in.expert_ids,

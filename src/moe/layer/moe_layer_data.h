@@ -269,6 +269,9 @@ void require_within_batch(const LayerComms& comms);
 void require_sequence(const LayerInput& in, const Communicator* comm);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
 
+// [T,H]: it says what T is.
+void require_x(const ConstTensorView& x, const MoeLayerOptions& o, Memory memory);
+
 // What a tensor with one entry a token must be.
 struct TokenForm {
   Shape shape;

@@ -113,13 +113,13 @@ TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.x = zeros({5, 7});
             }),
-            "MoeLayer::forward: x is f32 [5,7], but must be f32 [5,6]");
+            "MoeLayer::forward: x is f32 [5,7], but must be f32 [T,6]");
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.x = zeros({5, 6}, Dtype::bf16);
             }),
-            "MoeLayer::forward: x is bf16 [5,6], but must be f32 [5,6]");
+            "MoeLayer::forward: x is bf16 [5,6], but must be f32 [T,6]");
   EXPECT_EQ(forward_error([](Step& s) { s.in.x = zeros({30}); }),
-            "MoeLayer::forward: x is f32 [30], but must be f32 [30,6]");
+            "MoeLayer::forward: x is f32 [30], but must be f32 [T,6]");
   EXPECT_EQ(forward_error([](Step& s) {
               s.y = zeros({4, 6});
             }),
@@ -239,7 +239,7 @@ void expect_all_learn(const std::string& message, const std::function<void(Step&
 }
 
 TEST(MoeLayerErrors, ReachTheOtherRanks) {
-  expect_all_learn("MoeLayer::forward: x is f32 [5,3], but must be f32 [5,6]",
+  expect_all_learn("MoeLayer::forward: x is f32 [5,3], but must be f32 [T,6]",
                    [](Step& s, bool bad) {
                      if (bad) s.in.x = zeros({5, 3});
                      s.forward();
