@@ -42,8 +42,8 @@ class SWITCHYARD_API Checkpoint {
   // The one that holds the tensor. InvalidArgument if there is no such tensor.
   const SafetensorsFile& file_of(std::string_view name) const;
 
-  // All that can be read; views keep their file's mapping alive. The first call makes the views,
-  // and copies tensors that their file does not align to their elements.
+  // As SafetensorsFile::tensors, of all files; views keep their file's mapping alive. The first
+  // call makes the views, and copies tensors that their file does not align to their elements.
   const NamedTensors& tensors() const;
   // As SafetensorsFile::tensor.
   ConstTensorView tensor(std::string_view name) const;

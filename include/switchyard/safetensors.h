@@ -24,6 +24,14 @@ struct TensorInfo {
   bool is_readable = false;
 };
 
+// Tensors by name.
+struct NamedTensors : std::map<std::string, ConstTensorView> {
+  using map::map;
+
+  // Why a file's other tensors cannot be read, so that none is taken for missing.
+  std::map<std::string, std::string> unreadable = {};
+};
+
 // A file that was opened and found whole: every tensor lies within it, and every byte behind the
 // header belongs to exactly one. Only read, so threads may share it; copies share the mapping.
 //
@@ -49,8 +57,8 @@ class SWITCHYARD_API SafetensorsFile {
   // not align a tensor to its elements, the view is of a copy instead, made anew by every call.
   // InvalidArgument if there is no such tensor, Unsupported if it cannot be read.
   ConstTensorView tensor(std::string_view name) const;
-  // tensor(name) of every tensor that can be read.
-  std::map<std::string, ConstTensorView> tensors() const;
+  // tensor(name) of every tensor that can be read, and what tensor(name) says of the others.
+  NamedTensors tensors() const;
 
  private:
   struct Contents;

@@ -33,11 +33,12 @@ void append(NamedViews<View>& all, const std::string& stem, const BasicExpertTen
 
 // What every rank has of a block, also where it is none: the router and the shared expert.
 template <typename View>
-NamedViews<View> replicated_tensors(const std::string& prefix, const BasicMoeTensors<View>& block) {
+NamedViews<View> replicated_tensors(const std::string& prefix, const BasicMoeTensors<View>& block,
+                                    std::string_view shared_stem = "shared_experts.") {
   NamedViews<View> all{{prefix + "gate.weight", block.router.gate},
                        {prefix + "gate.bias", block.router.gate_bias},
                        {prefix + "gate.e_score_correction_bias", block.router.score_bias}};
-  append(all, prefix + "shared_experts.", block.shared);
+  append(all, prefix + std::string(shared_stem), block.shared);
   return all;
 }
 

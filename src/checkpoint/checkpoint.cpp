@@ -203,9 +203,13 @@ const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
 
 const NamedTensors& Checkpoint::tensors() const {
   std::call_once(contents_->once, [this] {
+    auto& tensors = contents_->tensors;
     for (const auto& [name, place] : contents_->found.places) {
-      const auto& file = contents_->found.files[place];
-      if (file.info(name).is_readable) contents_->tensors.emplace(name, file.tensor(name));
+      try {
+        tensors.emplace(name, contents_->found.files[place].tensor(name));
+      } catch (const Unsupported& error) {
+        tensors.unreadable.emplace(name, error.what());
+      }
     }
   });
   return contents_->tensors;

@@ -135,8 +135,8 @@ void copy_all(std::span<const Copy> copies) {
 
 template <typename View>
 NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<View>& block,
-                               std::span<const std::int32_t> ids) {
-  auto all = replicated_tensors(prefix, block);
+                               std::span<const std::int32_t> ids, std::string_view shared_stem) {
+  auto all = replicated_tensors(prefix, block, shared_stem);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     append(all, expert_stem(prefix, ids[i]), block.experts[i]);
   }
@@ -147,14 +147,17 @@ NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<
 
 void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                 const ExpertPlacement& placement, int rank, const MoeViews& into) {
-  const auto found =
-      from_hugging_face_source(CheckpointSource(checkpoint, prefix), prefix, placement, rank);
+  const CheckpointSource source(checkpoint, prefix);
+  const auto found = from_hugging_face_source(source, prefix, placement, rank);
   const auto ids = placement.experts_of(rank);
   require(into.experts.size() == ids.size(),
           "there are {} experts to load into, but rank {} owns {}", into.experts.size(), rank,
           ids.size());
-  const auto sources = named_tensors(std::string(prefix), found, ids);
-  const auto targets = named_tensors(std::string(prefix), into, ids);
+  const std::string name(prefix);
+  const bool is_one = !source.first_under(name + "shared_expert.").empty();
+  const std::string_view shared_stem = is_one ? "shared_expert." : "shared_experts.";
+  const auto sources = named_tensors(name, found, ids, shared_stem);
+  const auto targets = named_tensors(name, into, ids, shared_stem);
   std::vector<Copy> copies;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     copies.push_back({sources[i].first, sources[i].second, targets[i].second});

@@ -57,14 +57,26 @@ class NamedSource : public TensorSource {
  public:
   explicit NamedSource(const NamedTensors& tensors) : tensors_(tensors) {}
 
-  bool has(const std::string& name) const override { return tensors_.contains(name); }
-  ConstTensorView at(const std::string& name) const override { return tensors_.at(name); }
+  bool has(const std::string& name) const override {
+    return tensors_.contains(name) || tensors_.unreadable.contains(name);
+  }
+  ConstTensorView at(const std::string& name) const override {
+    const auto reason = tensors_.unreadable.find(name);
+    if (reason != tensors_.unreadable.end()) throw Unsupported(reason->second);
+    return tensors_.at(name);
+  }
   std::string first_under(const std::string& prefix) const override {
-    const auto found = tensors_.lower_bound(prefix);
-    return found != tensors_.end() && found->first.starts_with(prefix) ? found->first : "";
+    const auto name = first_in(tensors_, prefix);
+    return name.empty() ? first_in(tensors_.unreadable, prefix) : name;
   }
 
  private:
+  template <typename Map>
+  static std::string first_in(const Map& map, const std::string& prefix) {
+    const auto found = map.lower_bound(prefix);
+    return found != map.end() && found->first.starts_with(prefix) ? found->first : "";
+  }
+
   const NamedTensors& tensors_;
 };
 
@@ -75,6 +87,22 @@ constexpr std::string_view kPackedDown = "experts.down_proj";
 constexpr Columns kGates{.first = 0, .step = 2};
 constexpr Columns kUps{.first = 1, .step = 2};
 
+// Systems write it either way; none where nothing has such a name.
+ExpertWeights shared_expert(const BlockTensors& block, std::int64_t hidden) {
+  constexpr std::string_view kOne = "shared_expert.";
+  constexpr std::string_view kSeveral = "shared_experts.";
+  const auto one = block.first_under(kOne);
+  const auto several = block.first_under(kSeveral);
+  require(one.empty() || several.empty(), "there are {} and {}: which is the shared expert?", one,
+          several);
+  const auto& first = one.empty() ? several : one;
+  if (first.empty()) return {};
+  const std::string stem(one.empty() ? kSeveral : kOne);
+  require(block.has(fmt::format("{}{}.weight", stem, kProjections.up)),
+          "there is {}, but no {}.weight beside it", first, kProjections.up);
+  return block.expert(stem, kProjections, hidden);
+}
+
 MoeWeights from_gpt_oss(const BlockTensors& block) {
   MoeWeights result{.router = {.gate = block.router("router.weight"),
                                .gate_bias = block.get("router.bias", {block.num_experts()})}};
@@ -84,6 +112,7 @@ MoeWeights from_gpt_oss(const BlockTensors& block) {
   const auto gate_up_bias = block.slices("experts.gate_up_proj_bias", {2 * intermediate});
   const auto down = block.slices("experts.down_proj", {intermediate, hidden});
   const auto down_bias = block.slices("experts.down_proj_bias", {hidden});
+  result.shared = shared_expert(block, hidden);
   for (std::size_t i = 0; i < block.ids().size(); ++i) {
     result.experts.push_back({.gate = transposed(gate_up[i], kGates),
                               .up = transposed(gate_up[i], kUps),
@@ -170,16 +199,6 @@ std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std:
   return block.separate_experts(kProjections, hidden);
 }
 
-// None where nothing has its name.
-ExpertWeights shared_expert(const BlockTensors& block, const std::string& stem,
-                            std::int64_t hidden) {
-  const auto first = block.first_under(stem);
-  if (first.empty()) return {};
-  require(block.has(fmt::format("{}{}.weight", stem, kProjections.up)),
-          "there is {}, but no {}.weight beside it", first, kProjections.up);
-  return block.expert(stem, kProjections, hidden);
-}
-
 }  // namespace
 
 MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
@@ -190,13 +209,12 @@ MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefi
 MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
                                     const ExpertPlacement& placement, int rank) {
   const BlockTensors block(tensors, prefix, placement, rank);
-  if (block.first_of({"gate.weight", "router.weight"}) == "router.weight") {
-    return from_gpt_oss(block);
-  }
-  require<Unsupported>(!block.has("shared_expert_gate.weight"),
-                       "{}shared_expert_gate.weight: a shared expert with a gate of its own "
-                       "(Qwen2-MoE) is not supported",
-                       prefix);
+  const auto router = block.first_of({"gate.weight", "router.weight"});
+  const auto gate = block.first_under("shared_expert_gate.");
+  require<Unsupported>(gate.empty(),
+                       "{}: a shared expert with a gate of its own (Qwen2-MoE) is not supported",
+                       gate);
+  if (router == "router.weight") return from_gpt_oss(block);
   MoeWeights result;
   result.router.gate = block.router("gate.weight");
   result.router.gate_bias = block.get_if_there("gate.bias", {block.num_experts()});
@@ -204,7 +222,7 @@ MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_vie
       block.get_if_there("gate.e_score_correction_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
   result.experts = hugging_face_experts(block, hidden);
-  result.shared = shared_expert(block, "shared_experts.", hidden);
+  result.shared = shared_expert(block, hidden);
   return result;
 }
 
@@ -217,7 +235,7 @@ MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view pref
   result.router.score_bias = block.get_if_there("router.expert_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
   result.experts = kempner_forge_experts(block, hidden);
-  result.shared = shared_expert(block, "shared_expert.", hidden);
+  result.shared = shared_expert(block, hidden);
   return result;
 }
 

@@ -94,6 +94,17 @@ bool is_readable(const SafetensorsEntry& entry) {
   return entry.dtype && entry.shape.size() <= Shape::kMaxRank;
 }
 
+// Why it is not readable.
+std::string reason_against(const Named& tensor, const std::string& file) {
+  const auto& [name, entry] = tensor;
+  if (!entry.dtype) {
+    return fmt::format("{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
+                       in_quotes(name), in_quotes(entry.dtype_name));
+  }
+  return fmt::format("{}: tensor {} has {} extents; up to {} can be read", file, in_quotes(name),
+                     entry.shape.size(), int{Shape::kMaxRank});
+}
+
 }  // namespace
 
 struct SafetensorsFile::Contents {
@@ -102,11 +113,11 @@ struct SafetensorsFile::Contents {
   const std::byte* data = nullptr;  // behind the header
   SafetensorsHeader header;
 
-  const SafetensorsEntry& at(std::string_view name) const {
+  const Named& named(std::string_view name) const {
     const auto found = header.entries.find(name);
     require(found != header.entries.end(), "{} has no tensor {} among its {}", path.string(),
             in_quotes(name), header.entries.size());
-    return found->second;
+    return *found;
   }
 
   ConstTensorView view(const SafetensorsEntry& entry) const {
@@ -153,7 +164,7 @@ std::vector<std::string> SafetensorsFile::names() const {
 }
 
 TensorInfo SafetensorsFile::info(std::string_view name) const {
-  const SafetensorsEntry& entry = contents_->at(name);
+  const SafetensorsEntry& entry = contents_->named(name).second;
   return {entry.dtype_name, entry.shape, entry.end - entry.begin, is_readable(entry)};
 }
 
@@ -162,20 +173,21 @@ bool SafetensorsFile::contains(std::string_view name) const {
 }
 
 ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
-  const SafetensorsEntry& entry = contents_->at(name);
-  const std::string file = path().string();
-  require<Unsupported>(entry.dtype.has_value(),
-                       "{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
-                       in_quotes(name), in_quotes(entry.dtype_name));
-  require<Unsupported>(is_readable(entry), "{}: tensor {} has {} extents; up to {} can be read",
-                       file, in_quotes(name), entry.shape.size(), int{Shape::kMaxRank});
-  return contents_->view(entry);
+  const Named& tensor = contents_->named(name);
+  if (!is_readable(tensor.second)) throw Unsupported(reason_against(tensor, path().string()));
+  return contents_->view(tensor.second);
 }
 
-std::map<std::string, ConstTensorView> SafetensorsFile::tensors() const {
-  std::map<std::string, ConstTensorView> result;
-  for (const auto& [name, entry] : contents_->header.entries) {
-    if (is_readable(entry)) result.emplace(name, contents_->view(entry));
+NamedTensors SafetensorsFile::tensors() const {
+  NamedTensors result;
+  const auto file = path().string();
+  for (const auto& tensor : contents_->header.entries) {
+    const auto& [name, entry] = tensor;
+    if (is_readable(entry)) {
+      result.emplace(name, contents_->view(entry));
+    } else {
+      result.unreadable.emplace(name, reason_against(tensor, file));
+    }
   }
   return result;
 }

@@ -69,6 +69,27 @@ TEST_F(CheckpointLoadFiles, RefusesWhatItCannotRead) {
             "FILE: tensor 'm.experts.down_proj' has 5 extents; up to 4 can be read");
 }
 
+// Also where views are taken of a file's tensors: what cannot be read is not what is missing.
+TEST_F(CheckpointLoadFiles, ViewsOfWhatCannotBeReadAreRefused) {
+  auto tensors = block();
+  tensors["m.gate.bias"] = zeros("F16", {1}, 2);
+  tensors["m.shared_expert.up_proj.weight"] = zeros("F32", {1, 1, 1, 1, 1}, 4);
+  const auto path = put("x.safetensors", file_of(tensors));
+  const auto error = [&](const NamedTensors& found) {
+    const auto one = ExpertPlacement::contiguous(1, 1);
+    return replace_all(error_of<Unsupported>([&] { from_hugging_face(found, "m.", one, 0); }),
+                       path.string(), "FILE");
+  };
+  const std::string half =
+      "FILE: tensor 'm.gate.bias' is of dtype 'F16'; F32, BF16, I32 and I64 can be read";
+  auto found = SafetensorsFile::open(path).tensors();
+  EXPECT_EQ(error(found), half);
+  EXPECT_EQ(error(Checkpoint::open(path).tensors()), half);
+  found.unreadable.erase("m.gate.bias");
+  EXPECT_EQ(error(found),
+            "FILE: tensor 'm.shared_expert.up_proj.weight' has 5 extents; up to 4 can be read");
+}
+
 TEST_F(CheckpointLoadFiles, WhatIsNotOfTheBlockNeedNotBeRead) {
   EXPECT_EQ(load_error<Error>("other", zeros("F64", {1}, 8)), "no error");
   EXPECT_EQ(load_error<Error>("experts.1.up_proj.weight", zeros("F64", {1}, 8)), "no error");
@@ -79,6 +100,14 @@ TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
             "there is m.shared_experts.down_proj.weight, but no up_proj.weight beside it");
   EXPECT_EQ(load_error<InvalidArgument>("shared_experts.gate_up_proj", zeros("F64", {1}, 8)),
             "there is m.shared_experts.gate_up_proj, but no up_proj.weight beside it");
+  EXPECT_EQ(load_error<InvalidArgument>("shared_expert.down_proj.weight", zeros("F32", {1, 1}, 4)),
+            "there is m.shared_expert.down_proj.weight, but no up_proj.weight beside it");
+  auto tensors = block();
+  tensors["m.shared_expert.up_proj.weight"] = zeros("F32", {1, 1}, 4);
+  tensors["m.shared_expert.down_proj.weight"] = zeros("F32", {1, 1}, 4);
+  const auto path = put("x.safetensors", file_of(tensors));
+  EXPECT_EQ(replace_all(error_of<InvalidArgument>([&] { load(path); }), path.string(), "FILE"),
+            "FILE has m.shared_expert.up_proj.weight [1,1], but there is nothing to load it into");
 }
 
 }  // namespace

@@ -77,5 +77,14 @@ TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {
             "not supported");
 }
 
+TEST(ConvertErrors, TwoSharedExpertsAreOneTooMany) {
+  const auto both = packed_hugging_face(5)
+                        .add("shared_expert.up_proj.weight", {3, kHidden})
+                        .add("shared_experts.up_proj.weight", {3, kHidden});
+  EXPECT_EQ(error_of<InvalidArgument>([&] { hugging_face(both, 2); }),
+            "there are mlp.shared_expert.up_proj.weight and mlp.shared_experts.up_proj.weight: "
+            "which is the shared expert?");
+}
+
 }  // namespace
 }  // namespace switchyard::testing::convert_errors_test

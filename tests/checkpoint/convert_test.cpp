@@ -69,6 +69,20 @@ TEST(Convert, PackedTensorsMayHoldTheRanksOwnExpertsOnly) {
   EXPECT_TRUE(hugging_face(packed_hugging_face(0), 1).experts.empty());
 }
 
+TEST(Convert, ASharedExpertIsFoundUnderEitherName) {
+  for (const std::string stem : {"shared_expert.", "shared_experts."}) {
+    for (auto checkpoint : {packed_hugging_face(5), gpt_oss(Dtype::f32)}) {
+      checkpoint.add(stem + "gate_proj.weight", {3, kHidden})
+          .add(stem + "up_proj.weight", {3, kHidden})
+          .add(stem + "down_proj.weight", {kHidden, 3});
+      const auto shared = hugging_face(checkpoint, 1).shared;
+      EXPECT_EQ(shared.gate.data(), checkpoint.at(stem + "gate_proj.weight").data());
+      EXPECT_EQ(shared.up.data(), checkpoint.at(stem + "up_proj.weight").data());
+      EXPECT_EQ(shared.down.data(), checkpoint.at(stem + "down_proj.weight").data());
+    }
+  }
+}
+
 void expect_separate(const MoeWeights& weights, const Checkpoint& checkpoint,
                      const std::array<std::string, 3>& names) {
   ASSERT_EQ(weights.experts.size(), 2U);
