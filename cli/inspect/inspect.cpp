@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <memory>
 #include <set>
+#include <system_error>
 
+#include "checkpoints/checkpoints.h"
 #include "commands.h"
 #include "inspect/inspect_report.h"
 
@@ -56,10 +59,15 @@ void add_blocks(InspectReport& report, const std::vector<FoundBlock>& blocks, bo
   std::map<std::string, std::string> kinds;
   std::map<std::string, const FoundBlock*> by_prefix;
   for (const auto& block : blocks) {
-    kinds.emplace(block.prefix,
-                  fmt::format("{} {} {} {} {} {} {} {} {}", block.layout, block.num_experts,
-                              block.num_held, block.hidden, block.intermediate, block.dtype,
-                              block.bias, block.shared_intermediate, block.is_readable));
+    if (block.is_optimizers()) {
+      ++report.num_optimizer_blocks;
+      continue;
+    }
+    kinds.emplace(
+        block.prefix,
+        fmt::format("{} {} {} {} {} {} {} {} {} {}", block.layout, block.num_experts,
+                    block.num_held, block.hidden, block.intermediate, block.dtype, block.bias,
+                    block.shared_intermediate, block.is_readable, block.missing));
     by_prefix.emplace(block.prefix, &block);
   }
   for (auto& line : names_in(kinds, all)) {
@@ -81,10 +89,18 @@ void add_ranks(InspectReport& report, const std::vector<FoundBlock>& blocks,
   }
 }
 
+// The newest, of a folder of checkpoints: each of them is a whole.
+std::filesystem::path checkpoint_at(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return path;
+  const auto checkpoints = train::list_checkpoints(path);
+  return checkpoints.empty() ? path : checkpoints.front();
+}
+
 void inspect(const InspectOptions& options) {
-  const auto checkpoint = Checkpoint::open(options.path);
+  const auto checkpoint = Checkpoint::open(checkpoint_at(options.path));
   InspectReport report;
-  report.path = options.path;
+  report.path = checkpoint.path().string();
   report.metadata = checkpoint.metadata();
   TensorInfos infos;
   add_files(report, checkpoint, infos);
@@ -107,7 +123,8 @@ void add_inspect_command(CLI::App& app) {
   const auto o = std::make_shared<InspectOptions>();
   command
       ->add_option("PATH", o->path,
-                   "A safetensors file, an index (*.safetensors.index.json), or a folder of either")
+                   "A safetensors file, an index (*.safetensors.index.json), a folder of either, "
+                   "or the folder that switchyard train saves to: then its newest checkpoint")
       ->required();
   command
       ->add_option("--ranks", o->num_ranks,

@@ -93,6 +93,14 @@ std::string experts_of(const FoundBlock& block) {
                           : fmt::format("{} of {}", block.num_held, block.num_experts);
 }
 
+std::string remark_on(const FoundBlock& block) {
+  std::string remark = block.is_readable ? "" : "  cannot be read";
+  if (block.missing.empty()) return remark;
+  remark += fmt::format("  incomplete: no {}", printable(block.missing.front()));
+  const auto others = block.missing.size() - 1;
+  return others == 0 ? remark : fmt::format("{} and {} more", remark, others);
+}
+
 void print_blocks(const InspectReport& report) {
   if (report.blocks.empty()) {
     fmt::print("\nNo MoE blocks were found.\n");
@@ -109,7 +117,11 @@ void print_blocks(const InspectReport& report) {
                block.layout,
                block.bias.empty() ? "none" : fmt::format("{}", fmt::join(block.bias, ", ")),
                block.shared_intermediate == 0 ? "none" : std::to_string(block.shared_intermediate),
-               block.is_readable ? "" : "  cannot be read");
+               remark_on(block));
+  }
+  if (report.num_optimizer_blocks > 0) {
+    fmt::print("  Besides, an optimizer keeps tensors of the same form: {} blocks.\n",
+               report.num_optimizer_blocks);
   }
 }
 
@@ -151,7 +163,7 @@ void print_ranks(const InspectReport& report) {
                fmt::join(experts, ", "));
   }
   if (report.not_counted.empty()) return;
-  fmt::print("  Not counted, since not all of their experts are there: {}\n",
+  fmt::print("  Not counted, since they are incomplete: {}\n",
              printable(fmt::format("{}", fmt::join(report.not_counted, ", "))));
 }
 
@@ -176,7 +188,8 @@ json to_json(const InspectReport::Blocks& line) {
           {"dtype", block.dtype},
           {"router_bias", block.bias},
           {"shared_intermediate", block.shared_intermediate},
-          {"readable", block.is_readable}};
+          {"readable", block.is_readable},
+          {"missing", std::span(block.missing).first(std::min(block.missing.size(), kMostListed))}};
 }
 
 json to_json(const RankReads::Experts& experts) {

@@ -32,6 +32,7 @@ struct InspectReport {
   std::int64_t num_tensors = 0;
   std::int64_t bytes = 0;
   std::vector<Blocks> blocks;
+  std::int64_t num_optimizer_blocks = 0;  // which are not among them
   RankReads ranks;
   std::int64_t replicated_bytes = 0;          // of what every rank reads
   std::vector<std::string> not_counted = {};  // prefixes of blocks that are not whole

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "checkpoints/checkpoints.h"
 #include "inspect/fold_names.h"
 
 namespace switchyard::cli {
@@ -63,6 +66,18 @@ class Block {
   std::string prefix_;
 };
 
+// A name that conversions ask for, and how many extents its tensor has.
+struct Needed {
+  std::string_view name;
+  std::size_t num_extents;
+};
+
+void note_missing(FoundBlock& result, const Block& block, std::initializer_list<Needed> names) {
+  for (const auto& [name, num_extents] : names) {
+    if (block.find(name, num_extents) == nullptr) result.missing.emplace_back(name);
+  }
+}
+
 void add(FoundBlock& result, std::string_view name, const TensorInfo& info) {
   result.expert_tensors.push_back(result.prefix + std::string(name));
   result.is_readable = result.is_readable && info.is_readable;
@@ -94,6 +109,7 @@ bool has_packed(FoundBlock& result, const Block& block) {
   }
   result.layout = "Hugging Face, packed";
   add_packed(result, block);
+  note_missing(result, block, {{"experts.down_proj", 3}});
   return true;
 }
 
@@ -101,13 +117,21 @@ bool has_gpt_oss(FoundBlock& result, const Block& block) {
   if (const auto* gate_up = block.find("experts.gate_up_proj", 3)) {
     set_packed(result, *gate_up, 2, 2);
     result.layout = "gpt-oss, packed";
+    note_missing(result, block, {{"experts.down_proj", 3}});
   } else if (const auto* blocks = block.find("experts.gate_up_proj_blocks", 4)) {
     set_packed(result, *blocks, 1, 2);
     result.layout = "gpt-oss, quantized";
+    note_missing(result, block,
+                 {{"experts.gate_up_proj_scales", 3},
+                  {"experts.down_proj_blocks", 4},
+                  {"experts.down_proj_scales", 3}});
   } else {
     return false;
   }
   add_packed(result, block);
+  note_missing(
+      result, block,
+      {{"experts.gate_up_proj_bias", 2}, {"experts.down_proj_bias", 2}, {"router.bias", 1}});
   return true;
 }
 
@@ -122,18 +146,46 @@ bool has_kempner_forge(FoundBlock& result, const Block& block) {
       result.packed_bytes += info->bytes;
     }
   }
+  note_missing(result, block, {{"down_w", 3}});
   return true;
+}
+
+// The matrices of an expert by itself: gate, up and down.
+constexpr std::array<std::string_view, 3> kProjections{"gate_proj.weight", "up_proj.weight",
+                                                       "down_proj.weight"};
+constexpr std::array<std::string_view, 3> kMixtral{"w1.weight", "w3.weight", "w2.weight"};
+using Matrices = std::array<bool, 3>;  // that are there
+
+// Experts have a gate if any of them has.
+void count_held(FoundBlock& result, const std::map<std::int64_t, Matrices>& experts,
+                const std::array<std::string_view, 3>& names) {
+  const bool gated =
+      std::ranges::any_of(experts, [](const auto& expert) { return expert.second[0]; });
+  for (const auto& [id, there] : experts) {
+    const auto before = result.missing.size();
+    for (std::size_t m = gated ? 0 : 1; m < names.size(); ++m) {
+      if (there[m]) continue;
+      result.missing.push_back("experts." + std::to_string(id) + "." + std::string(names[m]));
+    }
+    result.num_held += result.missing.size() == before ? 1 : 0;
+  }
 }
 
 bool has_separate(FoundBlock& result, const Block& block, std::string_view system) {
   constexpr int kMostParts = 4;  // 7.up_proj.weight, and one to spare
+  std::map<std::int64_t, Matrices> experts;
+  bool is_mixtral = false;
   block.for_each("experts.", kMostParts, [&](std::string_view name, const TensorInfo& info) {
     const auto dot = name.find('.');
     const auto id = number_in(name.substr(0, dot));
     if (id < 0 || id >= result.num_experts || dot == std::string_view::npos) return;
     const auto matrix = name.substr(dot + 1);
-    const bool is_mixtral = matrix == "w3.weight";
-    if ((is_mixtral || matrix == "up_proj.weight") && info.shape.size() == 2) {
+    auto& there = experts[id];
+    for (std::size_t m = 0; m < there.size(); ++m) {
+      there[m] = there[m] || matrix == kProjections[m] || matrix == kMixtral[m];
+    }
+    if ((matrix == kMixtral[1] || matrix == kProjections[1]) && info.shape.size() == 2) {
+      is_mixtral = matrix == kMixtral[1];
       result.intermediate = info.shape[0];
       result.dtype = info.dtype;
       result.layout = std::string(is_mixtral ? "Mixtral" : system) + ", by expert";
@@ -141,21 +193,35 @@ bool has_separate(FoundBlock& result, const Block& block, std::string_view syste
     add(result, "experts." + std::string(name), info);
     result.bytes_of_expert[id] += info.bytes;
   });
-  result.num_held = static_cast<std::int64_t>(result.bytes_of_expert.size());
-  return !result.layout.empty();
+  if (result.layout.empty()) return false;
+  count_held(result, experts, is_mixtral ? kMixtral : kProjections);
+  return true;
 }
 
 struct Names {
   std::string_view router;
   std::string_view gate_bias;
   std::string_view score_bias;
-  std::string_view shared;
 };
 constexpr std::array<Names, 3> kNames{
-    Names{"router.gate.weight", "", "router.expert_bias", "shared_expert.up_proj.weight"},
-    Names{"router.weight", "router.bias", "", ""},
-    Names{"gate.weight", "gate.bias", "gate.e_score_correction_bias",
-          "shared_experts.up_proj.weight"}};
+    Names{"router.gate.weight", "", "router.expert_bias"},
+    Names{"router.weight", "router.bias", ""},
+    Names{"gate.weight", "gate.bias", "gate.e_score_correction_bias"}};
+
+void add_shared(FoundBlock& result, const Block& block) {
+  for (const std::string stem : {"shared_expert.", "shared_experts."}) {
+    bool is_there = false;
+    block.for_each(stem, 2, [&](std::string_view, const TensorInfo& info) {
+      is_there = true;
+      result.is_readable = result.is_readable && info.is_readable;
+    });
+    if (!is_there) continue;
+    const auto up = stem + std::string(kProjections[1]);
+    const auto down = stem + std::string(kProjections[2]);
+    note_missing(result, block, {{up, 2}, {down, 2}});
+    if (const auto* info = block.find(up, 2)) result.shared_intermediate = info->shape[0];
+  }
+}
 
 bool has_experts(FoundBlock& result, const Block& block, const Names& names) {
   if (names.router == "router.weight") return has_gpt_oss(result, block);
@@ -177,10 +243,7 @@ std::optional<FoundBlock> block_of(const TensorInfos& tensors, const std::string
   if (!has_experts(result, block, names)) return std::nullopt;
   if (block.find(names.gate_bias, 1) != nullptr) result.bias.emplace_back("gate");
   if (block.find(names.score_bias, 1) != nullptr) result.bias.emplace_back("score");
-  if (const auto* shared = block.find(names.shared, 2)) {
-    result.shared_intermediate = shared->shape[0];
-    result.is_readable = result.is_readable && shared->is_readable;
-  }
+  add_shared(result, block);
   return result;
 }
 
@@ -198,6 +261,8 @@ bool is_router(std::string_view name, std::string_view router) {
 }
 
 }  // namespace
+
+bool FoundBlock::is_optimizers() const { return prefix.starts_with(train::kOptimizerPrefix); }
 
 std::vector<FoundBlock> find_moe_blocks(const TensorInfos& tensors) {
   std::vector<FoundBlock> result;

@@ -20,16 +20,19 @@ struct FoundBlock {
   std::int64_t num_held = 0;  // in the checkpoint: fewer where it is one rank's
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  std::string dtype = {};                // of the experts
-  std::vector<std::string> bias = {};    // of the router: "gate", "score"
-  std::int64_t shared_intermediate = 0;  // 0: no shared expert
-  bool is_readable = true;               // all of its tensors are
+  std::string dtype = {};                 // of the experts
+  std::vector<std::string> bias = {};     // of the router: "gate", "score"
+  std::int64_t shared_intermediate = 0;   // 0: no shared expert
+  bool is_readable = true;                // all of its tensors are
+  std::vector<std::string> missing = {};  // names that conversions would not find
 
   std::vector<std::string> expert_tensors = {};               // their names
   std::map<std::int64_t, std::int64_t> bytes_of_expert = {};  // in tensors of their own
   std::int64_t packed_bytes = 0;                              // in tensors of all experts
 
-  bool is_whole() const { return num_held == num_experts; }
+  bool is_whole() const { return num_held == num_experts && missing.empty(); }
+  // Whether an optimizer keeps it for a block: then it has the form of one.
+  bool is_optimizers() const;
 };
 
 // In order of prefix.

@@ -40,7 +40,8 @@ TEST_F(InspectBlocks, FindsBlocksAndWhatRanksRead) {
                              {"dtype", "BF16"},
                              {"router_bias", json::array()},
                              {"shared_intermediate", 0},
-                             {"readable", true}}));
+                             {"readable", true},
+                             {"missing", json::array()}}));
   const auto ranks = about("rank", outcome);
   ASSERT_EQ(ranks.size(), 3U);
   const int expert = 3 * 64;
@@ -68,12 +69,15 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
       {"deepseek.experts.gate_up_proj", zeros("BF16", {4, 6, 8}, 2)},
       {"deepseek.experts.down_proj", zeros("BF16", {4, 8, 3}, 2)},
       {"deepseek.shared_experts.up_proj.weight", zeros("BF16", {7, 8}, 2)},
+      {"deepseek.shared_experts.down_proj.weight", zeros("BF16", {8, 7}, 2)},
       {"kempner.router.gate.weight", zeros("F32", {6, 8}, 4)},
       {"kempner.router.expert_bias", zeros("F32", {6}, 4)},
       {"kempner.up_w", zeros("F32", {3, 8, 5}, 4)},
       {"kempner.down_w", zeros("F32", {3, 5, 8}, 4)},
       {"mixtral.gate.weight", zeros("BF16", {2, 8}, 2)},
+      {"mixtral.experts.0.w2.weight", zeros("BF16", {8, 9}, 2)},
       {"mixtral.experts.0.w3.weight", zeros("BF16", {9, 8}, 2)},
+      {"mixtral.experts.1.w2.weight", zeros("BF16", {8, 9}, 2)},
       {"mixtral.experts.1.w3.weight", zeros("BF16", {9, 8}, 2)},
       {"dense.gate.weight", zeros("BF16", {2, 8}, 2)},
   };
@@ -91,11 +95,45 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
   EXPECT_EQ(blocks[2].at("layout"), "Mixtral, by expert");
   EXPECT_EQ(blocks[2].at("intermediate"), 9);
   const auto rank = about("rank", outcome).at(1);
-  EXPECT_EQ(rank.at("expert_bytes"), 2 * (6 * 8 + 8 * 3) * 2 + 9 * 8 * 2);
+  EXPECT_EQ(rank.at("expert_bytes"), 2 * (6 * 8 + 8 * 3) * 2 + 2 * 9 * 8 * 2);
   EXPECT_EQ(rank.at("not_counted"), json{"kempner."});
-  expect_says(run(shell(path) + "--ranks 2"),
-              {"3 of 6", "1 of 2, 2…3 of 4\n",
-               "Not counted, since not all of their experts are there: kempner.\n"});
+  expect_says(
+      run(shell(path) + "--ranks 2"),
+      {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, since they are incomplete: kempner.\n"});
+}
+
+// Whatever conversions would ask for and not find is named, and nothing of it is counted.
+TEST_F(InspectBlocks, WhatLacksATensorIsIncomplete) {
+  auto tensors = layers(0, 1, 3);
+  tensors.erase("model.layers.0.mlp.experts.1.down_proj.weight");
+  tensors.erase("model.layers.0.mlp.experts.2.gate_proj.weight");
+  const FileTensors others{
+      {"packed.gate.weight", zeros("BF16", {4, 8}, 2)},
+      {"packed.experts.gate_up_proj", zeros("BF16", {4, 6, 8}, 2)},
+      {"packed.shared_expert.gate_proj.weight", zeros("BF16", {3, 8}, 2)},
+      {"packed.shared_expert.up_proj.weight", zeros("BF16", {3, 8}, 2)},
+      {"kempner.router.gate.weight", zeros("F32", {2, 8}, 4)},
+      {"kempner.up_w", zeros("F32", {2, 8, 5}, 4)},
+      {"oss.router.weight", zeros("BF16", {2, 8}, 2)},
+      {"oss.experts.gate_up_proj", zeros("BF16", {2, 8, 6}, 2)},
+  };
+  const auto path = put("a.safetensors", file_of(joined(tensors, others)));
+  const auto outcome = run(shell(path) + "--json --ranks 1");
+  const auto blocks = about("block", outcome);
+  ASSERT_EQ(blocks.size(), 4U);
+  EXPECT_EQ(blocks[0].at("missing"), json{"down_w"});
+  EXPECT_EQ(blocks[1].at("num_held"), 1);
+  EXPECT_EQ(blocks[1].at("missing"),
+            (json{"experts.1.down_proj.weight", "experts.2.gate_proj.weight"}));
+  EXPECT_EQ(blocks[2].at("missing"), (json{"experts.down_proj", "experts.gate_up_proj_bias",
+                                           "experts.down_proj_bias", "router.bias"}));
+  EXPECT_EQ(blocks[3].at("missing"), (json{"experts.down_proj", "shared_expert.down_proj.weight"}));
+  EXPECT_EQ(blocks[3].at("shared_intermediate"), 3);
+  const auto rank = about("rank", outcome).at(0);
+  EXPECT_EQ(rank.at("expert_bytes"), 0);
+  EXPECT_EQ(rank.at("not_counted").size(), 4U);
+  expect_says(run(shell(path)), {"1 of 3", "  incomplete: no down_w\n",
+                                 "  incomplete: no experts.down_proj and 3 more\n"});
 }
 
 // What save_checkpoint writes of experts without gates, and of a router with a bias.
@@ -129,8 +167,9 @@ TEST_F(InspectBlocks, RanksReadWhatTheyOwn) {
   auto tensors = layers(0, 1, 7);
   tensors["packed.gate.weight"] = zeros("BF16", {7, 8}, 2);
   tensors["packed.experts.gate_up_proj"] = zeros("BF16", {7, 8, 8}, 2);
+  tensors["packed.experts.down_proj"] = zeros("BF16", {7, 8, 4}, 2);
   const auto path = put("a.safetensors", file_of(tensors));
-  constexpr int kExpert = 3 * 64 + 128;
+  constexpr int kExpert = 3 * 64 + 128 + 64;
   for (const int num_ranks : {1, 2, 3, 7, 9}) {
     const auto lines =
         about("rank", run(shell(path) + "--json --ranks " + std::to_string(num_ranks)));
@@ -154,6 +193,9 @@ TEST_F(InspectBlocks, MarksWhatCannotBeRead) {
                                 {"mlp.experts.gate_up_proj_blocks", zeros("U8", {4, 12, 2, 16}, 1)},
                                 {"mlp.experts.gate_up_proj_scales", zeros("U8", {4, 12, 2}, 1)},
                                 {"mlp.experts.gate_up_proj_bias", zeros("BF16", {4, 12}, 2)},
+                                {"mlp.experts.down_proj_blocks", zeros("U8", {4, 64, 1, 3}, 1)},
+                                {"mlp.experts.down_proj_scales", zeros("U8", {4, 64, 1}, 1)},
+                                {"mlp.experts.down_proj_bias", zeros("BF16", {4, 64}, 2)},
                                 {"odd", zeros("F4", {1, 1, 1, 1, 1}, 1)}}));
   const auto table = run(shell(path));
   EXPECT_EQ(table.status, 0);
@@ -164,7 +206,7 @@ TEST_F(InspectBlocks, MarksWhatCannotBeRead) {
   EXPECT_EQ(block.at("intermediate"), 6);
   EXPECT_EQ(block.at("dtype"), "U8");
   const auto rank = about("rank", run(shell(path) + "--json --ranks 4")).at(3);
-  EXPECT_EQ(rank.at("expert_bytes"), 12 * 2 * 16 + 12 * 2 + 12 * 2);
+  EXPECT_EQ(rank.at("expert_bytes"), 12 * 2 * 16 + 12 * 2 + 12 * 2 + 64 * 3 + 64 + 64 * 2);
 }
 
 TEST_F(InspectBlocks, GoldenFiles) {

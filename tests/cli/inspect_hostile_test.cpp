@@ -71,6 +71,7 @@ TEST_F(InspectHostile, ManySizesForManyRanks) {
     const auto prefix = "b" + std::to_string(e) + ".";
     tensors[prefix + "gate.weight"] = zeros("F32", {e, 0}, 4);
     tensors[prefix + "experts.gate_up_proj"] = zeros("F32", {e, 0, 0}, 4);
+    tensors[prefix + "experts.down_proj"] = zeros("F32", {e, 0, 0}, 4);
   }
   const auto path = put("a.safetensors", file_of(tensors));
   const auto ranks = about("rank", run(shell(path) + "--json --ranks " + std::to_string(kRanks)));

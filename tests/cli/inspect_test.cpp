@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/inspect_files.h"
+#include "cli/train_runs.h"
 
 namespace switchyard::inspect_test {
 namespace {
@@ -106,6 +107,26 @@ TEST_F(Inspect, DamagedCheckpointsAreNamed) {
   const auto ranks = run(shell(path) + "--ranks 0");
   EXPECT_EQ(ranks.status, 2);
   expect_says(ranks, {"--ranks"});
+}
+
+class InspectRun : public testing::TrainRuns {};
+
+// A folder of checkpoints is its newest, and what the optimizer keeps is no block of the model.
+TEST_F(InspectRun, TheFolderThatARunSaves) {
+  ASSERT_EQ(train("--ranks 2 --steps 3 --every 2 --save " + saved()).status, 0);
+  const auto outcome = run("inspect " + saved() + " --json --ranks 2");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(lines_of(outcome).at(0).at("checkpoint"), checkpoint(3));
+  const auto blocks = about("block", outcome);
+  ASSERT_EQ(blocks.size(), 1U);
+  EXPECT_EQ(blocks[0].at("count"), 2);
+  EXPECT_EQ(blocks[0].at("missing"), json::array());
+  EXPECT_EQ(blocks[0].at("block").get<std::string>().find("optimizer"), std::string::npos);
+  // 3 matrices of 2 experts in 2 layers, and two moments of each.
+  EXPECT_EQ(about("rank", outcome).at(1).at("expert_bytes"), 2 * 3 * (2 * 3 * 32 * 32 * 4));
+  expect_says(run("inspect " + saved()),
+              {checkpoint(3) + ": 1 file",
+               "Besides, an optimizer keeps tensors of the same form: 4 blocks.\n"});
 }
 
 TEST_F(Inspect, HelpNamesEveryFlag) {

@@ -23,8 +23,9 @@ namespace {
 namespace fs = std::filesystem;
 
 std::array<NamedSet, 2> moments_of(Trainer& trainer) {
-  return {{{"optimizer.first.", trainer.optimizer().first_moment()},
-           {"optimizer.second.", trainer.optimizer().second_moment()}}};
+  const std::string prefix(kOptimizerPrefix);
+  return {{{prefix + "first.", trainer.optimizer().first_moment()},
+           {prefix + "second.", trainer.optimizer().second_moment()}}};
 }
 
 std::map<std::string, TensorView> balancer_tensors(Trainer& trainer) {

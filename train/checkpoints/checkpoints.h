@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "switchyard/communicator.h"
@@ -16,6 +17,9 @@ namespace switchyard::train {
 // The checkpoints of a folder, the newest first: "step-00000100.safetensors". None where there is
 // no such folder.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& folder);
+
+// The names of an optimizer's tensors begin so, and go on as those of the parameters.
+constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
 // A checkpoint's own config, progress and marks, before a trainer is made from it.
 struct CheckpointHeader {
