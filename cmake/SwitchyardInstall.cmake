@@ -1,4 +1,4 @@
-# Installs the library so that find_package(switchyard) works.
+# Installs the library so that find_package(switchyard) and pkg-config find it.
 include(CMakePackageConfigHelpers)
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)
@@ -28,3 +28,29 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/switchyardConfigVersion.c
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/switchyardConfig.cmake
   ${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake DESTINATION ${config_dir})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Paths from where the file lies, so that what is installed may be moved.
+set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH SWITCHYARD_PC_TO_INCLUDE
+  ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+set(SWITCHYARD_PC_LIBRARIES "")
+if(NOT BUILD_SHARED_LIBS)
+  set(libraries -pthread)
+  if(NOT TARGET fmt_headers)
+    list(APPEND libraries -lfmt)
+  endif()
+  if(SWITCHYARD_HAS_MPI)
+    list(APPEND libraries ${MPI_CXX_LIBRARIES})
+  endif()
+  if(SWITCHYARD_HAS_ONEDNN)
+    list(APPEND libraries ${OneDNN_LIBRARY} ${OneDNN_OPENMP_LIBRARY})
+  endif()
+  if(SWITCHYARD_HAS_CUDA)
+    list(APPEND libraries ${CUDA_cudart_static_LIBRARY} -ldl -lrt)
+  endif()
+  list(JOIN libraries " " libraries)
+  set(SWITCHYARD_PC_LIBRARIES " ${libraries}")
+endif()
+configure_file(cmake/switchyard.pc.in ${PROJECT_BINARY_DIR}/switchyard.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/switchyard.pc DESTINATION ${pc_dir})

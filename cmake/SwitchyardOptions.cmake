@@ -34,6 +34,24 @@ endif()
 
 function(switchyard_configure_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
+# The command finds the library by the same path in the build tree and where it is installed. CMake
+# then replaces no path when it installs: for that it would end the build tree's with an empty entry,
+# which is the current folder, and libraries that lie there would be loaded.
+file(RELATIVE_PATH SWITCHYARD_BIN_TO_LIB ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+function(switchyard_set_rpath target)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/${SWITCHYARD_BIN_TO_LIB}")
+  endif()
+  if(SWITCHYARD_BIN_TO_LIB MATCHES "^\\.\\./[^.]")  # as from cli/, where the command is built
+    cmake_path(ABSOLUTE_PATH SWITCHYARD_BIN_TO_LIB BASE_DIRECTORY ${PROJECT_BINARY_DIR}/cli
+      NORMALIZE OUTPUT_VARIABLE folder)
+    set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+      LIBRARY_OUTPUT_DIRECTORY ${folder})
+  endif()
+endfunction()
+
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
   # A product and a sum are rounded apart on every instruction set, so that bits agree.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off -Wall

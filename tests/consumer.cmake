@@ -1,20 +1,84 @@
-# Installs the library into a folder of its own and builds examples/consumer against it.
-# cmake -DBUILD=… -DSOURCE=… -DWORK=… -DGENERATOR=… -DCXX_FLAGS=… -P consumer.cmake
+# Installs the library into a folder of its own, and uses it from there: examples/consumer by
+# find_package, a program by pkg-config, and the command.
+# cmake -DBUILD=… -DSOURCE=… -DWORK=… -DGENERATOR=… -DCXX=… -DCXX_FLAGS=… -DREADELF=… -DPROGRAM=…
+#   -DLIBRARY=… -DBIN=bin -DLIB=lib -P consumer.cmake
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output
     ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${ARGV} failed:\n${output}")
+    message(FATAL_ERROR "${ARGV} failed (${result}):\n${output}")
   endif()
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
+# Sets `runpath`, and fails if the current folder is in it, as an empty entry does, or the build tree.
+function(read_runpath file)
+  run(${READELF} -d ${file})
+  set(runpath "")
+  if(output MATCHES "R(UN)?PATH[^\n]*\\[([^\n]*)\\]")
+    set(runpath "${CMAKE_MATCH_2}")
+  endif()
+  if(NOT runpath STREQUAL "" AND ":${runpath}:" MATCHES "::|:\\.")
+    message(FATAL_ERROR "${file} looks for libraries in the current folder: [${runpath}]")
+  endif()
+  if(runpath MATCHES "${BUILD}")
+    message(FATAL_ERROR "${file} looks for libraries in the build tree: [${runpath}]")
+  endif()
+  set(runpath "${runpath}" PARENT_SCOPE)
+endfunction()
+
 file(REMOVE_RECURSE ${WORK})
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
-run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/prefix
+set(prefix ${WORK}/prefix)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${prefix}
   -DCMAKE_CXX_FLAGS=${CXX_FLAGS})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer)
 if(NOT output MATCHES "rank 0 holds 2 rows" OR NOT output MATCHES "rank 1 holds 2 rows")
   message(FATAL_ERROR "the consumer printed:\n${output}")
+endif()
+
+if(READELF AND LIBRARY MATCHES "\\.so")
+  get_filename_component(name ${LIBRARY} NAME)
+  foreach(file ${LIBRARY} ${prefix}/${LIB}/${name})
+    read_runpath(${file})
+  endforeach()
+endif()
+if(PROGRAM)
+  file(RENAME ${prefix} ${WORK}/moved)
+  set(prefix ${WORK}/moved)
+  run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${prefix}/${BIN}/switchyard --version)
+  if(READELF)
+    file(RELATIVE_PATH to_lib /${BIN} /${LIB})
+    foreach(file ${PROGRAM} ${prefix}/${BIN}/switchyard)
+      read_runpath(${file})
+      if(NOT "${runpath}:" MATCHES "^\\$ORIGIN/${to_lib}:")
+        message(FATAL_ERROR "${file} looks for libraries in [${runpath}]")
+      endif()
+    endforeach()
+  endif()
+endif()
+
+file(GLOB_RECURSE licenses ${prefix}/LICENSE)
+if(NOT licenses)
+  message(FATAL_ERROR "there is no LICENSE under ${prefix}")
+endif()
+
+find_program(PKG_CONFIG NAMES pkg-config pkgconf)
+if(PKG_CONFIG)
+  file(WRITE ${WORK}/version.cpp
+    "#include <iostream>\n#include \"switchyard/build_info.h\"\n"
+    "int main() { std::cout << switchyard::version(); }\n")
+  set(ENV{PKG_CONFIG_PATH} ${prefix}/${LIB}/pkgconfig)
+  run(${PKG_CONFIG} --cflags --libs switchyard)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  separate_arguments(cxx_flags UNIX_COMMAND "${CXX_FLAGS}")
+  run(${CXX} -std=c++20 ${cxx_flags} ${WORK}/version.cpp ${flags} -o ${WORK}/version)
+  run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${prefix}/${LIB} ${WORK}/version)
+  run(${PKG_CONFIG} --modversion switchyard)
+else()
+  file(READ ${prefix}/${LIB}/pkgconfig/switchyard.pc text)
+  if(NOT text MATCHES "libdir=\\\${pcfiledir}/\\.\\.\n" OR NOT text MATCHES "-L\\\${libdir} -lswitchyard")
+    message(FATAL_ERROR "switchyard.pc says:\n${text}")
+  endif()
 endif()
