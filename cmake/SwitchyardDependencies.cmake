@@ -44,6 +44,17 @@ endmacro()
 switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX)
 switchyard_find(ONEDNN OneDNN::dnnl OneDNN)
 switchyard_find(CUDA CUDA::cudart_static CUDAToolkit)
+set(least_cuda 12.5)  # older compilers do not know what the kernels are written in
+if(SWITCHYARD_HAS_CUDA AND CUDAToolkit_VERSION VERSION_LESS least_cuda)
+  set(reason "Switchyard needs CUDA ${least_cuda} or newer, but the toolkit that was found is \
+${CUDAToolkit_VERSION} (${CUDAToolkit_BIN_DIR})")
+  if(NOT SWITCHYARD_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "${reason}; name a newer one with CUDAToolkit_ROOT, or set SWITCHYARD_CUDA=OFF")
+  endif()
+  message(WARNING "${reason}: this build has no CUDA. Name a newer one with CUDAToolkit_ROOT.")
+  set(SWITCHYARD_HAS_CUDA OFF)
+  list(REMOVE_ITEM SWITCHYARD_PRIVATE_LIBRARIES CUDA::cudart_static)
+endif()
 if(SWITCHYARD_HAS_CUDA)
   # Machine code for what the kernels are written for, and PTX of the oldest for all that is newer.
   set(SWITCHYARD_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPUs to compile kernels for")

@@ -1,7 +1,9 @@
 # Options, and what every target of the project is compiled with.
 include(GNUInstallDirs)
 
-option(BUILD_SHARED_LIBS "Build a shared library" ON)
+if(PROJECT_IS_TOP_LEVEL)  # in another project its own default counts
+  option(BUILD_SHARED_LIBS "Build a shared library" ON)
+endif()
 option(SWITCHYARD_BUILD_CLI "Build the switchyard command" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_BUILD_TESTS "Build the tests" OFF)
@@ -17,7 +19,7 @@ foreach(feature MPI ONEDNN CUDA)
   set_property(CACHE SWITCHYARD_${feature} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
@@ -32,8 +34,6 @@ if(SWITCHYARD_SANITIZE)
   endif()
 endif()
 
-function(switchyard_configure_target target)
-  target_compile_features(${target} PUBLIC cxx_std_20)
 # The command finds the library by the same path in the build tree and where it is installed. CMake
 # then replaces no path when it installs: for that it would end the build tree's with an empty entry,
 # which is the current folder, and libraries that lie there would be loaded.
@@ -52,6 +52,8 @@ function(switchyard_set_rpath target)
   endif()
 endfunction()
 
+function(switchyard_configure_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
   # A product and a sum are rounded apart on every instruction set, so that bits agree.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off -Wall
