@@ -1,7 +1,6 @@
 #include "device/cuda/experts/expert_pass.h"
 
-#include <cuda_runtime_api.h>
-
+#include "core/require.h"
 #include "device/cuda/experts/expert_refs.h"
 #include "device/cuda/experts/row_passes.h"
 
@@ -18,7 +17,7 @@ TensorView take_rows(const ExpertPass& pass, std::int64_t width, Context& contex
 
 // The other products know no tokens: whoever gave them some did not ask reads_tokens.
 const Rows& without_tokens(const SourceRows& rows) {
-  check(rows.sources == nullptr ? cudaSuccess : cudaErrorNotSupported, "rows read from tokens");
+  check_invariant(rows.sources == nullptr, "rows are read from tokens where only rows can be read");
   return rows;
 }
 
