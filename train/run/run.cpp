@@ -57,7 +57,8 @@ class Run {
         corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
-      console_.emplace(mode_of(config, world), config.steps);
+      console_.emplace(mode_of(config, world), config.steps,
+                       ConsoleOutput{.is_in_a_hurry = [this] { return signals_.received(); }});
     }
   }
 
@@ -91,8 +92,12 @@ class Run {
     }
   }
 
-  void end() {
-    if (stopped_) return say_stopped();
+  RunEnd end() {
+    if (stopped_) {
+      say_stopped();
+      world_.barrier();  // a launcher may end the others when one has left
+      return RunEnd::stopped;
+    }
     evaluate();
     const double held_out = trainer_.history().held_out.back().loss;
     if (console_) console_->finish();
@@ -103,6 +108,7 @@ class Run {
     write_report();
     say_where();
     if (console_) console_->result(held_out, bigram_, written_report());
+    return RunEnd::completed;
   }
 
  private:
@@ -240,13 +246,13 @@ class Run {
 
 }  // namespace
 
-void run(Communicator& world, const TrainConfig& config) {
+RunEnd run(Communicator& world, const TrainConfig& config) {
   TrainConfig here = config;
   fit_mesh(here, world.size());
   Run run(world, here);
   run.begin();
   run.train();
-  run.end();
+  return run.end();
 }
 
 }  // namespace switchyard::train
