@@ -108,7 +108,7 @@ TEST_F(TrainReport, OneThatCannotBeWrittenAtFirstIsAnError) {
 
 TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
   fs::create_directory(folder_ / "reports");
-  Background command(arguments("--ranks 2 --steps 199 --evaluate-every 50 --every 1000 --report " +
+  Background command(arguments("--ranks 2 --steps 399 --evaluate-every 100 --every 1000 --report " +
                                report() + " --save " + saved()));
   std::string text;
   for (auto line = command.line(); !line.empty(); line = command.line()) {
@@ -122,7 +122,7 @@ TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
   EXPECT_NE(first, std::string::npos) << text;
   EXPECT_EQ(text.find("warning", first + 1), std::string::npos) << text;
   EXPECT_EQ(text.find("\nreport: "), std::string::npos) << text;
-  EXPECT_TRUE(fs::exists(checkpoint(199))) << text;
+  EXPECT_TRUE(fs::exists(checkpoint(399))) << text;
 }
 
 }  // namespace
