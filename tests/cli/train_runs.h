@@ -96,7 +96,7 @@ class TrainRuns : public ::testing::Test {
     for (int i = 0; i < 3000; ++i) text << "line " << i * i % 977 << " of it\n";
   }
 
-  // Of a small model, with a report nowhere unless one is asked for.
+  // Trains a small model, with a report nowhere unless one is asked for.
   std::string arguments(const std::string& more) const {
     const bool asks = more.find("--report ") != std::string::npos;
     return "train --layers 2 --hidden 32 --heads 2 --context 32 --experts 4 --intermediate 32 "
