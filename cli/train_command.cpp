@@ -1,7 +1,10 @@
 // switchyard train: flags and their checks.
 #include <fmt/format.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -14,12 +17,14 @@
 #include "launch.h"
 #include "options/options.h"
 #include "run/run.h"
+#include "run/stop_signals.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+constexpr int kStopped = 3;  // the exit code
 
 struct TrainOptions {
   std::string comm;  // empty: not given
@@ -84,6 +89,14 @@ void require_chosen_comm(const TrainOptions& o) {
   }
 }
 
+void note_signals() {
+  // For good: a signal that comes while the process leaves must not change how it ends.
+  static const auto* const kept = new train::StopSignals();
+  (void)kept;
+  // mpirun dies of a second Ctrl-C without a word to its ranks.
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+}
+
 void train_model(const TrainOptions& o) {
   require_chosen_comm(o);
   const auto file = as_usage([&] { return read_config(o.config); });
@@ -94,12 +107,15 @@ void train_model(const TrainOptions& o) {
   } else if (is_given(o.flags, "ranks") || is_given(file, "ranks")) {
     how.ranks = config.mesh.ranks;
   }
+  note_signals();
+  std::atomic<bool> is_stopped = false;
   launch(how, [&](Communicator& world) {
     train::TrainConfig here = config;
     here.json = o.json;
     as_usage([&] { train::fit_mesh(here, world.size()); });
-    train::run(world, here);
+    if (train::run(world, here) == train::RunEnd::stopped) is_stopped = true;
   });
+  if (is_stopped) throw CLI::RuntimeError(kStopped);
 }
 
 }  // namespace
@@ -121,6 +137,11 @@ void add_train_command(CLI::App& app) {
   command->add_flag("--json", o->json, "Print one JSON object a step");
   train::TrainConfig defaults;
   for (const auto& option : train::options_of(defaults)) add_flag(command, option, o);
+  command->footer(
+      "Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end it after the step, with a checkpoint if it saves "
+      "any; "
+      "Ctrl-C again, a second later or more, ends it at once.\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stopped by a signal.");
   command->callback([o] { train_model(*o); });
 }
 

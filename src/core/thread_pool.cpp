@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "core/require.h"
+#include "core/signals_wait.h"
 
 namespace switchyard {
 namespace {
@@ -38,6 +39,7 @@ void stay_on_core(int core) {
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cores) {
   require(num_threads >= 1, "num_threads ({}) must be at least 1", num_threads);
+  const SignalsWait for_the_threads;  // the process has others to handle signals
   try {
     for (int worker = 1; worker < num_threads; ++worker) {
       const auto index = static_cast<std::size_t>(worker);

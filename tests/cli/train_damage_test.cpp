@@ -93,5 +93,38 @@ TEST_F(TrainDamage, WhatIsNoCheckpointIsSaidToBeNone) {
       << empty.output;
 }
 
+class TrainReport : public TrainRuns {
+ protected:
+  std::string report() const { return (folder_ / "reports" / "run.html").string(); }
+};
+
+TEST_F(TrainReport, OneThatCannotBeWrittenAtFirstIsAnError) {
+  const auto outcome = train("--steps 2 --report " + report());
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.output.find("switchyard: cannot write the report " + report() +
+                                ": No such file or directory"),
+            std::string::npos)
+      << outcome.output;
+}
+
+TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
+  fs::create_directory(folder_ / "reports");
+  Background command(arguments("--ranks 2 --steps 399 --evaluate-every 100 --every 1000 --report " +
+                               report() + " --save " + saved()));
+  std::string text;
+  for (auto line = command.line(); !line.empty(); line = command.line()) {
+    text += line + '\n';
+    if (line.starts_with("step 1/")) fs::remove_all(folder_ / "reports");
+  }
+  EXPECT_EQ(command.exit_code(), 0);
+  const auto warning = "warning: cannot write the report " + report() +
+                       ": No such file or directory; the run goes on\n";
+  const auto first = text.find(warning);
+  EXPECT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find("warning", first + 1), std::string::npos) << text;
+  EXPECT_EQ(text.find("\nreport: "), std::string::npos) << text;
+  EXPECT_TRUE(fs::exists(checkpoint(399))) << text;
+}
+
 }  // namespace
 }  // namespace switchyard::testing::train_damage_test

@@ -25,13 +25,14 @@ using Losses = std::map<std::int64_t, double>;  // by step
 class Background {
  public:
   // What it says on the standard error is not shown.
-  explicit Background(const std::string& arguments) {
+  explicit Background(const std::string& arguments, const std::string& launcher = "") {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     const auto command =
-        std::string("exec ") + SWITCHYARD_COMMAND + " " + arguments + " 2>/dev/null";
+        "exec " + launcher + " " + SWITCHYARD_COMMAND + " " + arguments + " 2>/dev/null";
     pid_ = ::fork();
     if (pid_ == 0) {
+      ::signal(SIGINT, SIG_DFL);  // which is ignored where the tests themselves are in a background
       ::dup2(ends[1], STDOUT_FILENO);
       ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       ::_exit(127);
@@ -41,7 +42,7 @@ class Background {
   }
   ~Background() {
     if (pid_ > 0) stop(SIGKILL);
-    std::fclose(output_);
+    close_output();
   }
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -51,6 +52,11 @@ class Background {
     std::string text;
     for (int c = 0; (c = std::fgetc(output_)) != EOF && c != '\n';) text += static_cast<char>(c);
     return text;
+  }
+  // Nobody listens from now on.
+  void close_output() {
+    if (output_ != nullptr) std::fclose(output_);
+    output_ = nullptr;
   }
   void signal(int number) const { ::kill(pid_, number); }
   bool has_ended() {
@@ -62,6 +68,11 @@ class Background {
     if (pid_ > 0) ::waitpid(pid_, &status_, 0);
     pid_ = -1;
     return status_;
+  }
+  // -1: by a signal.
+  int exit_code() {
+    const int how = status();
+    return WIFEXITED(how) ? WEXITSTATUS(how) : -1;
   }
   int stop(int number) {
     signal(number);
@@ -85,11 +96,12 @@ class TrainRuns : public ::testing::Test {
     for (int i = 0; i < 3000; ++i) text << "line " << i * i % 977 << " of it\n";
   }
 
-  // Of a small model, with a report nowhere.
+  // Trains a small model, with a report nowhere unless one is asked for.
   std::string arguments(const std::string& more) const {
+    const bool asks = more.find("--report ") != std::string::npos;
     return "train --layers 2 --hidden 32 --heads 2 --context 32 --experts 4 --intermediate 32 "
-           "--batch 4 --warm-up 2 --held-out 8 --sample-bytes 0 --report none --corpus " +
-           (folder_ / "text.txt").string() + " " + more;
+           "--batch 4 --warm-up 2 --held-out 8 --sample-bytes 0 --corpus " +
+           (folder_ / "text.txt").string() + (asks ? " " : " --report none ") + more;
   }
   Outcome train(const std::string& more, const std::string& launcher = "") const {
     return run(arguments(more), launcher);

@@ -1,10 +1,13 @@
 // However a run is stopped, it goes on from its newest checkpoint as if it never had been.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cli/train_runs.h"
 #include "support/random.h"
@@ -14,12 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kStopped = 3;  // exit code
+
 class TrainStop : public TrainRuns {
  protected:
-  std::int64_t newest() const {
+  std::int64_t newest() const { return newest_in(saved()); }
+  static std::int64_t newest_in(const fs::path& saved) {
     std::int64_t step = 0;
-    if (!fs::exists(saved())) return step;
-    for (const auto& name : Folder::names_in(saved())) {
+    if (!fs::exists(saved)) return step;
+    for (const auto& name : Folder::names_in(saved)) {
       if (name.starts_with("step-"))
         step = std::max<std::int64_t>(step, std::stoll(name.substr(5)));
     }
@@ -35,7 +41,7 @@ void pause(std::int64_t milliseconds) {
 }
 
 TEST_F(TrainStop, AnInterruptSavesAndTheRunGoesOnBitwise) {
-  for (const int number : {SIGINT, SIGTERM}) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     fs::remove_all(saved());
     Losses before;
     {
@@ -45,8 +51,7 @@ TEST_F(TrainStop, AnInterruptSavesAndTheRunGoesOnBitwise) {
       for (auto line = command.line(); !line.empty(); line = command.line()) {
         add_loss(before, nlohmann::json::parse(line));
       }
-      const int status = command.status();
-      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+      EXPECT_EQ(command.exit_code(), kStopped);
     }
     const auto last = static_cast<std::int64_t>(before.size());
     EXPECT_EQ(newest(), last);
@@ -65,7 +70,7 @@ std::string said(Background& command) {
   command.signal(SIGINT);
   std::string text;
   for (line = command.line(); !line.empty(); line = command.line()) text += line + '\n';
-  EXPECT_EQ(command.status(), 0);
+  EXPECT_EQ(command.exit_code(), kStopped);
   return text;
 }
 
@@ -80,6 +85,49 @@ TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
                         "; go on with --resume " + saved() + "\n"),
             std::string::npos)
       << saving;
+}
+
+// As timeout sends one: to the command, and to its whole group.
+TEST_F(TrainStop, ASignalThatComesTwiceSavesAllTheSame) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    fs::remove_all(saved());
+    Background command(arguments(endless("--every 50000 --json --save " + saved())));
+    command.line();
+    command.signal(number);
+    pause(1);
+    command.signal(number);
+    EXPECT_EQ(command.exit_code(), kStopped) << number;
+    EXPECT_GT(newest(), 0) << number;
+  }
+}
+
+TEST_F(TrainStop, ATermNeverEndsARunThatSaves) {
+  Background command(arguments(endless("--every 50000 --json --save " + saved())));
+  command.line();
+  while (!command.has_ended()) {
+    command.signal(SIGTERM);
+    pause(1);
+  }
+  EXPECT_EQ(command.exit_code(), kStopped);
+  EXPECT_GT(newest(), 0);
+}
+
+TEST_F(TrainStop, ARunThatNobodyListensToGoesOn) {
+  Background command(arguments("--ranks 2 --steps 60 --json --save " + saved()));
+  command.line();
+  command.close_output();
+  EXPECT_EQ(command.exit_code(), 1);  // its output is lost
+  EXPECT_EQ(newest(), 60);
+}
+
+TEST_F(TrainStop, AnOutputThatIsNotReadHoldsNobodyUp) {
+  Background command(arguments(endless("--every 50000 --json --save " + saved())));
+  command.line();
+  pause(1000);  // it fills the pipe, and waits
+  command.signal(SIGTERM);
+  for (int tenths = 0; newest() == 0 && tenths < 100; ++tenths) pause(100);
+  EXPECT_GT(newest(), 0);
+  EXPECT_EQ(command.exit_code(), kStopped);
 }
 
 // While a text is sampled that takes longer than anybody waits.
@@ -129,6 +177,46 @@ TEST_F(TrainStop, AKillLosesNothingThatWasSaved) {
   const auto last = seen.rbegin()->first;
   expect_same(losses_up_to(last, endless("")), seen, 1, last);
 }
+
+#if defined(SWITCHYARD_MPIRUN) && !defined(SWITCHYARD_SANITIZED)  // which is too slow for mpirun
+// After one signal mpirun reads nothing more from its ranks, and after some time ends them; by the
+// second of two it ends itself; a SIGUSR1 it passes on. More time than usual, for slow machines.
+TEST_F(TrainStop, ASignalToMpirunSaves) {
+  struct Job {
+    int number;
+    int times;
+    int exit_code;
+  };
+  const std::array jobs{Job{SIGINT, 1, 1}, Job{SIGTERM, 1, 1}, Job{SIGUSR1, 1, kStopped},
+                        Job{SIGINT, 2, 1}, Job{SIGTERM, 2, 1}};
+  const auto folder = [&](std::size_t i) { return folder_ / ("job" + std::to_string(i)); };
+  std::vector<std::unique_ptr<Background>> commands;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    commands.push_back(std::make_unique<Background>(
+        arguments("--comm mpi --threads 1 --steps 100000 --evaluate-every 0 --every 50000 --json "
+                  "--save " +
+                  folder(i).string()),
+        std::string(SWITCHYARD_MPIRUN) +
+            " -n 2 --mca odls_base_sigkill_timeout 2 -x PMIX_MCA_pmix_event_caching_window=20"));
+  }
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    EXPECT_FALSE(commands[i]->line().empty());
+    commands[i]->signal(jobs[i].number);
+    if (jobs[i].times == 1) continue;
+    pause(10);
+    commands[i]->signal(jobs[i].number);
+  }
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const auto name =
+        std::to_string(jobs[i].times) + " of signal " + std::to_string(jobs[i].number);
+    while (!commands[i]->line().empty()) continue;
+    EXPECT_EQ(commands[i]->exit_code(), jobs[i].exit_code) << name;
+    // Ranks may outlive mpirun.
+    for (int tenths = 0; newest_in(folder(i)) == 0 && tenths < 100; ++tenths) pause(100);
+    EXPECT_GT(newest_in(folder(i)), 0) << name;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace switchyard::testing::train_stop_test

@@ -164,6 +164,24 @@ TEST_F(MpiFailureTest, RowsThatNobodyExpectsAreNoticed) {
   }
 }
 
+TEST_F(MpiFailureTest, SizesThatDifferAreNamedByAll) {
+  start("sizes", 20s);
+  for (const int rank : {0, 1, 2, 3}) {
+    std::istringstream lines(outcome_of(rank, 30s));
+    for (const std::string call : {"all_gather #", "broadcast #", "all_to_all #"}) {
+      for (const char* size : {"short", "long"}) {
+        std::string line;
+        std::getline(lines, line);
+        const bool is_named = line.find(call) != std::string::npos &&
+                              line.find(" bytes where rank ") != std::string::npos;
+        EXPECT_TRUE(is_named && line.find("overwritten") == std::string::npos)
+            << "rank " << rank << ", " << call << ", " << size << ": " << line << "\n"
+            << read(folder_ / "log");
+      }
+    }
+  }
+}
+
 TEST_F(MpiFailureTest, WithoutAFailureAllEndWell) {
   start("none", 20s);
   for (const int rank : {0, 1, 2, 3}) {

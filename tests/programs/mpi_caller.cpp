@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "switchyard/switchyard.h"
@@ -30,6 +31,32 @@ void sum_ranks() {
   Tensor sum = Tensor::from<std::int32_t>({1}, {comm->rank() + 1});
   comm->all_reduce(sum);
   expect(sum.span<std::int32_t>()[0] == comm->size() * (comm->size() + 1) / 2, "the sum is right");
+}
+
+int errors_of_the_caller = 0;
+void count_error(MPI_Comm* /*comm*/, int* /*code*/, ...) { ++errors_of_the_caller; }
+
+// The caller's handler hears nothing of errors that are not the caller's, and stays.
+void bring_other_sizes() {
+  MPI_Errhandler own = MPI_ERRHANDLER_NULL;
+  MPI_Comm_create_errhandler(count_error, &own);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, own);
+  const auto comm = connect({.backend = "mpi", .timeout = std::chrono::seconds(20)});
+  const std::int64_t n = comm->rank() == 0 ? 4 : 2;
+  Tensor values = Tensor::zeros({n}, Dtype::f32);
+  std::string message;
+  try {
+    comm->broadcast(values, 0);
+    comm->barrier();
+  } catch (const CommunicationError& error) {
+    message = error.what();
+  }
+  expect(message.find(" bytes where rank ") != std::string::npos, "sizes that differ are named");
+  expect(errors_of_the_caller == 0, "the caller's handler was not called");
+  MPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_OTHER);
+  expect(errors_of_the_caller == 1, "the caller's handler is the world's again");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+  MPI_Errhandler_free(&own);
 }
 
 // More rows than MPI can count, of no bytes each: refused by name, on a group of its own.
@@ -61,6 +88,7 @@ int main(int argc, char** argv) {
   sum_ranks();  // and again: the first left MPI as it was
   expect(!mpi_is_finalized(), "MPI is not finalised while its caller needs it");
   send_too_many_rows();
+  bring_other_sizes();
   sum_ranks();  // a new communicator works after another one failed
   MPI_Finalize();
   try {

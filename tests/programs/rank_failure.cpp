@@ -2,9 +2,9 @@
 // saw to DIR/rank<N>, and its pid to DIR/pid<N>.
 //   rank_failure DIR SCENARIO TIMEOUT_MS
 // Scenarios, all by rank 2, or the last of fewer: kill (SIGKILL), stop (SIGSTOP), throw, exit,
-// late, mismatch (another call), counts (rows that the receiver does not expect). And none;
-// subgroup (which outlives the world) and subgroup-fails (while the world is well): these must just
-// end.
+// late, mismatch (another call), counts (rows that the receiver does not expect), sizes (twice the
+// bytes of the others, in calls that each have a communicator of their own). And none; subgroup
+// (which outlives the world) and subgroup-fails (while the world is well): these must just end.
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +64,42 @@ void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
   }
 }
 
+std::string error_of_sizes(Communicator& comm, const std::string& call, std::int64_t bytes) {
+  const int victim = victim_of(comm);
+  const Shape row{1, (comm.rank() == victim ? 2 : 1) * bytes / 4};
+  const Tensor send = Tensor::zeros(row, Dtype::f32);
+  const Tensor send_to_all = Tensor::zeros(row.with_rows(comm.size()), Dtype::f32);
+  // Nobody may touch the second half.
+  Tensor memory = Tensor::from<float>(
+      row.with_rows(2 * comm.size()),
+      std::vector<float>(static_cast<std::size_t>(2 * comm.size() * row.num_elements()), 1.0F));
+  const TensorView received = memory.view().slice(0, comm.size());
+  const std::vector<std::int64_t> ones(static_cast<std::size_t>(comm.size()), 1);
+  std::string message = "no error";
+  try {
+    if (call == "all_gather") comm.all_gather(send, received);
+    if (call == "broadcast") comm.broadcast(received, victim);
+    if (call == "all_to_all") comm.all_to_all(send_to_all, ones, received, ones);
+    comm.barrier();  // by then a root, too, has heard of it
+  } catch (const CommunicationError& error) {
+    message = error.what();
+  }
+  const auto rest = memory.view().slice(comm.size(), 2 * comm.size()).span<float>();
+  const bool is_whole = std::ranges::all_of(rest, [](float value) { return value == 1.0F; });
+  return is_whole ? message : "memory was overwritten: " + message;
+}
+
+std::string bring_other_sizes(std::chrono::milliseconds timeout) {
+  std::string outcome;
+  for (const char* call : {"all_gather", "broadcast", "all_to_all"}) {
+    for (const std::int64_t bytes : {8, 1 << 20}) {
+      const auto comm = connect({.backend = "mpi", .timeout = timeout});
+      outcome += error_of_sizes(*comm, call, bytes) + "\n";
+    }
+  }
+  return outcome;
+}
+
 // A group of all but rank 0, destroyed after the world that it was split from; a failure in it is
 // caught.
 void use_subgroup(std::unique_ptr<Communicator> world, bool fails) {
@@ -93,7 +129,11 @@ int main(int /*argc*/, char** argv) {
   std::string outcome = "no error";
   const auto begin = Clock::now();
   try {
-    dispatch_for_ever(*comm, scenario);
+    if (scenario == "sizes") {
+      outcome = bring_other_sizes(comm->timeout());
+    } else {
+      dispatch_for_ever(*comm, scenario);
+    }
   } catch (const CommunicationError& error) {
     outcome = std::string("CommunicationError: ") + error.what() + "\nranks:";
     for (const int rank : error.ranks()) outcome += " " + std::to_string(rank);

@@ -10,7 +10,8 @@ namespace switchyard::train {
 
 std::string report_html(const RunSummary& run);
 
-// Replaces the file at once. StorageError names what could not be written.
+// Replaces a file at once, wherever links lead to it; a device or a pipe is written to as it is.
+// StorageError names what could not be written.
 void write_report(const std::filesystem::path& path, const RunSummary& run);
 
 }  // namespace switchyard::train

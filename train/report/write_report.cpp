@@ -1,6 +1,7 @@
 // Puts a report in place of the one before at once, or leaves that alone.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -23,35 +24,86 @@ auto retried(const Call& call) {
   return result;
 }
 
-// Returns the error's number, 0 if there was none.
+// These return the error's number, 0 if there was none.
 int write_whole(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const auto written = retried([&] { return ::write(file, bytes.data(), bytes.size()); });
     if (written < 0) return errno;
     bytes.remove_prefix(static_cast<std::size_t>(written));
   }
+  return 0;
+}
+
+int sync_file(int file) {
   return retried([&] { return ::fsync(file); }) == 0 ? 0 : errno;
 }
 
-int write_to(const fs::path& path, std::string_view bytes) {
+int close_file(int file) { return ::close(file) == 0 ? 0 : errno; }
+
+int write_new_file(const fs::path& path, std::string_view bytes) {
   constexpr mode_t kMode = 0666;  // less what the user's mask takes away
   const int file = retried(
       [&] { return ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kMode); });
   if (file < 0) return errno;
-  const int reason = write_whole(file, bytes);
-  const int closing = ::close(file) == 0 ? 0 : errno;
+  int reason = write_whole(file, bytes);
+  if (reason == 0) reason = sync_file(file);
+  const int closing = close_file(file);
   return reason != 0 ? reason : closing;
+}
+
+int replace_file(const fs::path& path, std::string_view bytes) {
+  const auto name = fmt::format(".{}.tmp-{}", path.filename().string().substr(0, 200), ::getpid());
+  const auto temporary = path.parent_path() / name;
+  int reason = write_new_file(temporary, bytes);
+  if (reason == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) reason = errno;
+  if (reason != 0) ::unlink(temporary.c_str());
+  return reason;
+}
+
+// A pipe that nobody reads is an error: waiting for a reader would stop the run.
+int write_in_place(const fs::path& path, std::string_view bytes) {
+  const int file = retried([&] {
+    return ::open(path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  });
+  if (file < 0) return errno;
+  int reason = ::fcntl(file, F_SETFL, O_APPEND) == 0 ? 0 : errno;  // a slow reader is waited for
+  if (reason == 0) reason = write_whole(file, bytes);
+  const int closing = close_file(file);
+  return reason != 0 ? reason : closing;
+}
+
+// Where links lead, whether anything is there or not.
+fs::path followed(fs::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel has it
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
+}
+
+bool is_open_as(int file, const struct stat& info) {
+  struct stat own {};
+  return ::fstat(file, &own) == 0 && own.st_dev == info.st_dev && own.st_ino == info.st_ino;
+}
+
+// Only a file, or nothing, makes room for another: not a device or a pipe, nor the log that
+// /dev/stdout leads to. (rename refuses a folder by itself.)
+int put_file(const fs::path& path, std::string_view bytes) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? replace_file(followed(path), bytes) : errno;
+  }
+  const bool is_own_log = is_open_as(STDOUT_FILENO, info) || is_open_as(STDERR_FILENO, info);
+  const bool makes_room = (S_ISREG(info.st_mode) && !is_own_log) || S_ISDIR(info.st_mode);
+  return makes_room ? replace_file(followed(path), bytes) : write_in_place(path, bytes);
 }
 
 }  // namespace
 
 void write_report(const fs::path& path, const RunSummary& run) {
-  const auto name = fmt::format(".{}.tmp-{}", path.filename().string().substr(0, 200), ::getpid());
-  const auto temporary = path.parent_path() / name;
-  int reason = write_to(temporary, report_html(run));
-  if (reason == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) reason = errno;
+  const int reason = put_file(path, report_html(run));
   if (reason == 0) return;
-  ::unlink(temporary.c_str());
   throw StorageError(fmt::format("cannot write the report {}: {}", path.string(),
                                  std::generic_category().message(reason)));
 }

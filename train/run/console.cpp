@@ -1,6 +1,7 @@
 #include "run/console.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -31,10 +32,11 @@ std::size_t width_of(std::FILE* out) {
   return is_known ? size.ws_col : 80;
 }
 
-// A run goes on where nobody can be told of it.
-void put(std::FILE* out, const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), out);
-  std::fflush(out);
+// Waits for that a little while; a pipe then takes a line whole.
+bool takes_more(std::FILE* out) {
+  constexpr int kMilliseconds = 50;
+  pollfd watch{::fileno(out), POLLOUT, 0};
+  return watch.fd < 0 || ::poll(&watch, 1, kMilliseconds) > 0;
 }
 
 // 950, 41.2k, 3.07M.
@@ -146,6 +148,15 @@ bool Console::is_due(const StepRecord& record) {
 }
 
 void Console::print(const std::string& line) { put(output_.out, line + '\n'); }
+
+// A run goes on where nobody can be told of it.
+void Console::put(std::FILE* out, const std::string& text) const {
+  while (!takes_more(out)) {
+    if (output_.is_in_a_hurry && output_.is_in_a_hurry()) return;
+  }
+  std::fwrite(text.data(), 1, text.size(), out);
+  std::fflush(out);
+}
 
 // The time that is left goes by this run's steps: one that was resumed has not done them all.
 std::string Console::line_of(const StepRecord& record) const {

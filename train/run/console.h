@@ -21,6 +21,9 @@ struct ConsoleOutput {
   std::FILE* out = stdout;
   std::FILE* aside = stderr;           // for people, where `out` is for programs
   std::function<double()> clock = {};  // none: the real one
+  // Whether what cannot be shown at once is not to be waited for; none: never. A launcher that
+  // ends its ranks may read nothing from them any more.
+  std::function<bool()> is_in_a_hurry = {};
 };
 
 // Of rank 0; other ranks have none.
@@ -44,6 +47,7 @@ class Console {
  private:
   bool is_due(const StepRecord& record);
   void print(const std::string& line);
+  void put(std::FILE* out, const std::string& text) const;
   std::string line_of(const StepRecord& record) const;
 
   ConsoleMode mode_;

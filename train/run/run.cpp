@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "run/stop_signals.h"
 #include "run/summary.h"
 #include "switchyard/agreement.h"
+#include "switchyard/error.h"
 #include "training/trainer.h"
 
 namespace switchyard::train {
@@ -55,7 +57,8 @@ class Run {
         corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
-      console_.emplace(mode_of(config, world), config.steps);
+      console_.emplace(mode_of(config, world), config.steps,
+                       ConsoleOutput{.is_in_a_hurry = [this] { return signals_.received(); }});
     }
   }
 
@@ -67,7 +70,7 @@ class Run {
       say(fmt::format("nothing is left to train: step {} is done and --steps is {}",
                       trainer_.progress().step, config_.steps));
     }
-    write_report();
+    begin_report();
   }
 
   void train() {
@@ -75,9 +78,9 @@ class Run {
       const StepRecord record = trainer_.step();
       if (console_) console_->step(record);
       const bool is_last = record.step == config_.steps;
-      if (config_.evaluate_every > 0 && record.step % config_.evaluate_every == 0 && !is_last) {
-        evaluate();
-      }
+      const bool evaluates =
+          config_.evaluate_every > 0 && record.step % config_.evaluate_every == 0 && !is_last;
+      if (evaluates) evaluate();
       const double wishes = signals_.received() ? 1.0 : 0.0;
       stopped_ = sum_over_ranks(world_, {&wishes, 1})[0] > 0.0;
       const bool is_due = record.step % config_.every == 0 || is_last || stopped_;
@@ -85,11 +88,16 @@ class Run {
         trainer_.history().loads.push_back({record.step, trainer_.take_load()});
       }
       if (!config_.save.empty() && is_due) save(trainer_, config_.save, config_.keep);
+      if (evaluates) write_report();
     }
   }
 
-  void end() {
-    if (stopped_) return say_stopped();
+  RunEnd end() {
+    if (stopped_) {
+      say_stopped();
+      world_.barrier();  // a launcher may end the others when one has left
+      return RunEnd::stopped;
+    }
     evaluate();
     const double held_out = trainer_.history().held_out.back().loss;
     if (console_) console_->finish();
@@ -99,7 +107,8 @@ class Run {
                     bigram_));
     write_report();
     say_where();
-    if (console_) console_->result(held_out, bigram_, config_.report);
+    if (console_) console_->result(held_out, bigram_, written_report());
+    return RunEnd::completed;
   }
 
  private:
@@ -143,7 +152,6 @@ class Run {
     const HeldOutRecord record{trainer_.progress().step, trainer_.held_out_loss()};
     trainer_.history().held_out.push_back(record);
     if (console_) console_->held_out(record);
-    write_report();
   }
 
   void sample_text() {
@@ -154,8 +162,8 @@ class Run {
     say(config_.prompt + sample_ + "\n");
   }
 
-  void write_report() {
-    if (config_.report.empty()) return;
+  // Collective.
+  RunSummary summary_of_now() {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
     RunSummary summary = summarise(trainer_, seconds.count());
     summary.bigram_loss = bigram_;
@@ -164,14 +172,46 @@ class Run {
     }
     summary.prompt = config_.prompt;
     summary.sample = sample_;
+    return summary;
+  }
+
+  // Before the first step an error costs nothing.
+  void begin_report() {
+    if (config_.report.empty()) return;
+    const RunSummary summary = summary_of_now();
     agree(world_, [&] {
       if (world_.rank() == 0) train::write_report(config_.report, summary);
     });
   }
 
+  // Later a run is worth more than its report.
+  void write_report() {
+    if (config_.report.empty()) return;
+    const RunSummary summary = summary_of_now();
+    agree(world_, [&] {
+      if (world_.rank() == 0) try_to_write(summary);
+    });
+  }
+
+  void try_to_write(const RunSummary& summary) {
+    report_error_.clear();
+    try {
+      train::write_report(config_.report, summary);
+    } catch (const StorageError& error) {
+      report_error_ = error.what();
+      if (!warned_of_.insert(report_error_).second) return;
+      say(fmt::format("warning: {}; the run goes on", report_error_));
+    }
+  }
+
+  // Empty: there is none, or not its last version.
+  std::string written_report() const {
+    return report_error_.empty() ? config_.report : std::string();
+  }
+
   void say_where() {
     if (!config_.save.empty()) say(fmt::format("checkpoints: {}", config_.save));
-    if (!config_.report.empty()) say(fmt::format("report: {}", config_.report));
+    if (!written_report().empty()) say(fmt::format("report: {}", written_report()));
   }
 
   void say_stopped() {
@@ -199,18 +239,20 @@ class Run {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
+  std::string report_error_;         // of the last attempt, on rank 0
+  std::set<std::string> warned_of_;  // each is said once
   bool stopped_ = false;
 };
 
 }  // namespace
 
-void run(Communicator& world, const TrainConfig& config) {
+RunEnd run(Communicator& world, const TrainConfig& config) {
   TrainConfig here = config;
   fit_mesh(here, world.size());
   Run run(world, here);
   run.begin();
   run.train();
-  run.end();
+  return run.end();
 }
 
 }  // namespace switchyard::train

@@ -6,8 +6,13 @@
 
 namespace switchyard::train {
 
-// Collective over `world`. Prints what the user sees, on rank 0. SIGINT and SIGTERM end it after
-// the step, with a checkpoint if it saves any.
-void run(Communicator& world, const TrainConfig& config);
+enum class RunEnd {
+  completed,
+  stopped,  // by a signal, after a step
+};
+
+// Collective over `world`. Prints what the user sees, on rank 0. StopSignals end it after the step,
+// with a checkpoint if it saves any; it returns when all ranks have done so.
+RunEnd run(Communicator& world, const TrainConfig& config);
 
 }  // namespace switchyard::train

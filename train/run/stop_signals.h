@@ -1,12 +1,13 @@
-// SIGINT and SIGTERM as a wish to stop after the step.
+// Signals as a wish to stop after the step.
 #pragma once
-
-#include <csignal>
 
 namespace switchyard::train {
 
-// While one lives, the first of these signals is only noted; a second one has its usual effect.
-// Of several (ranks of one process), the last restores what was before.
+// While one lives, SIGINT, SIGTERM, SIGHUP (unless it is ignored, as by nohup) and SIGUSR1 (which
+// mpirun passes on at once, and schedulers send ahead of time) are only noted. Another SIGINT a
+// second later, or more, ends the process as ever: a launcher that sends one signal twice has not
+// asked for that. SIGPIPE is ignored: a run goes on where nobody listens. Where several live (ranks
+// of one process), the last restores what was before.
 class StopSignals {
  public:
   StopSignals();

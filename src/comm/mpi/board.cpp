@@ -194,28 +194,39 @@ Board::Trouble Board::find_breach(std::uint64_t phase) const {
       return trouble_of(r, *entry);
     }
     const auto other = read_call(*entry, phase);
-    if (!own || !other) continue;
-    if (other->name != own->name) {
-      return {{r},
-              fmt::format("rank {} called {} instead; all ranks must make the same calls in the "
-                          "same order",
-                          r, other->name)};
-    }
-    if (other->unit_bytes != own->unit_bytes) {
-      return {{r},
-              fmt::format("rank {} brought {} bytes where rank {} brought {}", r, other->unit_bytes,
-                          rank_, own->unit_bytes)};
-    }
+    if (!own || !other || *other == *own) continue;
+    return {find_minority(phase, *own),
+            other->name != own->name
+                ? fmt::format("rank {} called {} instead; all ranks must make the same calls in "
+                              "the same order",
+                              r, other->name)
+                : fmt::format("rank {} brought {} bytes where rank {} brought {}", r,
+                              other->unit_bytes, rank_, own->unit_bytes)};
   }
   return {};
+}
+
+// The ranks to blame where they disagree; of equally many, those without the lowest rank.
+std::vector<int> Board::find_minority(std::uint64_t phase, const CallText& own) const {
+  std::vector<int> alike;
+  std::vector<int> others;
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    const Entry* entry = r == rank_ ? &entries_[r] : peer(r);
+    const auto call = entry != nullptr ? read_call(*entry, phase) : std::nullopt;
+    if (call) (*call == own ? alike : others).push_back(r);
+  }
+  if (alike.empty() || others.empty()) return others;
+  const bool others_are_right =
+      others.size() != alike.size() ? others.size() > alike.size() : others.front() < alike.front();
+  return others_are_right ? alike : others;
 }
 
 Board::Trouble Board::trouble_of(int rank, const Entry& entry) const {
   const auto reason = read_text(entry.reason);
   const std::vector<int> culprits(entry.culprits.begin(),
                                   entry.culprits.begin() + entry.num_culprits);
-  const bool blames_this_rank = std::ranges::find(culprits, rank_) != culprits.end();
-  if (culprits.empty() || blames_this_rank) {
+  const auto blames = [&](int r) { return std::ranges::find(culprits, r) != culprits.end(); };
+  if (culprits.empty() || blames(rank_) || blames(rank)) {
     return {{rank}, fmt::format("rank {} gave up: {}", rank, reason)};
   }
   return {culprits, fmt::format("{} (reported by rank {})", reason, rank), true};
@@ -238,6 +249,14 @@ Board::Trouble Board::find_trouble(std::uint64_t phase) const {
     }
   }
   return {};
+}
+
+bool Board::has_all(std::uint64_t phase) const {
+  for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
+    const Entry* entry = peer(r);
+    if (entry != nullptr && entry->entered.load() < phase) return false;
+  }
+  return true;
 }
 
 std::vector<int> Board::find_missing(std::uint64_t phase) const {

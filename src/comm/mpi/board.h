@@ -59,6 +59,8 @@ class Board {
   Trouble find_breach(std::uint64_t phase) const;
   // That, or a peer that has left or died, so that the phase cannot end.
   Trouble find_trouble(std::uint64_t phase) const;
+  // Whether every peer that can be seen has entered the phase.
+  bool has_all(std::uint64_t phase) const;
   // Peers that have not entered the phase, or show no life in it: whom to name at the deadline.
   std::vector<int> find_missing(std::uint64_t phase) const;
   // Whether every rank can be seen.
@@ -87,6 +89,7 @@ class Board {
   struct CallText {
     std::string name;
     std::int64_t unit_bytes = 0;
+    bool operator==(const CallText&) const = default;
   };
 
   std::string page_name() const;
@@ -94,6 +97,7 @@ class Board {
   const Entry* peer(int rank) const;
   bool has_died(int rank) const;
   Trouble trouble_of(int rank, const Entry& entry) const;
+  std::vector<int> find_minority(std::uint64_t phase, const CallText& own) const;
   static std::optional<CallText> read_call(const Entry& entry, std::uint64_t phase);
   static std::optional<Clock::time_point> read_arrival(const Entry& entry, std::uint64_t phase);
 

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/mpi/errors.h"
+
 namespace switchyard::mpi {
 namespace {
 
@@ -14,18 +16,21 @@ constexpr std::int64_t kBlock = std::int64_t{1} << 30;
 MPI_Datatype make_bytes_type(std::int64_t bytes) {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   if (bytes <= kBlock) {
-    MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &type);
+    check_call(MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &type),
+               "MPI_Type_contiguous");
   } else {
     MPI_Datatype block = MPI_DATATYPE_NULL;
-    MPI_Type_contiguous(static_cast<int>(kBlock), MPI_BYTE, &block);
+    check_call(MPI_Type_contiguous(static_cast<int>(kBlock), MPI_BYTE, &block),
+               "MPI_Type_contiguous");
     const std::array<int, 2> lengths{static_cast<int>(bytes / kBlock),
                                      static_cast<int>(bytes % kBlock)};
     const std::array<MPI_Aint, 2> offsets{0, bytes / kBlock * kBlock};
     const std::array<MPI_Datatype, 2> types{block, MPI_BYTE};
-    MPI_Type_create_struct(2, lengths.data(), offsets.data(), types.data(), &type);
-    MPI_Type_free(&block);
+    check_call(MPI_Type_create_struct(2, lengths.data(), offsets.data(), types.data(), &type),
+               "MPI_Type_create_struct");
+    check_call(MPI_Type_free(&block), "MPI_Type_free");
   }
-  MPI_Type_commit(&type);
+  check_call(MPI_Type_commit(&type), "MPI_Type_commit");
   return type;
 }
 

@@ -29,7 +29,8 @@ struct Flight {
   std::vector<MPI_Request> requests;
   std::vector<std::shared_ptr<const void>> memory;
   std::vector<int> send_counts, send_offsets, recv_counts, recv_offsets;
-  std::vector<std::int64_t> announced, expected;
+  std::vector<std::int64_t> announced, heard;
+  std::int64_t largest_message = 0;  // that this rank sends, in bytes
   MPI_Datatype unit = MPI_DATATYPE_NULL;
   std::function<void()> check_first;  // run when the first request is complete
 };

@@ -7,8 +7,10 @@
 #include <limits>
 #include <numeric>
 #include <thread>
+#include <tuple>
 
 #include "comm/backends.h"
+#include "comm/mpi/errors.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
@@ -18,6 +20,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(1);
 constexpr int kEagerTests = 200;  // polls before a waiting rank offers its core to others
+
+// Open MPI copies a message that is longer than its receiver expects past the end of the memory,
+// unless it is a short one. So a rank that sends a longer one than this makes sure first.
+constexpr std::int64_t kShortMessage = 1024;
+
+// Each rank tells each other, before rows travel: how many it sends, how many it expects, and how
+// long they are.
+constexpr int kAnnouncement = 3;
 
 std::vector<int> to_counts(std::span<const std::int64_t> rows, std::string_view what) {
   std::vector<int> counts;
@@ -55,11 +65,12 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm
 std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> session,
                                                        MPI_Comm comm,
                                                        std::chrono::milliseconds timeout) {
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  const ReturnedErrors returned;
+  check_call(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   int rank = 0;
   int size = 0;
-  MPI_Comm_rank(comm, &rank);
-  MPI_Comm_size(comm, &size);
+  check_call(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  check_call(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   std::unique_ptr<MpiCommunicator> result(
       new MpiCommunicator(std::move(session), comm, rank, size, timeout));
   result->run_collective("connect", "", [&] { result->open_board(); });
@@ -88,11 +99,8 @@ void MpiCommunicator::open_board() {
 
 void MpiCommunicator::check(int code, std::string_view function) const {
   if (code == MPI_SUCCESS) return;
-  std::string text(MPI_MAX_ERROR_STRING, '\0');
-  int length = 0;
-  MPI_Error_string(code, text.data(), &length);
-  text.resize(static_cast<std::size_t>(length));
-  throw CommunicationError(fmt::format("{}: {} failed: {}", current_call(), function, text));
+  throw_trouble(board_->find_trouble(phase_));  // MPI knows its messages, not who is to blame
+  throw CommunicationError(fmt::format("{}: {}", current_call(), error_text(code, function)));
 }
 
 void MpiCommunicator::enter(std::int64_t unit_bytes) {
@@ -109,9 +117,11 @@ void MpiCommunicator::complete() {
 
 void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
                           const std::function<void()>& post) {
+  const ReturnedErrors returned;
   enter(unit_bytes);
   const auto deadline = Clock::now() + timeout();
   try {
+    if (flight->largest_message > kShortMessage) wait_for_entries(deadline);
     post();
     const std::span<MPI_Request> requests(flight->requests);
     if (flight->check_first) {
@@ -145,6 +155,21 @@ void MpiCommunicator::wait(std::span<MPI_Request> requests, Clock::time_point de
   }
 }
 
+void MpiCommunicator::wait_for_entries(Clock::time_point deadline) {
+  auto next_watch = Clock::now() + kWatchInterval;
+  for (int tests = 0; !board_->has_all(phase_); ++tests) {
+    int is_there = 0;  // asked for the progress alone that peers may still need from this rank
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &is_there, MPI_STATUS_IGNORE),
+          "MPI_Iprobe");
+    if (tests < kEagerTests) continue;
+    std::this_thread::yield();
+    if (Clock::now() < next_watch) continue;
+    watch_peers(deadline);
+    next_watch = Clock::now() + kWatchInterval;
+  }
+  throw_trouble(board_->find_breach(phase_));
+}
+
 void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
   if (trouble.reason.empty()) return;
   throw CommunicationError(
@@ -170,14 +195,27 @@ void MpiCommunicator::watch_peers(Clock::time_point deadline) {
                          : "all ranks on this host entered it, others cannot be seen from here"));
 }
 
-void MpiCommunicator::require_expected(const Flight& flight,
-                                       std::span<const std::int64_t> rows) const {
+void MpiCommunicator::require_heard(const Flight& flight) const {
   for (int r = 0; r < size(); ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    if (flight.expected[i] == rows[i]) continue;
-    throw CommunicationError(fmt::format("{}: rank {} sends {} rows to rank {}, which expects {}",
-                                         current_call(), r, flight.expected[i], rank(), rows[i]),
-                             {r});
+    const auto i = static_cast<std::size_t>(r) * kAnnouncement;
+    const auto [sends, expects, bytes] =
+        std::tuple(flight.announced[i], flight.announced[i + 1], flight.announced[i + 2]);
+    const auto [its_sends, its_expects, its_bytes] =
+        std::tuple(flight.heard[i], flight.heard[i + 1], flight.heard[i + 2]);
+    const auto refuse = [&](const std::string& why) {
+      throw CommunicationError(fmt::format("{}: {}", current_call(), why), {r});
+    };
+    if (its_bytes != bytes) {
+      throw_trouble(board_->find_breach(phase_));
+      refuse(fmt::format("rank {} brought {} bytes where rank {} brought {}", r, its_bytes, rank(),
+                         bytes));
+    }
+    const auto sent = [](int from, std::int64_t rows, int to, std::int64_t expected) {
+      return fmt::format("rank {} sends {} rows to rank {}, which expects {}", from, rows, to,
+                         expected);
+    };
+    if (its_sends != expects) refuse(sent(r, its_sends, rank(), expects));
+    if (its_expects != sends) refuse(sent(rank(), sends, r, its_expects));
   }
 }
 
@@ -187,9 +225,10 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
   flight->recv_counts = to_counts(recv.rows, "received rows");
   flight->send_offsets = offsets_of(flight->send_counts);
   flight->recv_offsets = offsets_of(flight->recv_counts);
-  flight->announced.assign(send.rows.begin(), send.rows.end());
-  flight->expected.resize(static_cast<std::size_t>(size()));
-  flight->set_unit(row_bytes);
+  for (std::size_t r = 0; r < send.rows.size(); ++r) {
+    flight->announced.insert(flight->announced.end(), {send.rows[r], recv.rows[r], row_bytes});
+  }
+  flight->heard.resize(flight->announced.size());
   const auto recv_bytes = total_of(recv.rows) * row_bytes;
   const auto* from =
       flight->borrow_for_send(send.data, total_of(send.rows) * row_bytes, send.owner);
@@ -197,15 +236,23 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
 
   // MPI does not notice a sender and a receiver who count differently, or waits for ever; so the
   // counts travel beside the rows and are looked at first.
-  flight->check_first = [&] { require_expected(*flight, recv.rows); };
-  fly(flight, row_bytes, [&] {
-    check(MPI_Ialltoall(flight->announced.data(), 1, MPI_INT64_T, flight->expected.data(), 1,
-                        MPI_INT64_T, comm_, flight->requests.data()),
-          "MPI_Ialltoall");
+  const bool is_short = std::ranges::max(send.rows) * row_bytes <= kShortMessage;
+  const auto post_rows = [&] {
     check(MPI_Ialltoallv(from, flight->send_counts.data(), flight->send_offsets.data(),
                          flight->unit, to, flight->recv_counts.data(), flight->recv_offsets.data(),
                          flight->unit, comm_, flight->requests.data() + 1),
           "MPI_Ialltoallv");
+  };
+  flight->check_first = [&] {
+    require_heard(*flight);
+    if (!is_short) post_rows();
+  };
+  fly(flight, row_bytes, [&] {
+    flight->set_unit(row_bytes);
+    check(MPI_Ialltoall(flight->announced.data(), kAnnouncement, MPI_INT64_T, flight->heard.data(),
+                        kAnnouncement, MPI_INT64_T, comm_, flight->requests.data()),
+          "MPI_Ialltoall");
+    if (is_short) post_rows();
   });
   if (to != recv.data && recv_bytes > 0) {
     std::memcpy(recv.data, to, static_cast<std::size_t>(recv_bytes));
@@ -214,10 +261,11 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
 
 void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
   const auto flight = std::make_shared<Flight>(1);
-  flight->set_unit(send.bytes);
+  flight->largest_message = recv.bytes;  // some of its algorithms pass on what they have received
   const auto* from = flight->borrow_for_send(send.data, send.bytes, send.owner);
   auto* to = flight->borrow_for_recv(recv.data, recv.bytes, recv.owner);
   fly(flight, send.bytes, [&] {
+    flight->set_unit(send.bytes);
     check(
         MPI_Iallgather(from, 1, flight->unit, to, 1, flight->unit, comm_, flight->requests.data()),
         "MPI_Iallgather");
@@ -229,9 +277,10 @@ void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
 
 void MpiCommunicator::do_broadcast(const Bytes& values, int root) {
   const auto flight = std::make_shared<Flight>(1);
-  flight->set_unit(values.bytes);
+  flight->largest_message = values.bytes;
   auto* data = flight->borrow_for_send(values.data, values.bytes, values.owner);
   fly(flight, values.bytes, [&] {
+    flight->set_unit(values.bytes);
     check(MPI_Ibcast(data, 1, flight->unit, root, comm_, flight->requests.data()), "MPI_Ibcast");
   });
   if (data != values.data && values.bytes > 0) {
@@ -245,6 +294,7 @@ void MpiCommunicator::do_barrier() {
 }
 
 std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
+  const ReturnedErrors returned;
   do_barrier();  // all are here and alive: MPI_Comm_split has no deadline of its own
   enter(0);
   const auto split = [comm = comm_, color, key] {
@@ -284,10 +334,10 @@ namespace {
 Availability availability() {
   std::string version(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
   int length = 0;
-  MPI_Get_library_version(version.data(), &length);
+  check_call(MPI_Get_library_version(version.data(), &length), "MPI_Get_library_version");
   version.resize(version.find_first_of(std::string_view(",\0", 2)));
   int finalized = 0;
-  MPI_Finalized(&finalized);
+  check_call(MPI_Finalized(&finalized), "MPI_Finalized");
   if (finalized != 0) return {false, version + ", finalised in this process"};
   return {true, version};
 }
@@ -299,10 +349,11 @@ MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
     MPI_Request request = MPI_REQUEST_NULL;
   };
   const auto duplicate = std::make_shared<Duplicate>();
-  MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->comm, &duplicate->request);
+  check_call(MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->comm, &duplicate->request), "MPI_Comm_idup");
   const auto deadline = Clock::now() + timeout;
-  for (int done = 0; done == 0; MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE)) {
-    if (Clock::now() < deadline) continue;
+  for (int done = 0; done == 0;) {
+    check_call(MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done != 0 || Clock::now() < deadline) continue;
     keep_for_good(duplicate);
     throw CommunicationError(
         fmt::format("connect: not all ranks arrived within {} ms", timeout.count()));
@@ -313,6 +364,7 @@ MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
 std::unique_ptr<Communicator> connect_world(const ConnectOptions& options) {
   const auto timeout = std::min(options.timeout, kLongestTimeout);
   auto session = Session::join();
+  const ReturnedErrors returned;
   try {
     if (session->needs_farewell()) {
       session->set_farewell(MpiCommunicator::make(nullptr, duplicate_world(timeout), timeout));

@@ -47,8 +47,10 @@ class MpiCommunicator final : public Communicator {
   void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
            const std::function<void()>& post);
   void wait(std::span<MPI_Request> requests, std::chrono::steady_clock::time_point deadline);
+  // Until all peers that can be seen are in the phase, and agree about it.
+  void wait_for_entries(std::chrono::steady_clock::time_point deadline);
   void watch_peers(std::chrono::steady_clock::time_point deadline);
-  void require_expected(const Flight& flight, std::span<const std::int64_t> rows) const;
+  void require_heard(const Flight& flight) const;
   void throw_trouble(const Board::Trouble& trouble) const;
   void check(int code, std::string_view function) const;
 

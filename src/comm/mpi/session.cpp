@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "comm/mpi/errors.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
@@ -24,15 +25,15 @@ std::shared_ptr<Session> Session::join() {
 
 Session::Session() {
   int finalized = 0;
-  MPI_Finalized(&finalized);
+  check_call(MPI_Finalized(&finalized), "MPI_Finalized");
   require<Unsupported>(finalized == 0,
                        "MPI has been finalised in this process and cannot be started again; keep a "
                        "communicator, or call MPI_Init yourself, for as long as MPI is needed");
   int initialized = 0;
-  MPI_Initialized(&initialized);
+  check_call(MPI_Initialized(&initialized), "MPI_Initialized");
   int provided = MPI_THREAD_SINGLE;
   if (initialized != 0) {
-    MPI_Query_thread(&provided);
+    check_call(MPI_Query_thread(&provided), "MPI_Query_thread");
   } else {
     const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     require<CommunicationError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);

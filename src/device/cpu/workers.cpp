@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/signals_wait.h"
 #include "device/cpu/gemm/gemm.h"
 
 namespace switchyard::cpu {
@@ -13,6 +14,9 @@ constexpr std::int64_t kLeastInPiece = 64;
 
 void Workers::run(std::int64_t count,
                   const std::function<void(std::int64_t task, Scratch& scratch)>& task) {
+  // Before 3.12, oneDNN keeps the stack pointer in its heap during products of f32, and the frame
+  // of a handler would overwrite what lies there.
+  const SignalsWait no_handlers;
   pool_.run(count, [&](std::int64_t i, int worker) {
     const SingleThreaded single_threaded;
     Scratch& scratch = scratch_[static_cast<std::size_t>(worker)];

@@ -20,24 +20,42 @@ TEST(SumOverRanks, AddsInRankOrder) {
   });
 }
 
-TEST(StopSignals, TheFirstIsNotedAndTheSecondAsEver) {
-  struct sigaction during {};
-  {
+bool has_handler(int number) {
+  struct sigaction now {};
+  sigaction(number, nullptr, &now);
+  return now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN;
+}
+
+TEST(StopSignals, AreNotedAndNoMore) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     const train::StopSignals outer;
     {
       const train::StopSignals inner;
       EXPECT_FALSE(inner.received());
-      std::raise(SIGTERM);
+      std::raise(number);
       EXPECT_TRUE(inner.received());
     }
     EXPECT_TRUE(outer.received());
-    sigaction(SIGTERM, nullptr, &during);
-    EXPECT_EQ(during.sa_handler, SIG_DFL);
-    sigaction(SIGINT, nullptr, &during);
-    EXPECT_NE(during.sa_handler, SIG_DFL);
+    std::raise(number);  // twice is once
+    EXPECT_TRUE(has_handler(SIGINT) && has_handler(SIGTERM) && has_handler(SIGHUP));
   }
-  sigaction(SIGINT, nullptr, &during);
-  EXPECT_EQ(during.sa_handler, SIG_DFL);
+  EXPECT_FALSE(has_handler(SIGINT) || has_handler(SIGTERM) || has_handler(SIGHUP));
+}
+
+TEST(StopSignals, ABrokenPipeIsNoWish) {
+  const train::StopSignals signals;
+  std::raise(SIGPIPE);
+  EXPECT_FALSE(signals.received());
+}
+
+TEST(StopSignals, NohupStays) {
+  std::signal(SIGHUP, SIG_IGN);
+  {
+    const train::StopSignals signals;
+    std::raise(SIGHUP);
+    EXPECT_FALSE(signals.received());
+  }
+  EXPECT_EQ(std::signal(SIGHUP, SIG_DFL), SIG_IGN);
 }
 
 }  // namespace
