@@ -22,6 +22,14 @@ def shape_of(name):
     return SHAPES.get(name) or tuple(int(size) for size in name.split("x"))
 
 
+def require_own_library(build):
+    """A build that was copied may find the library of the other one."""
+    maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    found = {line.split()[-1] for line in maps if "/libswitchyard.so" in line}
+    if not all(pathlib.Path(path).is_relative_to(build) for path in found):
+        sys.exit(f"{build} uses {found}")
+
+
 def step_times(path, options):
     """Of one build, by shape: runs in a child process."""
     import torch  # here, because the parent needs no GPU
@@ -29,6 +37,7 @@ def step_times(path, options):
     from gpu_timing import measure
 
     library, times = load_library(path), {}
+    require_own_library(pathlib.Path(path).resolve().parent.parent)
     for name in options.shapes:
         torch.manual_seed(0)
         shape = shape_of(name)
@@ -45,7 +54,7 @@ def turn(path, options):
     command = [sys.executable, __file__, path, path, "--child", "--rounds", str(options.rounds),
                "--kernels", options.kernels, "--shapes", ",".join(options.shapes)]
     folder = pathlib.Path(path).resolve().parent
-    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent}:{folder}"}
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent / 'lib'}:{folder.parent}"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout)
 

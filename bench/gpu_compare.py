@@ -7,10 +7,10 @@ small    ours at few tokens, as inference has them, beside what memory allows
 
 Torch runs TorchTitan's algorithm (argsort, gather, three torch._grouped_mm, weighted scatter-add),
 as it is and under torch.compile, and the best that a user can write (gate and up in one product,
-combine and d_x by the inverse permutation, max-autotune-no-cudagraphs). The routing is given, data are random, weights and their gradients
-bf16 on both sides. Results are compared before anything is timed. Times are medians by events:
-cool, in short bursts after 0.15 s without work, and hot, after 0.3 s of the same work; each beside a
-dense product by cuBLAS taken the same way.
+combine and d_x by the inverse permutation, max-autotune-no-cudagraphs). The routing is given, data
+are random, weights and their gradients bf16 on both sides. Results are compared before anything is
+timed. Times are medians by events: cool, in short bursts after 0.15 s without work, and hot, after
+0.3 s of the same work; each beside a dense product by cuBLAS taken the same way.
 """
 import argparse
 import datetime

@@ -282,7 +282,7 @@ def distance(ours, theirs):
 
 
 def tiles(tensor):
-    """Sums of squares over tiles of its matrices, and how many elements each has."""
+    """Sums of squares over tiles of its matrices."""
     matrices = tensor.double().square().reshape(-1, *tensor.shape[-2:])
     padded = F.pad(matrices, (0, -matrices.shape[2] % TILE[1], 0, -matrices.shape[1] % TILE[0]))
     cut = padded.view(padded.shape[0], padded.shape[1] // TILE[0], TILE[0], -1, TILE[1])
@@ -299,6 +299,8 @@ def worst_tile(ours, theirs):
     for a, b in zip(ours if several else [ours], theirs if several else [theirs]):
         sizes = tiles(torch.ones_like(b))
         wrong = tiles(a.double() - b.double()) / torch.maximum(tiles(b), mean * sizes)
+        if wrong.isnan().any():
+            return float("nan")
         worst = max(worst, wrong.max().sqrt().item())
     return worst
 

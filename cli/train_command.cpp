@@ -139,8 +139,7 @@ void add_train_command(CLI::App& app) {
   for (const auto& option : train::options_of(defaults)) add_flag(command, option, o);
   command->footer(
       "Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end it after the step, with a checkpoint if it saves "
-      "any; "
-      "Ctrl-C again, a second later or more, ends it at once.\n"
+      "any; Ctrl-C again, a second later or more, ends it at once.\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stopped by a signal.");
   command->callback([o] { train_model(*o); });
 }

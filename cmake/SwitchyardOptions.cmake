@@ -44,7 +44,10 @@ function(switchyard_set_rpath target)
   if(type STREQUAL "EXECUTABLE")
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/${SWITCHYARD_BIN_TO_LIB}")
   endif()
-  if(SWITCHYARD_BIN_TO_LIB MATCHES "^\\.\\./[^.]")  # as from cli/, where the command is built
+  # As from cli/, where the command is built unless somebody chose another folder.
+  if(SWITCHYARD_BIN_TO_LIB MATCHES "^\\.\\./[^.]" AND PROJECT_IS_TOP_LEVEL
+     AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_RUNTIME_OUTPUT_DIRECTORY
+     AND NOT CMAKE_LIBRARY_OUTPUT_DIRECTORY)
     cmake_path(ABSOLUTE_PATH SWITCHYARD_BIN_TO_LIB BASE_DIRECTORY ${PROJECT_BINARY_DIR}/cli
       NORMALIZE OUTPUT_VARIABLE folder)
     set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON

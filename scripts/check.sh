@@ -45,9 +45,12 @@ check_separate() {
 check_fuzz() {
   build_preset fuzz
   say "Fuzzing safetensors and index for ${SWITCHYARD_FUZZ_SECONDS:-20} s"
+  local other status=0
   fuzz_target safetensors &
-  fuzz_target index
-  wait $!
+  other=$!
+  fuzz_target index || status=1
+  wait "$other" || status=1
+  return "$status"
 }
 
 fuzz_target() {
@@ -62,7 +65,8 @@ fuzz_target() {
     sed "s/^/$target: /"
 }
 
-# Address and undefined behaviour: every suite. LeakSanitizer is on but for runs under MPI.
+# Address and undefined behaviour: every suite, at the numbers of ranks that tests/CMakeLists.txt
+# picks, and no examples. LeakSanitizer is on but for runs under MPI.
 check_asan() {
   timed asan-compile build_preset asan
   UBSAN_OPTIONS=print_stacktrace=1 timed asan-tests run_tests asan

@@ -21,9 +21,10 @@ class SWITCHYARD_API CapturedGraph {
  public:
   // Calls step() once, which then only fills the graph; it must have been run as it is before, so
   // that no memory is missing. Throws DeviceError, with the reason, if the step cannot be captured.
-  // Memory that the device lent, to the step or to others while that was captured, is the graph's
-  // too: when all are done with it, it is kept for reuse. A device whose stream is its own captures
-  // on another one, which does not wait for the legacy stream: the step asks for Device::stream().
+  // All memory of the device that is in use during the capture, by the step or by anything else, is
+  // reserved for the graph, and returns to the device when the graph is gone and its users have
+  // released it. A device that uses its own stream captures on a separate one that does not
+  // synchronise with the legacy stream, so a step that launches work itself asks Device::stream().
   CapturedGraph(const Device& device, const std::function<void()>& step);
   ~CapturedGraph();
   CapturedGraph(CapturedGraph&&) noexcept;

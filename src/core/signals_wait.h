@@ -7,8 +7,9 @@
 
 namespace switchyard {
 
-// While one lives, signals wait, or other threads take them; but those of the thread's own faults.
-// Threads that are started meanwhile inherit that for good.
+// While one lives, this thread handles no signals except those raised by its own faults; others
+// stay pending or go to other threads. Threads started in the meantime inherit the mask and keep
+// it.
 class SignalsWait {
  public:
   SignalsWait() {

@@ -116,7 +116,8 @@ TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
   expect_error("inspect --rank 2",
                "\"--rank\" is not an option of switchyard inspect; the closest "
                "is \"--ranks\"");
-  expect_error("info twice", "switchyard info takes no argument \"twice\"");
+  expect_error("info twice", "\"twice\" is one argument too many for switchyard info");
+  expect_error("inspect a b", "\"b\" is one argument too many for switchyard inspect");
 }
 
 TEST(Cli, SampleNamesFilesAsTheyAre) {

@@ -28,11 +28,12 @@ class Background {
   explicit Background(const std::string& arguments, const std::string& launcher = "") {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+    ::fcntl(ends[1], F_SETPIPE_SZ, 4096);  // soon full where nobody reads
     const auto command =
         "exec " + launcher + " " + SWITCHYARD_COMMAND + " " + arguments + " 2>/dev/null";
     pid_ = ::fork();
     if (pid_ == 0) {
-      ::signal(SIGINT, SIG_DFL);  // which is ignored where the tests themselves are in a background
+      ::signal(SIGINT, SIG_DFL);  // ignored when the tests themselves run in the background
       ::dup2(ends[1], STDOUT_FILENO);
       ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       ::_exit(127);

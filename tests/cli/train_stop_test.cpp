@@ -114,7 +114,6 @@ TEST_F(TrainStop, ATermNeverEndsARunThatSaves) {
 
 TEST_F(TrainStop, ARunThatNobodyListensToGoesOn) {
   Background command(arguments("--ranks 2 --steps 60 --json --save " + saved()));
-  command.line();
   command.close_output();
   EXPECT_EQ(command.exit_code(), 1);  // its output is lost
   EXPECT_EQ(newest(), 60);

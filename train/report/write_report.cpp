@@ -94,8 +94,10 @@ int put_file(const fs::path& path, std::string_view bytes) {
   if (::stat(path.c_str(), &info) != 0) {
     return errno == ENOENT ? replace_file(followed(path), bytes) : errno;
   }
-  const bool is_own_log = is_open_as(STDOUT_FILENO, info) || is_open_as(STDERR_FILENO, info);
-  const bool makes_room = (S_ISREG(info.st_mode) && !is_own_log) || S_ISDIR(info.st_mode);
+  for (const int own : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (is_open_as(own, info)) return write_whole(own, bytes);
+  }
+  const bool makes_room = S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
   return makes_room ? replace_file(followed(path), bytes) : write_in_place(path, bytes);
 }
 

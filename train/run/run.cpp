@@ -57,8 +57,9 @@ class Run {
         corpus_(read_corpus(world, config.data.corpus)),
         trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
     if (world.rank() == 0) {
-      console_.emplace(mode_of(config, world), config.steps,
-                       ConsoleOutput{.is_in_a_hurry = [this] { return signals_.received(); }});
+      console_.emplace(mode_of(config, world), config.steps, ConsoleOutput{.is_in_a_hurry = [this] {
+                         return stopped_ || signals_.received();
+                       }});
     }
   }
 

@@ -14,7 +14,7 @@ void check_call(int code, std::string_view function);
 
 // While one lives, MPI returns codes. It asks the world's handler about all that belongs to no
 // communicator, and Open MPI even about a collective under way on another one; that handler may be
-// the caller's own, so it is restored when the last of all threads' is gone.
+// the caller's own, so it is restored when the last instance in any thread is gone.
 class ReturnedErrors {
  public:
   ReturnedErrors();

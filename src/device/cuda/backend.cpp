@@ -140,7 +140,7 @@ class CudaContext final : public Context {
   std::shared_ptr<StageTimer> time_stages() {
     timer_.reset();
     if (!options_.time_stages || capture_of(stream_) != 0) return nullptr;
-    auto timer = std::make_shared<EventTimer>(stream_, host_syncs_);
+    auto timer = std::make_shared<EventTimer>(options_.ordinal, stream_, host_syncs_);
     timer_ = timer;
     return timer;
   }
@@ -193,7 +193,7 @@ class CudaContext final : public Context {
   CUstream_st* capture_stream_ = nullptr;  // once one was needed
   CUstream_st* capturing_ = nullptr;
   std::uint64_t capture_ = 0;             // its number
-  CUstream_st* stream_before_ = nullptr;  // the capture
+  CUstream_st* stream_before_ = nullptr;  // the stream in use before the capture
   DeviceMemory memory_;
   Constants constants_;
   PinnedBuffer pinned_;

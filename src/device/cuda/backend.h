@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-// What the functions of a GPU work with; who calls them is on that GPU.
+// The context of a GPU device. The caller must have that GPU selected (OnGpu).
 Context& context_of(const Device& device);
 
 }  // namespace switchyard::cuda

@@ -104,8 +104,8 @@ class DirectMover final : public Mover {
     return views;
   }
 
-  // Between map and phase_barrier the ranks use each other's memory. One that fails must neither let
-  // go of its own before the others know, nor tell them, who then let go of theirs, while its
+  // Between map and phase_barrier the ranks use each other's memory. One that fails must neither
+  // let go of its own before the others know, nor tell them, who then let go of theirs, while its
   // kernels are still at it.
   template <typename Body>
   void in_phase(Body body) {

@@ -13,6 +13,7 @@
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 #include "switchyard/matmul.h"
+#include "switchyard/moe_layer.h"
 #include "switchyard/reshard.h"
 #include "switchyard/run_ranks.h"
 #include "switchyard/sequence.h"
@@ -43,6 +44,7 @@ TEST_F(CudaErrors, ADeviceLeavesTheThreadOnItsOwnGpu) {
   cudaSetDevice(0);
   auto options = cuda_options();
   options.ordinal = 1;
+  options.time_stages = true;
   const Device second = Device::cuda(options);
   EXPECT_EQ(gpu_of_thread(), 0);
   Tensor x = second.copy_of(Random(1).tensor({8, 8}, Dtype::f32));
@@ -50,6 +52,14 @@ TEST_F(CudaErrors, ADeviceLeavesTheThreadOnItsOwnGpu) {
   const CapturedGraph graph(second, [&] { second.set_zero(x); });
   graph.replay();
   second.synchronize();
+  const auto comm = connect();
+  const auto placement = ExpertPlacement::contiguous(2, 1);
+  MoeLayer layer(*comm, placement,
+                 {.hidden = 8, .intermediate = 8, .router = RouterOptions::mixtral(2, 1)}, second);
+  const auto weights =
+      MoeParameters::random(layer.options(), placement, 0, 1, Biases::none, second);
+  (void)layer.forward(weights.weights(), {.x = x});
+  EXPECT_FALSE(layer.stats().forward.empty());
   EXPECT_EQ(gpu_of_thread(), 0);
 }
 

@@ -167,10 +167,13 @@ TEST(WriteReport, TheLogThatStandardOutputGoesToStays) {
     if (std::freopen(log.c_str(), "w", stdout) == nullptr) return std::string("no log");
     std::puts("step 1");
     std::fflush(stdout);
-    return writing("/dev/stdout");
+    auto outcome = writing("/dev/stdout");
+    std::puts("step 2");
+    std::fflush(stdout);
+    return outcome;
   });
   EXPECT_EQ(error, "no error");
-  EXPECT_EQ(contents_of(log), "step 1\n" + report_html(synthetic_run({.steps = 20})));
+  EXPECT_EQ(contents_of(log), "step 1\n" + report_html(synthetic_run({.steps = 20})) + "step 2\n");
 }
 
 }  // namespace

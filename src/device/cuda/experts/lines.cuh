@@ -85,7 +85,7 @@ template <typename T>
 bool is_aligned(std::span<const MatrixRef> vectors) {
   return std::ranges::all_of(vectors, [](const MatrixRef& v) { return is_aligned(v.data); });
 }
-// Of rows, and vectors, that all have this width.
+// The lines of rows and vectors of this width; aligned if all of them are.
 template <typename T, typename... More>
 Lines lines_of(std::int64_t width, const More&... rows) {
   constexpr int kElements = Line<T>::kElements;

@@ -26,7 +26,7 @@ struct MatrixRef {
 // cudaSuccess. After a launch: check(cudaGetLastError(), "the kernel's name").
 void check(int status, std::string_view what);
 
-// Makes a GPU the calling thread's, and then the one before again.
+// Switches the calling thread to a GPU, and back when destroyed.
 class OnGpu {
  public:
   explicit OnGpu(int ordinal);
@@ -39,7 +39,7 @@ class OnGpu {
   bool has_changed_ = false;
 };
 
-// Of one device; used by one thread at a time, which is on that GPU.
+// Belongs to one device. Used by one thread at a time, which must have that GPU selected (OnGpu).
 class Context {
  public:
   virtual ~Context() = default;
@@ -55,8 +55,8 @@ class Context {
   virtual void set_zero(const TensorView& view) = 0;
   virtual void upload(std::span<const std::byte> from, void* to) = 0;
 
-  // What follows is captured into a graph rather than run, until end_capture(): on the stream that
-  // the user gave, or else on one that does not wait for the legacy stream, whose use by another
+  // Until end_capture(), work is captured into a graph instead of run: on the stream that the user
+  // gave, or else on one that does not synchronise with the legacy stream, whose use by another
   // thread would break the capture. Returns the capture's number.
   virtual std::uint64_t begin_capture() = 0;
   // The graph; null where the capture failed, which `status` (a cudaError_t) tells.

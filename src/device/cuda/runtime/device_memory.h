@@ -24,8 +24,9 @@ class DeviceMemory {
   // The same for what is kept from step to step: leaves what steps have given back to them.
   TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
 
-  // Whatever is in use in between may be used by the capture's graph, also what was taken before. Of
-  // a capture that others began only what it takes is known, and what is given back after that.
+  // Whatever is in use in between may be used by the capture's graph, also what was taken before.
+  // For a capture that someone else began, only the blocks that it takes, and those given back
+  // afterwards, are known.
   void begin_capture(std::uint64_t capture);
   void end_capture(std::uint64_t capture);
 

@@ -9,10 +9,12 @@
 
 namespace switchyard::cuda {
 
-EventTimer::EventTimer(CUstream_st* stream, std::shared_ptr<std::atomic<std::int64_t>> host_syncs)
-    : stream_(stream), host_syncs_(std::move(host_syncs)), begin_(record()) {}
+EventTimer::EventTimer(int ordinal, CUstream_st* stream,
+                       std::shared_ptr<std::atomic<std::int64_t>> host_syncs)
+    : ordinal_(ordinal), stream_(stream), host_syncs_(std::move(host_syncs)), begin_(record()) {}
 
 EventTimer::Event EventTimer::record() const {
+  const OnGpu gpu(ordinal_);
   cudaEvent_t event = nullptr;
   check(cudaEventCreate(&event), "making an event");
   Event owner(event, [](CUevent_st* old) { cudaEventDestroy(old); });

@@ -16,8 +16,9 @@ namespace switchyard::cuda {
 
 class EventTimer final : public StageTimer {
  public:
-  // Begins on `stream`; waits are counted in `host_syncs`, which outlives it.
-  EventTimer(CUstream_st* stream, std::shared_ptr<std::atomic<std::int64_t>> host_syncs);
+  // Begins on `stream` of that GPU; waits are counted in `host_syncs`, which outlives it.
+  EventTimer(int ordinal, CUstream_st* stream,
+             std::shared_ptr<std::atomic<std::int64_t>> host_syncs);
 
   void end(std::string_view stage) override;
   void stop() override { is_stopped_ = true; }
@@ -27,6 +28,7 @@ class EventTimer final : public StageTimer {
   using Event = std::shared_ptr<CUevent_st>;
   Event record() const;
 
+  int ordinal_;
   CUstream_st* stream_;
   std::shared_ptr<std::atomic<std::int64_t>> host_syncs_;
   Event begin_;
