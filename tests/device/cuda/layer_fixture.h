@@ -11,6 +11,7 @@
 #include "support/compare.h"
 #include "support/device/devices.h"
 #include "support/random.h"
+#include "switchyard/captured_graph.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
 
@@ -111,6 +112,13 @@ class LayerFixture {
     forward(saved);
     backward(saved);
   }
+  // A step with a replay between its forward and its backward.
+  void train_around(const CapturedGraph& graph) {
+    SavedForBackward saved;
+    forward(saved);
+    graph.replay();
+    backward(saved);
+  }
   // Everything that a step writes, on the host.
   std::vector<Tensor> results() {
     std::vector<Tensor> all;
@@ -142,6 +150,27 @@ inline void expect_same_tensors(const std::vector<Tensor>& actual,
   ASSERT_EQ(actual.size(), expected.size());
   for (std::size_t t = 0; t < actual.size(); ++t) {
     EXPECT_TRUE(same_bits(actual[t], expected[t])) << "tensor " << t;
+  }
+}
+
+// Captures a step, and replays it with every routing beside a layer that runs it eagerly; `check`
+// is called after each.
+inline void expect_replays_equal_eager(LayerFixture& replayed, LayerFixture& eager,
+                                       const std::function<void()>& check) {
+  const auto all = routings();
+  replayed.set(all[0], 1);
+  replayed.train();
+  const CapturedGraph graph(replayed.device, [&] { replayed.train(); });
+  replayed.layer.take_pick_counts();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(i);
+    replayed.set(all[i], 10 + i);
+    eager.set(all[i], 10 + i);
+    graph.replay();
+    eager.train();
+    expect_same_tensors(replayed.results(), eager.results());
+    EXPECT_EQ(replayed.layer.take_pick_counts().picks, eager.layer.take_pick_counts().picks);
+    check();
   }
 }
 
