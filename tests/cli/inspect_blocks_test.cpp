@@ -102,7 +102,7 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
       {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, since they are incomplete: kempner.\n"});
 }
 
-// Whatever conversions would ask for and not find is named, and nothing of it is counted.
+// inspect names each tensor that a conversion would miss, and does not count such a block.
 TEST_F(InspectBlocks, WhatLacksATensorIsIncomplete) {
   auto tensors = layers(0, 1, 3);
   tensors.erase("model.layers.0.mlp.experts.1.down_proj.weight");

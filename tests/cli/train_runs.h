@@ -54,7 +54,7 @@ class Background {
     for (int c = 0; (c = std::fgetc(output_)) != EOF && c != '\n';) text += static_cast<char>(c);
     return text;
   }
-  // Nobody listens from now on.
+  // Closes the reading end of the pipe.
   void close_output() {
     if (output_ != nullptr) std::fclose(output_);
     output_ = nullptr;

@@ -69,7 +69,7 @@ std::string error_of_sizes(Communicator& comm, const std::string& call, std::int
   const Shape row{1, (comm.rank() == victim ? 2 : 1) * bytes / 4};
   const Tensor send = Tensor::zeros(row, Dtype::f32);
   const Tensor send_to_all = Tensor::zeros(row.with_rows(comm.size()), Dtype::f32);
-  // Nobody may touch the second half.
+  // Only the first half is received into; a message that is too long would write to the second.
   Tensor memory = Tensor::from<float>(
       row.with_rows(2 * comm.size()),
       std::vector<float>(static_cast<std::size_t>(2 * comm.size() * row.num_elements()), 1.0F));

@@ -24,9 +24,9 @@ class DeviceMemory {
   // The same for what is kept from step to step: leaves what steps have given back to them.
   TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
 
-  // Whatever is in use in between may be used by the capture's graph, also what was taken before.
-  // For a capture that someone else began, only the blocks that it takes, and those given back
-  // afterwards, are known.
+  // The graph may use every block that is in use between these two calls, even one taken before
+  // them. For a capture that someone else began, only the blocks that it takes, and those given
+  // back afterwards, are known.
   void begin_capture(std::uint64_t capture);
   void end_capture(std::uint64_t capture);
 
