@@ -35,6 +35,9 @@ struct CountAssignments {
   // out [T·K] i32: how many assignments of this rank to the same expert came before; −1 for no pick
   // and for bad ids
   TensorView positions;
+  // out [T·K] i32: how many tokens of this rank with a pick at the same rank came before this
+  // token; −1 as in positions
+  std::optional<TensorView> token_positions = {};
   // [kProblemWords] i64; in: what the router met; out: the first bad id, if that had met none.
   TensorView problems;
 };

@@ -20,7 +20,7 @@ using testing::Words;
 Counted count_plainly(const Tensor& ids, const Ints& owners, int num_ranks, bool allow_duplicates,
                       Words problems) {
   const auto num_experts = static_cast<std::int64_t>(owners.size());
-  Counted all{Ints(owners.size()), Ints(index(num_ranks)), {}, std::move(problems)};
+  Counted all{Ints(owners.size()), Ints(index(num_ranks)), {}, {}, std::move(problems)};
   const auto top_k = ids.shape()[1];
   for (std::int64_t t = 0; t < ids.rows(); ++t) {
     std::set<std::int32_t> experts;
@@ -31,10 +31,13 @@ Counted count_plainly(const Tensor& ids, const Ints& owners, int num_ranks, bool
       const bool repeats = in_range && !experts.insert(id).second;
       if (in_range && (allow_duplicates || !repeats)) {
         all.positions.push_back(all.counts[index(id)]++);
-        if (ranks.insert(owners[index(id)]).second) ++all.distinct_tokens[index(owners[index(id)])];
+        auto& tokens = all.distinct_tokens[index(owners[index(id)])];
+        if (ranks.insert(owners[index(id)]).second) ++tokens;
+        all.token_positions.push_back(tokens - 1);
         continue;
       }
       all.positions.push_back(-1);
+      all.token_positions.push_back(-1);
       if (id == -1 || all.problems[kBadToken] >= 0) continue;
       all.problems = {all.problems[kNonFiniteToken], t, k, id, repeats ? 1 : 0};
     }
@@ -51,6 +54,7 @@ class CountAssignmentsContract : public testing::DeviceTables {
     EXPECT_EQ(actual.counts, expected.counts);
     EXPECT_EQ(actual.distinct_tokens, expected.distinct_tokens);
     EXPECT_TRUE(actual.positions == expected.positions);
+    EXPECT_TRUE(actual.token_positions == expected.token_positions);
     EXPECT_EQ(actual.problems, expected.problems);
   }
 };
@@ -69,7 +73,7 @@ TEST_P(CountAssignmentsContract, CountsInOrderAtEverySize) {
                                 {{3, 1024, 1100}, 7},     {{4096, 8, 1024, 0.7}, 1},
                                 {{9000, 1, 3, 0.9}, 3},   {{300, 2, 4096}, 16},
                                 {{64, 4, 30000}, 2},      {{20, 1, 1, 0.0, 1.0}, 1},
-                                {{64, 2, 767}, 16}};  // 48 KB of counters to the byte
+                                {{64, 2, 752}, 16}};  // 48 KB of counters to the byte
   for (const auto& [picks, num_ranks] : sizes) {
     SCOPED_TRACE(::testing::Message() << "T " << picks.num_tokens << " K " << picks.top_k << " E "
                                       << picks.num_experts << " ranks " << num_ranks);
@@ -100,6 +104,39 @@ TEST_P(CountAssignmentsContract, BadIdsAndRepeatsHaveNoPosition) {
                       .columns_apart = top_k % 3});
     }
   }
+}
+
+// With ids that are bad, none or picked already.
+TEST_P(CountAssignmentsContract, TokensAreCountedOnceAtEveryRank) {
+  for (const int num_ranks : {1, 2, 3, 8}) {
+    for (const std::int64_t top_k : {1, 2, 8, 40}) {
+      for (const std::int64_t num_tokens : {1, 70, 5000}) {
+        for (const bool allow_duplicates : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << "T " << num_tokens << " K " << top_k << " ranks "
+                                            << num_ranks << " allowed " << allow_duplicates);
+          Random random(static_cast<std::uint64_t>(num_tokens + top_k));
+          Tensor ids({num_tokens, top_k}, Dtype::i32);
+          for (auto& id : ids.span<std::int32_t>())
+            id = static_cast<std::int32_t>(random.below(30)) - 4;
+          expect_counted({.ids = ids,
+                          .owners = deal(24, num_ranks),
+                          .num_ranks = num_ranks,
+                          .allow_duplicates = allow_duplicates});
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CountAssignmentsContract, PositionsOfTokensThatAreNotAskedForAreNotWritten) {
+  const Tensor ids = Random(4).expert_ids({.num_tokens = 900, .top_k = 2, .num_experts = 8});
+  const CountProblem problem{.ids = ids, .owners = deal(8, 2), .num_ranks = 2};
+  CountProblem without = problem;
+  without.counts_tokens = false;
+  const Counted counted = count(without);
+  EXPECT_EQ(counted.distinct_tokens, count(problem).distinct_tokens);
+  EXPECT_EQ(counted.token_positions,
+            testing::values<std::int32_t>(testing::poisoned({1800}, Dtype::i32)));
 }
 
 TEST_P(CountAssignmentsContract, TheFirstBadIdIsNamed) {

@@ -35,6 +35,7 @@ struct Counted {
   Ints counts;
   Ints distinct_tokens;
   Ints positions;
+  Ints token_positions;
   Words problems;
 };
 
@@ -44,6 +45,7 @@ struct CountProblem {
   int num_ranks = 1;
   bool allow_duplicates = false;
   std::int64_t columns_apart = 0;
+  bool counts_tokens = true;  // their positions, too
   Words problems = no_problems();
 };
 
@@ -80,16 +82,20 @@ class DeviceTables : public OnDevices {
     Tensor counts = poisoned(std::ssize(p.owners), Dtype::i32);
     Tensor distinct = poisoned(p.num_ranks, Dtype::i32);
     Tensor positions = poisoned(p.ids.shape().num_elements(), Dtype::i32);
+    Tensor token_positions = poisoned(p.ids.shape().num_elements(), Dtype::i32);
     Tensor problems = put_all(p.problems);
-    backend_of(device).count_assignments({.expert_ids = narrow(wide, p.ids.shape()),
-                                          .owners = owners,
-                                          .allow_duplicates = p.allow_duplicates,
-                                          .counts = counts,
-                                          .distinct_tokens = distinct,
-                                          .positions = positions,
-                                          .problems = problems});
+    CountAssignments args{.expert_ids = narrow(wide, p.ids.shape()),
+                          .owners = owners,
+                          .allow_duplicates = p.allow_duplicates,
+                          .counts = counts,
+                          .distinct_tokens = distinct,
+                          .positions = positions,
+                          .problems = problems};
+    if (p.counts_tokens) args.token_positions = token_positions;
+    backend_of(device).count_assignments(args);
     return {values<std::int32_t>(get(counts)), values<std::int32_t>(get(distinct)),
-            values<std::int32_t>(get(positions)), values<std::int64_t>(get(problems))};
+            values<std::int32_t>(get(positions)), values<std::int32_t>(get(token_positions)),
+            values<std::int64_t>(get(problems))};
   }
 };
 

@@ -39,10 +39,13 @@ void count_assignments(const CountAssignments& args) {
   const auto distinct_tokens = args.distinct_tokens.span<std::int32_t>();
   std::vector<CountedRank> ranks(distinct_tokens.size());
   fetch_ahead(args.positions);
+  if (args.token_positions) fetch_ahead(*args.token_positions);
 
   const auto* ids = reinterpret_cast<const std::int32_t*>(args.expert_ids.data());
   const auto problems = args.problems.span<std::int64_t>();
   std::int32_t* position = args.positions.span<std::int32_t>().data();
+  std::int32_t* token_position =
+      args.token_positions ? args.token_positions->span<std::int32_t>().data() : nullptr;
   for (std::int64_t t = 0; t < num_tokens; ++t, ids += args.expert_ids.row_stride()) {
     for (std::int64_t k = 0; k < top_k; ++k, ++position) {
       const auto e = static_cast<std::uint32_t>(ids[k]);
@@ -50,6 +53,7 @@ void count_assignments(const CountAssignments& args) {
       const bool repeats = in_range && !args.allow_duplicates && experts[e].last_token == t;
       if (!in_range || repeats) [[unlikely]] {
         *position = -1;
+        if (token_position != nullptr) *token_position++ = -1;
         if (ids[k] != -1 && problems[kBadToken] < 0) note_bad_id(problems, t, k, ids[k], repeats);
         continue;
       }
@@ -59,6 +63,7 @@ void count_assignments(const CountAssignments& args) {
       expert.last_token = t;
       rank.num_tokens += rank.last_token != t ? 1 : 0;
       rank.last_token = t;
+      if (token_position != nullptr) *token_position++ = rank.num_tokens - 1;
     }
   }
   const auto counts = args.counts.span<std::int32_t>();

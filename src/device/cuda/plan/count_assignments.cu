@@ -24,26 +24,37 @@ struct Count {
   bool allow_duplicates = false;
   std::int64_t run_tokens = 0;  // of a warp
   int num_blocks = 0;
-  std::int32_t* far_counters = nullptr;    // [blocks, warps, E], where they are too many to be near
-  std::int32_t* block_counts = nullptr;    // [blocks, E]
-  std::int32_t* block_bases = nullptr;     // [blocks, E]
-  std::int32_t* block_distinct = nullptr;  // [blocks, ranks]
-  std::int32_t* block_bad = nullptr;       // [blocks]: the first bad assignment, or kNoneBad
+  // Columns count the assignments of every expert, then the tokens of every rank.
+  std::int32_t* far_counters = nullptr;  // [blocks, warps, columns], if too many to be near
+  std::int32_t* block_counts = nullptr;  // [blocks, columns]
+  std::int32_t* block_bases = nullptr;   // [blocks, columns]
+  std::int32_t* block_bad = nullptr;     // [blocks]: the first bad assignment, or kNoneBad
   std::int32_t* positions = nullptr;
+  std::int32_t* token_positions = nullptr;  // or none
   std::int32_t* counts = nullptr;
   std::int32_t* distinct_tokens = nullptr;
   std::int64_t* problems = nullptr;
 
+  __host__ __device__ int num_columns() const { return num_experts + num_ranks; }
   __device__ bool in_range(std::int32_t id) const {
     return static_cast<unsigned>(id) < static_cast<unsigned>(num_experts);
+  }
+  // What is counted in a run or a block, with what was counted before it.
+  __device__ void add_bases(unsigned assignment, const std::int32_t* bases) const {
+    const std::int32_t position = positions[assignment];
+    if (position < 0) return;
+    const std::int32_t id = all.id(assignment);
+    positions[assignment] = position + bases[id];
+    if (token_positions != nullptr) {
+      token_positions[assignment] += bases[num_experts + owners[id]];
+    }
   }
 };
 
 // What a warp counts into.
 struct Counters {
-  std::int32_t* by_expert = nullptr;  // of this warp
-  std::int32_t* distinct = nullptr;   // [ranks], of the block
-  unsigned* first_bad = nullptr;      // of the block
+  std::int32_t* columns = nullptr;  // of this warp
+  unsigned* first_bad = nullptr;    // of the block
 };
 
 // One lane's assignment.
@@ -69,17 +80,23 @@ __device__ bool has_rank_before(const Count& c, const std::int32_t* row, int end
   return false;
 }
 
-// A token counts at a rank with the first of its picks there.
-__device__ void count_distinct(const Count& c, const Pick& pick, std::int32_t id,
-                               std::int32_t* distinct) {
-  const int rank = c.in_range(id) ? c.owners[id] : -1;
+// A token counts at a rank with the first of its picks there. Returns how many counted before it.
+__device__ std::int32_t count_token(const Count& c, const Pick& pick, int rank,
+                                    std::int32_t* tokens) {
+  const int lane = lane_of_thread();
   const unsigned same = __match_any_sync(kAllLanes, rank);
   const bool is_first = rank >= 0 && (same & pick.before) == 0 &&
                         !has_rank_before(c, c.all.row(pick.token), pick.first_k, rank);
   const unsigned firsts = __ballot_sync(kAllLanes, is_first) & same;
-  if (is_first && lane_of_thread() == __ffs(static_cast<int>(firsts)) - 1) {
-    atomicAdd(distinct + rank, __popc(firsts));
+  const std::int32_t before = rank >= 0 ? tokens[rank] : 0;
+  __syncwarp();
+  if (is_first && lane == __ffs(static_cast<int>(firsts)) - 1) {
+    tokens[rank] = before + __popc(firsts);
   }
+  __syncwarp();
+  // Without a first in the lanes, they all hold one token, which has counted with an earlier pick.
+  const unsigned earlier_tokens = lanes_below(lane) & ~pick.before;
+  return firsts == 0 ? before - 1 : before + __popc(firsts & earlier_tokens);
 }
 
 // Called by all lanes of a warp, which hold assignments in order.
@@ -93,16 +110,19 @@ __device__ void count_picks_of_lanes(const Count& c, const Pick& pick, const Cou
       in_range &&
       (c.allow_duplicates || ((same & pick.before) == 0 && !has_before(row, pick.first_k, id)));
   const unsigned counted = __ballot_sync(kAllLanes, is_counted) & same;
-  const std::int32_t before = is_counted ? counters.by_expert[id] : 0;
+  const std::int32_t before = is_counted ? counters.columns[id] : 0;
   __syncwarp();
   if (is_counted && lane == __ffs(static_cast<int>(counted)) - 1) {
-    counters.by_expert[id] = before + __popc(counted);
+    counters.columns[id] = before + __popc(counted);
   }
-  __syncwarp();
-  count_distinct(c, pick, id, counters.distinct);
+  const std::int32_t tokens_before =
+      count_token(c, pick, is_counted ? c.owners[id] : -1, counters.columns + c.num_experts);
   if (!pick.is_there) return;
   const auto assignment = static_cast<unsigned>(pick.token) * c.all.top_k + pick.k;
   c.positions[assignment] = is_counted ? before + __popc(counted & lanes_below(lane)) : -1;
+  if (c.token_positions != nullptr) {
+    c.token_positions[assignment] = is_counted ? tokens_before : -1;
+  }
   if (!is_counted && id != -1) atomicMin(counters.first_bad, assignment);
 }
 
@@ -131,34 +151,32 @@ __device__ void add_run_bases(const Count& c, std::int64_t first, std::int64_t e
   const auto last = static_cast<unsigned>(end) * c.all.top_k;
   for (unsigned i = static_cast<unsigned>(first) * c.all.top_k + lane_of_thread(); i < last;
        i += kWarpLanes) {
-    const std::int32_t position = c.positions[i];
-    if (position >= 0) c.positions[i] = position + bases[c.all.id(i)];
+    c.add_bases(i, bases);
   }
 }
 
-// [warps, E]: the counts of every warp become those of the warps before it.
+// [warps, columns]: the counts of every warp become those of the warps before it.
 __device__ void scan_warps(const Count& c, std::int32_t* counters) {
-  for (int e = static_cast<int>(threadIdx.x); e < c.num_experts; e += blockDim.x) {
+  const std::int64_t columns = c.num_columns();
+  for (int i = static_cast<int>(threadIdx.x); i < columns; i += blockDim.x) {
     std::int32_t sum = 0;
     for (int w = 0; w < warps_of_block(); ++w) {
-      std::int32_t& counter = counters[static_cast<std::int64_t>(w) * c.num_experts + e];
+      std::int32_t& counter = counters[w * columns + i];
       const std::int32_t count = counter;
       counter = sum;
       sum += count;
     }
-    c.block_counts[static_cast<std::int64_t>(blockIdx.x) * c.num_experts + e] = sum;
+    c.block_counts[blockIdx.x * columns + i] = sum;
   }
 }
 
 __global__ void __launch_bounds__(kMostWarps* kWarpLanes) count_runs(const Count c) {
-  extern __shared__ std::int32_t shared[];  // [ranks], and [warps, E] unless they are far
+  extern __shared__ std::int32_t shared[];  // [warps, columns], unless they are far
   __shared__ unsigned first_bad;
-  const std::int64_t num_counters = static_cast<std::int64_t>(warps_of_block()) * c.num_experts;
-  std::int32_t* const distinct = shared;
+  const std::int64_t num_counters = static_cast<std::int64_t>(warps_of_block()) * c.num_columns();
   std::int32_t* const counters =
-      c.far_counters != nullptr ? c.far_counters + blockIdx.x * num_counters : shared + c.num_ranks;
+      c.far_counters != nullptr ? c.far_counters + blockIdx.x * num_counters : shared;
   for (std::int64_t i = threadIdx.x; i < num_counters; i += blockDim.x) counters[i] = 0;
-  for (int r = static_cast<int>(threadIdx.x); r < c.num_ranks; r += blockDim.x) distinct[r] = 0;
   if (threadIdx.x == 0) first_bad = kNoneBad;
   __syncthreads();
 
@@ -166,13 +184,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarpLanes) count_runs(const Count
       static_cast<std::int64_t>(blockIdx.x) * warps_of_block() + warp_of_thread();
   const std::int64_t first = min(run * c.run_tokens, c.all.num_tokens);
   const std::int64_t end = min(first + c.run_tokens, c.all.num_tokens);
-  std::int32_t* const own = counters + static_cast<std::int64_t>(warp_of_thread()) * c.num_experts;
-  count_run(c, first, end, {own, distinct, &first_bad});
+  std::int32_t* const own =
+      counters + static_cast<std::int64_t>(warp_of_thread()) * c.num_columns();
+  count_run(c, first, end, {own, &first_bad});
   __syncthreads();
   scan_warps(c, counters);
-  for (int r = static_cast<int>(threadIdx.x); r < c.num_ranks; r += blockDim.x) {
-    c.block_distinct[static_cast<std::int64_t>(blockIdx.x) * c.num_ranks + r] = distinct[r];
-  }
   if (threadIdx.x == 0) c.block_bad[blockIdx.x] = static_cast<std::int32_t>(first_bad);
   __syncthreads();
   add_run_bases(c, first, end, own);
@@ -192,43 +208,36 @@ __device__ void note_first_bad(const Count& c) {
   c.problems[kBadIsDuplicate] = c.in_range(id) ? 1 : 0;
 }
 
-// A warp an expert; the last block adds up what is not by expert.
+// A warp a column, and one more.
 __global__ void scan_blocks(const Count c) {
   const int lane = lane_of_thread();
-  if (blockIdx.x + 1 == gridDim.x) {
-    for (int r = warp_of_thread(); r < c.num_ranks; r += warps_of_block()) {
-      std::int32_t tokens = 0;
-      for (int b = lane; b < c.num_blocks; b += kWarpLanes) {
-        tokens += c.block_distinct[static_cast<std::int64_t>(b) * c.num_ranks + r];
-      }
-      tokens = warp_sum(tokens);
-      if (lane == 0) c.distinct_tokens[r] = tokens;
-    }
-    if (warp_of_thread() == 0) note_first_bad(c);
-    return;
-  }
-  const int e = static_cast<int>(blockIdx.x) * warps_of_block() + warp_of_thread();
-  if (e >= c.num_experts) return;
-  const std::int32_t* __restrict__ const counts = c.block_counts + e;
-  std::int32_t* __restrict__ const bases = c.block_bases + e;
+  const int columns = c.num_columns();
+  const int column = static_cast<int>(blockIdx.x) * warps_of_block() + warp_of_thread();
+  if (column == columns) note_first_bad(c);
+  if (column >= columns) return;
+  const std::int32_t* __restrict__ const counts = c.block_counts + column;
+  std::int32_t* __restrict__ const bases = c.block_bases + column;
   std::int32_t before = 0;
 #pragma unroll 4
   for (int first = 0; first < c.num_blocks; first += kWarpLanes) {
-    const std::int64_t at = static_cast<std::int64_t>(first + lane) * c.num_experts;
+    const std::int64_t at = static_cast<std::int64_t>(first + lane) * columns;
     const std::int32_t count = first + lane < c.num_blocks ? counts[at] : 0;
     const std::int32_t up_to = warp_sum_up_to(count);
     if (first + lane < c.num_blocks) bases[at] = before + up_to - count;
     before += __shfl_sync(kAllLanes, up_to, kWarpLanes - 1);
   }
-  if (lane == 0) c.counts[e] = before;
+  if (lane != 0) return;
+  if (column < c.num_experts) {
+    c.counts[column] = before;
+  } else {
+    c.distinct_tokens[column - c.num_experts] = before;
+  }
 }
 
 __global__ void add_block_bases(const Count c, unsigned block_assignments) {
   for (unsigned i = first_element(); i < c.all.count(); i += element_stride()) {
-    const std::int32_t position = c.positions[i];
-    if (position < 0) continue;
     const std::int64_t block = i / block_assignments;
-    c.positions[i] = position + c.block_bases[block * c.num_experts + c.all.id(i)];
+    c.add_bases(i, c.block_bases + block * c.num_columns());
   }
 }
 
@@ -243,10 +252,10 @@ struct Cut {
 Cut cut_tokens(const Count& c, int num_multiprocessors) {
   constexpr std::int64_t kLeastOfRun = 64;  // assignments: less is not worth a block's counters
   Cut cut;
-  const std::int64_t room = kMostSharedBytes / 4 - c.num_ranks;
-  cut.is_far = c.num_experts > room;
+  constexpr std::int64_t kRoom = kMostSharedBytes / 4;
+  cut.is_far = c.num_columns() > kRoom;
   if (!cut.is_far) {
-    cut.warps = static_cast<int>(std::min<std::int64_t>(kMostWarps, room / c.num_experts));
+    cut.warps = static_cast<int>(std::min<std::int64_t>(kMostWarps, kRoom / c.num_columns()));
   }
   const std::int64_t top_k = c.all.top_k;
   const std::int64_t at_once = std::max<std::int64_t>(1, kWarpLanes / top_k);
@@ -260,8 +269,8 @@ Cut cut_tokens(const Count& c, int num_multiprocessors) {
 }
 
 void launch_count_runs(const Count& c, const Cut& cut, Context& context) {
-  const std::int64_t near = cut.is_far ? 0 : std::int64_t{cut.warps} * c.num_experts;
-  const auto bytes = static_cast<std::size_t>((c.num_ranks + near) * 4);
+  const std::int64_t near = cut.is_far ? 0 : std::int64_t{cut.warps} * c.num_columns();
+  const auto bytes = static_cast<std::size_t>(near * 4);
   if (bytes > 47 * 1024) {  // 48 KB need no word, but the kernel has variables of its own
     check(cudaFuncSetAttribute(count_runs, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(kMostSharedBytes)),
@@ -280,26 +289,27 @@ void count_assignments(const CountAssignments& args, Context& context) {
           .num_ranks = static_cast<int>(args.distinct_tokens.rows()),
           .allow_duplicates = args.allow_duplicates,
           .positions = elements<std::int32_t>(args.positions),
+          .token_positions =
+              args.token_positions ? elements<std::int32_t>(*args.token_positions) : nullptr,
           .counts = elements<std::int32_t>(args.counts),
           .distinct_tokens = elements<std::int32_t>(args.distinct_tokens),
           .problems = elements<std::int64_t>(args.problems)};
   const Cut cut = cut_tokens(c, context.num_multiprocessors());
   const std::int64_t blocks = cut.num_blocks;
-  const std::int64_t by_expert = blocks * c.num_experts;
-  const std::int64_t far = cut.is_far ? by_expert * cut.warps : 0;
-  const TensorView scratch = context.take(
-      {std::max<std::int64_t>(1, 2 * by_expert + blocks * (c.num_ranks + 1) + far)}, Dtype::i32);
+  const std::int64_t by_column = blocks * c.num_columns();
+  const std::int64_t far = cut.is_far ? by_column * cut.warps : 0;
+  const TensorView scratch =
+      context.take({std::max<std::int64_t>(1, 2 * by_column + blocks + far)}, Dtype::i32);
   c.run_tokens = cut.run_tokens;
   c.num_blocks = cut.num_blocks;
   c.block_counts = elements<std::int32_t>(scratch);
-  c.block_bases = c.block_counts + by_expert;
-  c.block_distinct = c.block_bases + by_expert;
-  c.block_bad = c.block_distinct + blocks * c.num_ranks;
+  c.block_bases = c.block_counts + by_column;
+  c.block_bad = c.block_bases + by_column;
   if (cut.is_far) c.far_counters = c.block_bad + blocks;
 
   if (cut.num_blocks > 0) launch_count_runs(c, cut, context);
   constexpr int kScanWarps = 8;
-  const int scan_grid = (c.num_experts + kScanWarps - 1) / kScanWarps + 1;
+  const int scan_grid = c.num_columns() / kScanWarps + 1;  // with the warp that is one more
   scan_blocks<<<scan_grid, kScanWarps * kWarpLanes, 0, context.stream()>>>(c);
   check(cudaGetLastError(), "scan_blocks");
   if (cut.num_blocks <= 1) return;  // the positions in the only block are those of the batch
