@@ -22,10 +22,13 @@ class SWITCHYARD_API Sizing {
  public:
   // What the routing needs.
   static Sizing exact() { return {}; }
-  // `capacity` rows on every rank, whatever the routing.
-  static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail) {
+  // `capacity` rows on every rank, whatever the routing, and room for `token_capacity` tokens; 0:
+  // as many as rows.
+  static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail,
+                        std::int64_t token_capacity = 0) {
     Sizing sizing;
     sizing.capacity_ = capacity;
+    sizing.token_capacity_ = token_capacity;
     sizing.overflow_ = overflow;
     sizing.is_bounded_ = true;
     return sizing;
@@ -33,10 +36,14 @@ class SWITCHYARD_API Sizing {
 
   bool is_bounded() const { return is_bounded_; }
   std::int64_t capacity() const { return capacity_; }
+  // Tokens that a rank has room to receive where tokens cross once (ranks on GPUs). Every one of
+  // them has a row at least, so that as many as rows are enough where all rows find room.
+  std::int64_t token_capacity() const { return token_capacity_ != 0 ? token_capacity_ : capacity_; }
   Overflow overflow() const { return overflow_; }
 
  private:
   std::int64_t capacity_ = 0;
+  std::int64_t token_capacity_ = 0;
   Overflow overflow_ = Overflow::fail;
   bool is_bounded_ = false;
 };
