@@ -44,7 +44,7 @@ struct CountAssignments {
 
 // Where the groups of all experts lie at their owners, and how much of them there is room for.
 struct LayOut {
-  ConstTensorView counts;           // [ranks, E] i32 by source rank
+  ConstTensorView counts;           // [ranks, E] i32 by source rank; rows may lie apart
   ConstTensorView owners;           // [E] i32
   ConstTensorView experts_by_rank;  // [E] i32: the experts of rank 0, then those of rank 1, …
   ConstTensorView rank_offsets;     // [ranks + 1] i32: where those of each rank begin
@@ -58,9 +58,16 @@ struct LayOut {
   TensorView group_rows;      // out [local] i32
   TensorView source_offsets;  // out [E + 1] i32: exclusive prefix sum of this rank's counts
   TensorView layout;          // out [layout_words(ranks)] i64
-  // In one-rank plans: the problems found, and the words of the step that they and the layout are
-  // added to.
-  std::optional<ConstTensorView> problems = {};  // [kProblemWords] i64
+  // Where tokens cross once: [ranks, ranks] i32 by source, then target; rows may lie apart. A rank
+  // that has no room for its tokens keeps no rows at all.
+  std::optional<ConstTensorView> distinct_tokens = {};
+  // out [ranks] i32: where this rank's tokens begin among those that each rank receives
+  std::optional<TensorView> token_offsets = {};
+  // [ranks, n] i64, rows may lie apart: words that all ranks must have alike; otherwise all counts
+  // are taken as 0, and the plan has no rows at all.
+  std::optional<ConstTensorView> must_agree = {};
+  // The words of the step that the layout, and the problems found, are added to.
+  std::optional<ConstTensorView> problems = {};  // [ranks, kProblemWords] i64; rows may lie apart
   std::optional<TensorView> step = {};           // [kStepWords] i64
 };
 

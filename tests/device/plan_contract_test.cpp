@@ -40,11 +40,13 @@ class PlanContract : public testing::DeviceTables {
       offsets.push_back(static_cast<std::int32_t>(by_rank.size()));
     }
     const auto num_local = std::ssize(in.experts_of(in.rank));
-    const Tensor counts = put(Tensor::from<std::int32_t>({in.num_ranks, num_experts}, in.counts));
+    const Tensor counts = put_rows(in, in.counts);
+    const Tensor distinct_tokens = put_rows(in, in.distinct_tokens);
+    const Tensor must_agree = put_rows(in, in.must_agree);
     const Tensor owners = put_all(in.owners);
     const Tensor experts_by_rank = put_all(by_rank);
     const Tensor rank_offsets = put_all(offsets);
-    const Tensor problems = put_all(met);
+    const Tensor problems = step != nullptr ? put_rows(in, met) : Tensor();
     Tensor expert_offsets = poisoned(num_experts, Dtype::i32);
     Tensor rows_before = poisoned(num_experts, Dtype::i32);
     Tensor kept_rows = poisoned(num_experts, Dtype::i32);
@@ -52,7 +54,8 @@ class PlanContract : public testing::DeviceTables {
     Tensor group_rows = poisoned(num_local, Dtype::i32);
     Tensor source_offsets = poisoned(num_experts + 1, Dtype::i32);
     Tensor layout = poisoned(layout_words(in.num_ranks), Dtype::i64);
-    LayOut args{.counts = counts,
+    Tensor token_offsets = poisoned(in.distinct_tokens.empty() ? 0 : in.num_ranks, Dtype::i32);
+    LayOut args{.counts = rows_of(in, counts),
                 .owners = owners,
                 .experts_by_rank = experts_by_rank,
                 .rank_offsets = rank_offsets,
@@ -66,13 +69,28 @@ class PlanContract : public testing::DeviceTables {
                 .group_rows = group_rows,
                 .source_offsets = source_offsets,
                 .layout = layout};
-    if (step != nullptr) args.problems = problems;
+    if (!in.distinct_tokens.empty()) {
+      args.distinct_tokens = rows_of(in, distinct_tokens);
+      args.token_offsets = token_offsets;
+    }
+    if (!in.must_agree.empty()) args.must_agree = rows_of(in, must_agree);
+    if (step != nullptr) args.problems = rows_of(in, problems);
     if (step != nullptr) args.step = *step;
     backend_of(device).lay_out(args);
     return {values<std::int32_t>(get(expert_offsets)), values<std::int32_t>(get(rows_before)),
             values<std::int32_t>(get(kept_rows)),      values<std::int32_t>(get(row_offsets)),
             values<std::int32_t>(get(group_rows)),     values<std::int32_t>(get(source_offsets)),
-            values<std::int64_t>(get(layout))};
+            values<std::int64_t>(get(layout)),         values<std::int32_t>(get(token_offsets))};
+  }
+
+  // A row a rank, and strangers behind each of them.
+  template <typename T>
+  Tensor put_rows(const LayoutInput& in, const std::vector<T>& all) const {
+    const auto columns = std::ssize(all) / in.num_ranks;
+    return put_apart(Tensor::from<T>({in.num_ranks, columns}, all), in.columns_apart);
+  }
+  static ConstTensorView rows_of(const LayoutInput& in, const Tensor& wide) {
+    return narrow(wide, {wide.rows(), wide.shape()[1] - in.columns_apart});
   }
 
   void expect_laid_out(const LayoutInput& in) const {
@@ -89,6 +107,7 @@ class PlanContract : public testing::DeviceTables {
     EXPECT_EQ(actual.group_rows, expected.group_rows);
     EXPECT_EQ(actual.source_offsets, expected.source_offsets);
     EXPECT_EQ(actual.layout, expected.layout);
+    EXPECT_EQ(actual.token_offsets, expected.token_offsets);
   }
 
   struct Assigned {
@@ -195,13 +214,87 @@ TEST_P(PlanContract, AStepKeepsTheMostRowsAndTheFirstProblem) {
       lay_out(in, &view, met);
       return values<std::int64_t>(get(step));
     };
-    Words expected{12, 0, 0, 0, 0, 0, 0};
+    Words expected(index(kStepWords));
+    expected[kStepMostNeeded] = 12;
     EXPECT_EQ(add({1, 5}, no_problems()), expected);
     expected[kStepHasProblem] = 1;
     std::ranges::copy(first, expected.begin() + kStepProblem);
     EXPECT_EQ(add({1, 1}, first), expected);
     expected[kStepMostNeeded] = 24;
     EXPECT_EQ(add({9, 9}, later), expected);
+  }
+}
+
+TEST_P(PlanContract, AStepNamesTheFirstRankThatHasAProblem) {
+  Tensor step = put(Tensor::zeros({kStepWords}, Dtype::i64));
+  const TensorView view = step.view();
+  const LayoutInput in{.counts = {1, 2, 3, 0, 0, 4},
+                       .owners = deal(2, 3),
+                       .num_ranks = 3,
+                       .rank = 1,
+                       .distinct_tokens = {1, 0, 2, 3, 1, 4, 0, 1, 3},
+                       .columns_apart = 3};
+  lay_out(in, &view, {-1, -1, -1, -1, 0, -1, 6, 0, 9, 0, 2, -1, -1, -1, 0});
+  EXPECT_EQ(values<std::int64_t>(get(step)), (Words{6, 9, 1, 1, -1, 6, 0, 9, 0}));
+}
+
+// Counts that lie among others, as ranks tell them to each other.
+TEST_P(PlanContract, ARankWithoutRoomForItsTokensKeepsNothing) {
+  for (const int num_experts : {2, 9, 1100}) {
+    for (const int num_ranks : {1, 2, 5}) {
+      LayoutInput in{.counts = random_counts(num_ranks, num_experts),
+                     .owners = deal(num_experts, num_ranks),
+                     .num_ranks = num_ranks,
+                     .rank = num_ranks - 1,
+                     .alignment = 8,
+                     .distinct_tokens = random_counts(num_ranks, num_ranks),
+                     .columns_apart = num_experts % 4};
+      in.distinct_tokens.back() = 50;  // more than other ranks have to receive
+      expect_laid_out(in);
+      const auto most = in.tokens_for(num_ranks - 1, num_ranks);
+      for (const std::int64_t token_capacity : {std::int64_t{1}, most / 2, most - 1, most}) {
+        for (const Overflow overflow : {Overflow::fail, Overflow::drop}) {
+          for (const std::int64_t capacity : {8 * num_experts, 1000000}) {
+            in.sizing = Sizing::bounded(capacity, overflow, token_capacity);
+            expect_laid_out(in);
+          }
+        }
+      }
+      in.sizing = Sizing::bounded(most / 8 * 8);  // of tokens, too
+      expect_laid_out(in);
+    }
+  }
+}
+
+TEST_P(PlanContract, TokensBeyondThirtyTwoBitsAreSaidAndHaveNoOffset) {
+  constexpr auto kMost = std::numeric_limits<std::int32_t>::max();
+  const Laid laid = lay_out({.counts = {1, 1, 1},
+                             .owners = {0},
+                             .num_ranks = 3,
+                             .rank = 2,
+                             .distinct_tokens = {kMost, 0, 0, kMost, 5, 0, 7, 1, 0}});
+  EXPECT_EQ(laid.layout[index(needed_tokens_word(3, 0))], 2LL * kMost + 7);
+  EXPECT_EQ(laid.token_offsets, (Ints{kMost, 5, 0}));
+}
+
+TEST_P(PlanContract, RanksThatDisagreeHaveNoRows) {
+  for (const std::int64_t n : {1, 3, 70}) {
+    LayoutInput in{.counts = random_counts(3, 7),
+                   .owners = deal(7, 3),
+                   .num_ranks = 3,
+                   .rank = 1,
+                   .sizing = Sizing::bounded(4),
+                   .distinct_tokens = random_counts(3, 3),
+                   .must_agree = Words(index(3 * n), 8),
+                   .columns_apart = 2};
+    EXPECT_EQ(lay_out(in).layout[index(kOverflowWord)], 1);
+    expect_laid_out(in);
+    for (const std::int64_t different : {n - 1, n, 3 * n - 1}) {
+      std::ranges::fill(in.must_agree, 8);
+      in.must_agree[index(different)] = -8;
+      EXPECT_EQ(lay_out(in).layout, Words(index(layout_words(3))));
+      expect_laid_out(in);
+    }
   }
 }
 

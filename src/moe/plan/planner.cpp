@@ -19,6 +19,11 @@ TensorView flat(const TensorView& contiguous) {
           contiguous.owner(), contiguous.memory()};
 }
 
+TensorView one_row(const TensorView& words) {
+  return {words.data(), words.dtype(), {1, words.rows()},
+          words.rows(), words.owner(), words.memory()};
+}
+
 // Counts [ranks, E] and everything that depends on them are in one memory, that of the groups.
 LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement,
                  const PlanData& data, const GroupTables& groups, const TensorView& layout) {
@@ -170,7 +175,7 @@ void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& probl
   data.groups = GroupTables::take(backend_of(device_), *placement_, data.rank);
   LayOut args =
       layout_of(data.report.counts, device_tables_, data, data.groups, data.report.layout);
-  args.problems = data.report.problems;
+  args.problems = one_row(data.report.problems);
   args.step = problems.step;
   backend_of(device_).lay_out(args);
   data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();

@@ -273,7 +273,7 @@ TEST(Plan, AddsToTheWordsOfAStepAtOneRankAlone) {
                         options_with(Sizing::bounded(2)), {});
       Tensor step = Tensor::zeros({kStepWords}, Dtype::i64);
       (void)planner.plan(ids_of({3, 1}, {0, 1, 1}), {.words = problems, .step = step});
-      EXPECT_TRUE(same_bits(step, num_ranks == 1 ? words_of({3, 1, -1, 3, 0, 9, 0})
+      EXPECT_TRUE(same_bits(step, num_ranks == 1 ? words_of({3, 0, 1, 0, -1, 3, 0, 9, 0})
                                                  : Tensor::zeros({kStepWords}, Dtype::i64)));
     });
   }

@@ -22,6 +22,7 @@ struct Laid {
   Ints group_rows = {};
   Ints source_offsets;
   Words layout;
+  Ints token_offsets = {};
 };
 
 struct LayoutInput {
@@ -30,8 +31,26 @@ struct LayoutInput {
   int num_ranks = 1;
   int rank = 0;
   std::int64_t alignment = 1;
-  Sizing sizing;
+  Sizing sizing = {};
+  Ints distinct_tokens = {};       // [ranks, ranks], if given
+  Words must_agree = {};           // [ranks, n], if given
+  std::int64_t columns_apart = 0;  // behind every row of these three
 
+  // By ranks 0 … end − 1 for rank r.
+  std::int64_t tokens_for(int r, int end) const {
+    std::int64_t sum = 0;
+    for (int s = 0; s < end && !distinct_tokens.empty(); ++s) {
+      sum += distinct_tokens[index(s * num_ranks + r)];
+    }
+    return sum;
+  }
+  bool ranks_agree() const {
+    const auto n = must_agree.size() / index(num_ranks);
+    for (std::size_t i = 0; i < must_agree.size(); ++i) {
+      if (must_agree[i] != must_agree[i % n]) return false;
+    }
+    return true;
+  }
   std::int64_t count(std::int64_t r, std::int64_t e) const {
     return counts[index(r * std::ssize(owners) + e)];
   }
@@ -80,8 +99,12 @@ inline void lay_out_rank_plainly(const LayoutInput& in, int r, Laid& laid) {
     needed += round_up(in.total(e), in.alignment);
     dropped += in.total(e);
   }
+  const auto tokens = in.tokens_for(r, in.num_ranks);
+  const bool tokens_overflow = in.sizing.is_bounded() && tokens > in.sizing.token_capacity();
   const bool overflows = in.sizing.is_bounded() && needed > in.sizing.capacity();
-  const auto capacity = in.sizing.is_bounded() ? in.sizing.capacity() : needed;
+  const auto capacity = tokens_overflow          ? 0
+                        : in.sizing.is_bounded() ? in.sizing.capacity()
+                                                 : needed;
   if (overflows && in.sizing.overflow() == Overflow::drop) kept = fit(in, experts);
   std::int64_t end = 0;
   for (std::size_t i = 0; i < experts.size(); ++i) {
@@ -95,13 +118,20 @@ inline void lay_out_rank_plainly(const LayoutInput& in, int r, Laid& laid) {
     dropped -= rows;
   }
   if (r == in.rank) laid.row_offsets.push_back(static_cast<std::int32_t>(end));
-  if (overflows) laid.layout[index(kOverflowWord)] = 1;
+  if (overflows || tokens_overflow) laid.layout[index(kOverflowWord)] = 1;
   laid.layout[index(used_rows_word(in.num_ranks, r))] = end;
   laid.layout[index(needed_rows_word(in.num_ranks, r))] = needed;
   laid.layout[index(dropped_word(in.num_ranks, r))] = dropped;
+  laid.layout[index(needed_tokens_word(in.num_ranks, r))] = tokens;
+  if (in.distinct_tokens.empty()) return;
+  laid.token_offsets.push_back(static_cast<std::int32_t>(in.tokens_for(r, in.rank)));
 }
 
-inline Laid lay_out_plainly(const LayoutInput& in) {
+inline Laid lay_out_plainly(LayoutInput in) {
+  if (!in.ranks_agree()) {
+    std::ranges::fill(in.counts, 0);
+    std::ranges::fill(in.distinct_tokens, 0);
+  }
   Laid laid{.expert_offsets = Ints(in.owners.size()),
             .rows_before = Ints(in.owners.size()),
             .kept_rows = Ints(in.owners.size()),

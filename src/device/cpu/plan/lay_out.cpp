@@ -11,6 +11,14 @@ namespace {
 
 using Numbers = std::span<const std::int64_t>;
 
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Row r of a matrix whose rows may lie apart.
+template <typename T>
+std::span<const T> rank_row(const ConstTensorView& matrix, std::int64_t r) {
+  return matrix.slice(r, r + 1).span<T>();
+}
+
 // Rows beyond the range are in the layout's words; whoever asked for them hears of them there.
 std::int32_t clamped(std::int64_t rows) {
   return static_cast<std::int32_t>(
@@ -60,14 +68,43 @@ std::span<const std::int32_t> experts_of(const LayOut& args, std::int64_t rank) 
   return args.experts_by_rank.span<std::int32_t>().subspan(first, last - first);
 }
 
-std::vector<std::int64_t> sum_over_ranks(const ConstTensorView& counts) {
-  const auto of_ranks = counts.span<std::int32_t>();
-  std::vector<std::int64_t> totals(static_cast<std::size_t>(counts.shape()[1]), 0);
-  for (std::size_t i = 0; i < of_ranks.size(); ++i) totals[i % totals.size()] += of_ranks[i];
-  return totals;
+// Over the rows of ranks 0 … end − 1.
+std::vector<std::int64_t> sum_over_ranks(const ConstTensorView& counts, std::int64_t end) {
+  std::vector<std::int64_t> sums(index(counts.shape()[1]), 0);
+  for (std::int64_t r = 0; r < end; ++r) {
+    const auto of_rank = rank_row<std::int32_t>(counts, r);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += of_rank[i];
+  }
+  return sums;
 }
 
+// How many ranks' counts are taken: all, or none if they do not agree.
+std::int64_t counted_ranks(const LayOut& args) {
+  if (!args.must_agree) return args.counts.rows();
+  const auto first = rank_row<std::int64_t>(*args.must_agree, 0);
+  for (std::int64_t r = 1; r < args.must_agree->rows(); ++r) {
+    if (!std::ranges::equal(rank_row<std::int64_t>(*args.must_agree, r), first)) return 0;
+  }
+  return args.counts.rows();
+}
+
+void count_tokens(const LayOut& args, std::int64_t counted) {
+  const auto ranks = args.counts.rows();
+  const auto needed =
+      args.layout.span<std::int64_t>().subspan(index(needed_tokens_word(ranks, 0)), index(ranks));
+  std::ranges::fill(needed, 0);
+  if (!args.distinct_tokens) return;
+  std::ranges::copy(sum_over_ranks(*args.distinct_tokens, counted), needed.begin());
+  if (!args.token_offsets) return;
+  const auto before =
+      sum_over_ranks(*args.distinct_tokens, std::min<std::int64_t>(args.rank, counted));
+  std::ranges::transform(before, args.token_offsets->span<std::int32_t>().begin(), clamped);
+}
+
+// Tokens are counted.
 void lay_out_rank(const LayOut& args, Numbers total_rows, std::int64_t rank) {
+  const auto words = args.layout.span<std::int64_t>();
+  const auto ranks = args.counts.rows();
   const auto experts = experts_of(args, rank);
   const Sizing& sizing = args.sizing;
   std::vector<std::int64_t> wanted;
@@ -78,8 +115,11 @@ void lay_out_rank(const LayOut& args, Numbers total_rows, std::int64_t rank) {
     needed += round_up(wanted.back(), args.alignment);
     asked += wanted.back();
   }
+  const bool has_token_room =
+      !sizing.is_bounded() ||
+      words[index(needed_tokens_word(ranks, rank))] <= sizing.token_capacity();
   const bool overflow = sizing.is_bounded() && needed > sizing.capacity();
-  const auto capacity = sizing.is_bounded() ? sizing.capacity() : needed;
+  const auto capacity = !has_token_room ? 0 : sizing.is_bounded() ? sizing.capacity() : needed;
   const auto kept = overflow && sizing.overflow() == Overflow::drop
                         ? rows_that_fit(wanted, args.alignment, capacity)
                         : std::move(wanted);
@@ -93,12 +133,10 @@ void lay_out_rank(const LayOut& args, Numbers total_rows, std::int64_t rank) {
     offset = std::min(offset + round_up(rows, args.alignment), capacity);
     total_kept += rows;
   }
-  const auto words = args.layout.span<std::int64_t>();
-  const auto ranks = args.counts.rows();
-  if (overflow) words[kOverflowWord] = 1;
-  words[static_cast<std::size_t>(used_rows_word(ranks, rank))] = offset;
-  words[static_cast<std::size_t>(needed_rows_word(ranks, rank))] = needed;
-  words[static_cast<std::size_t>(dropped_word(ranks, rank))] = asked - total_kept;
+  if (overflow || !has_token_room) words[kOverflowWord] = 1;
+  words[index(used_rows_word(ranks, rank))] = offset;
+  words[index(needed_rows_word(ranks, rank))] = needed;
+  words[index(dropped_word(ranks, rank))] = asked - total_kept;
 }
 
 void fill_own_groups(const LayOut& args) {
@@ -110,53 +148,62 @@ void fill_own_groups(const LayOut& args) {
     offsets[i] = args.expert_offsets.span<std::int32_t>()[e];
     rows[i] = args.kept_rows.span<std::int32_t>()[e];
   }
-  const auto used = static_cast<std::size_t>(used_rows_word(args.counts.rows(), args.rank));
-  offsets.back() = clamped(args.layout.span<std::int64_t>()[used]);
+  const auto used = used_rows_word(args.counts.rows(), args.rank);
+  offsets.back() = clamped(args.layout.span<std::int64_t>()[index(used)]);
 }
 
-void fill_starts(const LayOut& args) {
-  const auto counts = args.counts.span<std::int32_t>();
+void fill_starts(const LayOut& args, std::int64_t counted) {
   const auto kept_rows = args.kept_rows.span<std::int32_t>();
   const auto num_experts = kept_rows.size();
-  const auto rank = static_cast<std::size_t>(args.rank);
+  const auto before = sum_over_ranks(args.counts, std::min<std::int64_t>(args.rank, counted));
   for (std::size_t e = 0; e < num_experts; ++e) {
-    std::int64_t before = 0;
-    for (std::size_t s = 0; s < rank; ++s) before += counts[s * num_experts + e];
     // Beyond what is kept, it makes no difference.
     args.rows_before.span<std::int32_t>()[e] =
-        clamped(std::min<std::int64_t>(before, kept_rows[e]));
+        clamped(std::min<std::int64_t>(before[e], kept_rows[e]));
   }
-  const auto own = counts.subspan(rank * num_experts, num_experts);
+  const auto own = rank_row<std::int32_t>(args.counts, args.rank);
   const auto source_offsets = args.source_offsets.span<std::int32_t>();
   std::int64_t end = 0;
   source_offsets[0] = 0;
   for (std::size_t e = 0; e < num_experts; ++e) {
-    end += own[e];
+    end += counted > 0 ? own[e] : 0;
     source_offsets[e + 1] = clamped(end);
+  }
+}
+
+void add_first_problem(const ConstTensorView& problems, std::span<std::int64_t> step) {
+  if (step[kStepHasProblem] != 0) return;
+  for (std::int64_t r = 0; r < problems.rows(); ++r) {
+    const auto of_rank = rank_row<std::int64_t>(problems, r);
+    if (of_rank[kNonFiniteToken] < 0 && of_rank[kBadToken] < 0) continue;
+    step[kStepHasProblem] = 1;
+    step[kStepProblemRank] = r;
+    std::ranges::copy(of_rank, step.begin() + kStepProblem);
+    return;
   }
 }
 
 void report(const LayOut& args) {
   const auto step = args.step->span<std::int64_t>();
-  const auto needed = args.layout.span<std::int64_t>().subspan(
-      static_cast<std::size_t>(needed_rows_word(args.counts.rows(), 0)),
-      static_cast<std::size_t>(args.counts.rows()));
-  step[kStepMostNeeded] = std::max(step[kStepMostNeeded], *std::ranges::max_element(needed));
-  if (!args.problems || step[kStepHasProblem] != 0) return;
-  const auto problems = args.problems->span<std::int64_t>();
-  if (problems[kNonFiniteToken] < 0 && problems[kBadToken] < 0) return;
-  step[kStepHasProblem] = 1;
-  std::ranges::copy(problems, step.begin() + kStepProblem);
+  const auto ranks = args.counts.rows();
+  const auto most = [&](std::int64_t first) {
+    return std::ranges::max(args.layout.span<std::int64_t>().subspan(index(first), index(ranks)));
+  };
+  step[kStepMostNeeded] = std::max(step[kStepMostNeeded], most(needed_rows_word(ranks, 0)));
+  step[kStepMostTokens] = std::max(step[kStepMostTokens], most(needed_tokens_word(ranks, 0)));
+  if (args.problems) add_first_problem(*args.problems, step);
 }
 
 }  // namespace
 
 void lay_out(const LayOut& args) {
-  const auto total_rows = sum_over_ranks(args.counts);
+  const auto counted = counted_ranks(args);
+  const auto total_rows = sum_over_ranks(args.counts, counted);
   args.layout.span<std::int64_t>()[kOverflowWord] = 0;
+  count_tokens(args, counted);
   for (std::int64_t r = 0; r < args.counts.rows(); ++r) lay_out_rank(args, total_rows, r);
   fill_own_groups(args);
-  fill_starts(args);
+  fill_starts(args, counted);
   if (args.step) report(args);
 }
 

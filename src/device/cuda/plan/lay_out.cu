@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/plan/assignments.cuh"
@@ -15,8 +16,38 @@ namespace {
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kNoLevel = std::numeric_limits<std::int64_t>::max();
 
+// Rows that may lie apart.
+template <typename T>
+struct Rows {
+  const T* first = nullptr;  // or none
+  std::int64_t stride = 0;
+  int count = 0;
+  int columns = 0;
+
+  __device__ const T* row(int r) const { return first + r * stride; }
+  // Over the first rows.
+  __device__ std::int64_t column_sum(int rows, int column) const {
+    std::int64_t sum = 0;
+    for (int r = 0; r < rows; ++r) sum += row(r)[column];
+    return sum;
+  }
+};
+
+template <typename T>
+Rows<T> rows_of(const ConstTensorView& view) {
+  return {elements<T>(view), view.row_stride(), static_cast<int>(view.rows()),
+          static_cast<int>(view.shape()[1])};
+}
+template <typename T>
+Rows<T> rows_of(const std::optional<ConstTensorView>& view) {
+  return view ? rows_of<T>(*view) : Rows<T>{};
+}
+
 struct Layout {
-  const std::int32_t* counts = nullptr;
+  Rows<std::int32_t> counts;
+  Rows<std::int32_t> distinct_tokens;
+  Rows<std::int64_t> must_agree;
+  Rows<std::int64_t> problems;
   const std::int32_t* experts_by_rank = nullptr;
   const std::int32_t* rank_offsets = nullptr;
   int num_experts = 0;
@@ -26,6 +57,7 @@ struct Layout {
   bool is_bounded = false;
   bool drops = false;
   std::int64_t capacity = 0;
+  std::int64_t token_capacity = 0;
   std::int64_t* totals = nullptr;  // [E] over all ranks
   std::int32_t* expert_offsets = nullptr;
   std::int32_t* rows_before = nullptr;
@@ -33,22 +65,41 @@ struct Layout {
   std::int32_t* row_offsets = nullptr;
   std::int32_t* group_rows = nullptr;
   std::int32_t* source_offsets = nullptr;
+  std::int32_t* token_offsets = nullptr;  // or none
   std::int64_t* overflow = nullptr;
-  std::int64_t* used_rows = nullptr;  // [ranks], as the next two
+  std::int64_t* used_rows = nullptr;  // [ranks], as the next three
   std::int64_t* needed_rows = nullptr;
   std::int64_t* dropped = nullptr;
-  const std::int64_t* problems = nullptr;
+  std::int64_t* needed_tokens = nullptr;
   std::int64_t* step = nullptr;
 
   __device__ std::int64_t round_up(std::int64_t rows) const {
     return (rows + alignment - 1) / alignment * alignment;
   }
-  __device__ std::int64_t count_of(int ranks, int e) const {
-    std::int64_t sum = 0;
-    for (int r = 0; r < ranks; ++r) sum += counts[static_cast<std::int64_t>(r) * num_experts + e];
-    return sum;
+  __device__ bool has_token_room(int r) const {
+    return !is_bounded || needed_tokens[r] <= token_capacity;
   }
 };
+
+// Called by all threads.
+__device__ bool ranks_agree(const Rows<std::int64_t>& words) {
+  bool agree = true;
+  for (int i = static_cast<int>(threadIdx.x); i < words.columns; i += blockDim.x) {
+    for (int r = 1; r < words.count; ++r) agree = agree && words.row(r)[i] == words.row(0)[i];
+  }
+  return __syncthreads_and(static_cast<int>(agree)) != 0;
+}
+
+// Of the first ranks, which are all or none.
+__device__ void count_tokens(const Layout& l, int counted) {
+  for (int r = static_cast<int>(threadIdx.x); r < l.num_ranks; r += blockDim.x) {
+    const bool given = l.distinct_tokens.first != nullptr;
+    l.needed_tokens[r] = given ? l.distinct_tokens.column_sum(counted, r) : 0;
+    if (!given || l.token_offsets == nullptr) continue;
+    const auto before = l.distinct_tokens.column_sum(min(l.rank, counted), r);
+    l.token_offsets[r] = static_cast<std::int32_t>(min(before, kMostRows));
+  }
+}
 
 // The experts of a rank, and what they are cut to when they do not all fit.
 struct RankExperts {
@@ -136,7 +187,7 @@ __device__ std::int64_t lay_out_rank(const Layout& l, int r, std::int64_t* share
   }
   const std::int64_t asked = block_sums(asked_of_thread, shared).total;
   const std::int64_t needed = rows_at_level(l, own, kNoLevel, shared);
-  own.capacity = l.is_bounded ? l.capacity : min(needed, kMostRows);
+  own.capacity = !l.has_token_room(r) ? 0 : l.is_bounded ? l.capacity : min(needed, kMostRows);
   own.is_cut = l.drops && needed > own.capacity;
   if (own.is_cut) find_level(l, own, shared);
   const Placed placed = place_groups(l, own, r == l.rank, shared);
@@ -149,34 +200,56 @@ __device__ std::int64_t lay_out_rank(const Layout& l, int r, std::int64_t* share
   return needed;
 }
 
-// By one thread.
-__device__ void add_to_step(const Layout& l, std::int64_t most_needed) {
+// By one thread, as the next.
+__device__ void add_first_problem(const Layout& l) {
+  if (l.step[kStepHasProblem] != 0) return;
+  for (int r = 0; r < l.problems.count; ++r) {
+    const std::int64_t* const problems = l.problems.row(r);
+    if (problems[kNonFiniteToken] < 0 && problems[kBadToken] < 0) continue;
+    l.step[kStepHasProblem] = 1;
+    l.step[kStepProblemRank] = r;
+    for (int i = 0; i < kProblemWords; ++i) l.step[kStepProblem + i] = problems[i];
+    return;
+  }
+}
+
+__device__ void say_what_happened(const Layout& l, std::int64_t most_needed) {
+  bool overflows = l.is_bounded && most_needed > l.capacity;
+  std::int64_t most_tokens = 0;
+  for (int r = 0; r < l.num_ranks; ++r) {
+    overflows = overflows || !l.has_token_room(r);
+    most_tokens = max(most_tokens, l.needed_tokens[r]);
+  }
+  *l.overflow = overflows ? 1 : 0;
+  if (l.step == nullptr) return;
   l.step[kStepMostNeeded] = max(l.step[kStepMostNeeded], most_needed);
-  if (l.problems == nullptr || l.step[kStepHasProblem] != 0) return;
-  if (l.problems[kNonFiniteToken] < 0 && l.problems[kBadToken] < 0) return;
-  l.step[kStepHasProblem] = 1;
-  for (int i = 0; i < kProblemWords; ++i) l.step[kStepProblem + i] = l.problems[i];
+  l.step[kStepMostTokens] = max(l.step[kStepMostTokens], most_tokens);
+  add_first_problem(l);
 }
 
 // One block.
 __global__ void __launch_bounds__(1024) lay_out_ranks(const Layout l) {
   __shared__ std::int64_t shared[kWarpLanes];
+  const int counted = ranks_agree(l.must_agree) ? l.num_ranks : 0;
   for (int e = static_cast<int>(threadIdx.x); e < l.num_experts; e += blockDim.x) {
-    l.totals[e] = l.count_of(l.num_ranks, e);
+    l.totals[e] = l.counts.column_sum(counted, e);
   }
+  count_tokens(l, counted);
   __syncthreads();
   std::int64_t most_needed = 0;
   for (int r = 0; r < l.num_ranks; ++r) most_needed = max(most_needed, lay_out_rank(l, r, shared));
-  if (threadIdx.x == 0) {
-    *l.overflow = l.is_bounded && most_needed > l.capacity ? 1 : 0;
-    if (l.step != nullptr) add_to_step(l, most_needed);
+  if (threadIdx.x == 0) say_what_happened(l, most_needed);
+  if (counted > 0) {
+    block_offsets(l.counts.row(l.rank), l.num_experts, l.source_offsets, shared);
+  } else {
+    for (int e = static_cast<int>(threadIdx.x); e <= l.num_experts; e += blockDim.x) {
+      l.source_offsets[e] = 0;
+    }
   }
-  block_offsets(l.counts + static_cast<std::int64_t>(l.rank) * l.num_experts, l.num_experts,
-                l.source_offsets, shared);
   __syncthreads();  // the rows that other threads have kept
   for (int e = static_cast<int>(threadIdx.x); e < l.num_experts; e += blockDim.x) {
-    const auto before = min(l.count_of(l.rank, e), std::int64_t{l.kept_rows[e]});
-    l.rows_before[e] = static_cast<std::int32_t>(before);
+    const auto before = l.counts.column_sum(min(l.rank, counted), e);
+    l.rows_before[e] = static_cast<std::int32_t>(min(before, std::int64_t{l.kept_rows[e]}));
   }
 }
 
@@ -187,29 +260,35 @@ void lay_out(const LayOut& args, Context& context) {
   const auto num_ranks = static_cast<int>(args.rank_offsets.rows()) - 1;
   const TensorView totals = context.take({num_experts}, Dtype::i64);
   auto* const words = elements<std::int64_t>(args.layout);
-  const Layout l{.counts = elements<std::int32_t>(args.counts),
-                 .experts_by_rank = elements<std::int32_t>(args.experts_by_rank),
-                 .rank_offsets = elements<std::int32_t>(args.rank_offsets),
-                 .num_experts = num_experts,
-                 .num_ranks = num_ranks,
-                 .rank = args.rank,
-                 .alignment = args.alignment,
-                 .is_bounded = args.sizing.is_bounded(),
-                 .drops = args.sizing.is_bounded() && args.sizing.overflow() == Overflow::drop,
-                 .capacity = args.sizing.capacity(),
-                 .totals = elements<std::int64_t>(totals),
-                 .expert_offsets = elements<std::int32_t>(args.expert_offsets),
-                 .rows_before = elements<std::int32_t>(args.rows_before),
-                 .kept_rows = elements<std::int32_t>(args.kept_rows),
-                 .row_offsets = elements<std::int32_t>(args.row_offsets),
-                 .group_rows = elements<std::int32_t>(args.group_rows),
-                 .source_offsets = elements<std::int32_t>(args.source_offsets),
-                 .overflow = words + kOverflowWord,
-                 .used_rows = words + used_rows_word(num_ranks, 0),
-                 .needed_rows = words + needed_rows_word(num_ranks, 0),
-                 .dropped = words + dropped_word(num_ranks, 0),
-                 .problems = args.problems ? elements<std::int64_t>(*args.problems) : nullptr,
-                 .step = args.step ? elements<std::int64_t>(*args.step) : nullptr};
+  const Layout l{
+      .counts = rows_of<std::int32_t>(args.counts),
+      .distinct_tokens = rows_of<std::int32_t>(args.distinct_tokens),
+      .must_agree = rows_of<std::int64_t>(args.must_agree),
+      .problems = rows_of<std::int64_t>(args.problems),
+      .experts_by_rank = elements<std::int32_t>(args.experts_by_rank),
+      .rank_offsets = elements<std::int32_t>(args.rank_offsets),
+      .num_experts = num_experts,
+      .num_ranks = num_ranks,
+      .rank = args.rank,
+      .alignment = args.alignment,
+      .is_bounded = args.sizing.is_bounded(),
+      .drops = args.sizing.is_bounded() && args.sizing.overflow() == Overflow::drop,
+      .capacity = args.sizing.capacity(),
+      .token_capacity = args.sizing.token_capacity(),
+      .totals = elements<std::int64_t>(totals),
+      .expert_offsets = elements<std::int32_t>(args.expert_offsets),
+      .rows_before = elements<std::int32_t>(args.rows_before),
+      .kept_rows = elements<std::int32_t>(args.kept_rows),
+      .row_offsets = elements<std::int32_t>(args.row_offsets),
+      .group_rows = elements<std::int32_t>(args.group_rows),
+      .source_offsets = elements<std::int32_t>(args.source_offsets),
+      .token_offsets = args.token_offsets ? elements<std::int32_t>(*args.token_offsets) : nullptr,
+      .overflow = words + kOverflowWord,
+      .used_rows = words + used_rows_word(num_ranks, 0),
+      .needed_rows = words + needed_rows_word(num_ranks, 0),
+      .dropped = words + dropped_word(num_ranks, 0),
+      .needed_tokens = words + needed_tokens_word(num_ranks, 0),
+      .step = args.step ? elements<std::int64_t>(*args.step) : nullptr};
   const int warps = (num_experts + kWarpLanes - 1) / kWarpLanes;
   lay_out_ranks<<<1, std::min(warps * kWarpLanes, 1024), 0, context.stream()>>>(l);
   check(cudaGetLastError(), "lay_out_ranks");
