@@ -71,6 +71,18 @@ struct LayOut {
   std::optional<TensorView> step = {};           // [kStepWords] i64
 };
 
+// Where tokens cross once: what this rank writes at the others. A token's place at a rank is where
+// it lies among all tokens that the rank receives.
+struct SentTokens {
+  ConstTensorView positions;  // [T·K] i32: token_positions, as counted
+  ConstTensorView offsets;    // [ranks] i32: token_offsets, as laid out
+  // out [T·K] i32: a token's place at a rank, at its first pick there that has room; −1 elsewhere
+  TensorView places;
+  // out [T·K] i32: d·K + k, for the place d of its token at its owner, what the owner's row is
+  // told; −1 where there is no slot
+  TensorView sources;
+};
+
 struct AssignSlots {
   ConstTensorView expert_ids;      // [T, K] i32
   ConstTensorView owners;          // [E] i32
@@ -78,13 +90,14 @@ struct AssignSlots {
   ConstTensorView rows_before;
   ConstTensorView kept_rows;
   ConstTensorView source_offsets;
-  // in: positions, as counted; out: slots [T·K] i32, −1 where there is no room or no pick
-  TensorView slots;
-  TensorView target_ranks;  // out [T·K] i32, −1 for no pick
-  TensorView sources;       // out [T·K] i32, the first Σ own counts of them
+  ConstTensorView positions;  // [T·K] i32, as counted; may be the memory of slots unless `sent`
+  TensorView slots;           // out [T·K] i32, −1 where there is no room or no pick
+  TensorView target_ranks;    // out [T·K] i32, −1 for no pick
+  TensorView sources;         // out [T·K] i32, the first Σ own counts of them
   // out [R] i32, where all rows are this rank's own: the assignment of every slot; what names no
   // assignment is left as it is.
   std::optional<TensorView> row_sources = {};
+  std::optional<SentTokens> sent = {};
 };
 
 // Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot

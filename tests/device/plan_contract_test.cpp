@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "support/device/device_tables.h"
 #include "support/device/plain_layout.h"
@@ -112,6 +116,7 @@ class PlanContract : public testing::DeviceTables {
 
   struct Assigned {
     Ints slots, targets, sources;
+    Ints places = {}, told_sources = {};  // where tokens cross once
   };
   Assigned assign(const Tensor& ids, const Ints& owners, const Counted& counted, const Laid& laid,
                   const std::optional<TensorView>& row_sources = {}) const {
@@ -122,22 +127,39 @@ class PlanContract : public testing::DeviceTables {
     const Tensor rows_before = put_all(laid.rows_before);
     const Tensor kept_rows = put_all(laid.kept_rows);
     const Tensor source_offsets = put_all(laid.source_offsets);
+    const bool cross_once = !laid.token_offsets.empty();
+    const Tensor positions = put_all(counted.positions);
+    const Tensor token_positions = put_all(counted.token_positions);
+    const Tensor token_offsets = put_all(laid.token_offsets);
     Tensor slots = put_all(counted.positions);
     Tensor targets = poisoned(count, Dtype::i32);
     Tensor sources = poisoned(count, Dtype::i32);
-    backend_of(device).assign_slots({.expert_ids = device_ids,
-                                     .owners = device_owners,
-                                     .expert_offsets = expert_offsets,
-                                     .rows_before = rows_before,
-                                     .kept_rows = kept_rows,
-                                     .source_offsets = source_offsets,
-                                     .slots = slots,
-                                     .target_ranks = targets,
-                                     .sources = sources,
-                                     .row_sources = row_sources});
+    Tensor places = poisoned(count, Dtype::i32);
+    Tensor told_sources = poisoned(count, Dtype::i32);
+    AssignSlots args{.expert_ids = device_ids,
+                     .owners = device_owners,
+                     .expert_offsets = expert_offsets,
+                     .rows_before = rows_before,
+                     .kept_rows = kept_rows,
+                     .source_offsets = source_offsets,
+                     .positions = cross_once ? positions.view() : slots.view(),
+                     .slots = slots,
+                     .target_ranks = targets,
+                     .sources = sources,
+                     .row_sources = row_sources};
+    if (cross_once) {
+      args.sent = SentTokens{.positions = token_positions,
+                             .offsets = token_offsets,
+                             .places = places,
+                             .sources = told_sources};
+    }
+    backend_of(device).assign_slots(args);
     return {values<std::int32_t>(get(slots)), values<std::int32_t>(get(targets)),
-            values<std::int32_t>(get(sources))};
+            values<std::int32_t>(get(sources)), values<std::int32_t>(get(places)),
+            values<std::int32_t>(get(told_sources))};
   }
+
+  void expect_tokens_cross_once(int num_ranks, std::int64_t top_k, const Sizing& sizing) const;
 
   // Few, many and no rows side by side.
   static Ints random_counts(int num_ranks, int num_experts) {
@@ -314,7 +336,7 @@ TEST_P(PlanContract, SlotsAndSourcesFollowTheLayout) {
     if (bounded) in.sizing = Sizing::bounded(1600, Overflow::drop);
     const Laid laid = lay_out(in);
 
-    const auto [slots, targets, sources] = assign(ids, owners, counted, laid);
+    const auto [slots, targets, sources, places, told] = assign(ids, owners, counted, laid);
     Ints expected_slots;
     Ints expected_targets;
     Ints expected_sources(index(laid.source_offsets.back()));
@@ -362,6 +384,83 @@ TEST_P(PlanContract, RowSourcesNameTheAssignmentOfEverySlot) {
           << "alignment " << alignment << ", capacity " << capacity;
       EXPECT_EQ(std::ranges::count_if(assigned.slots, [](auto slot) { return slot >= 0; }),
                 std::accumulate(laid.group_rows.begin(), laid.group_rows.end(), 0));
+    }
+  }
+}
+
+// All ranks of a group, with ids that are bad, none or picked already.
+void PlanContract::expect_tokens_cross_once(int num_ranks, std::int64_t top_k,
+                                            const Sizing& sizing) const {
+  SCOPED_TRACE(::testing::Message() << "ranks " << num_ranks << " K " << top_k << " capacity "
+                                    << sizing.capacity() << "/" << sizing.token_capacity());
+  constexpr int kExperts = 24;
+  const Ints owners = deal(kExperts, num_ranks);
+  LayoutInput in{
+      .counts = {}, .owners = owners, .num_ranks = num_ranks, .alignment = 8, .sizing = sizing};
+  std::vector<Tensor> ids;
+  std::vector<Counted> counted;
+  for (int s = 0; s < num_ranks; ++s) {
+    Random random(static_cast<std::uint64_t>(s + 1));
+    ids.push_back(Tensor({90 - 7 * s, top_k}, Dtype::i32));
+    for (auto& id : ids.back().span<std::int32_t>())
+      id = static_cast<std::int32_t>(random.below(30)) - 4;
+    counted.push_back(count({.ids = ids.back(), .owners = owners, .num_ranks = num_ranks}));
+    std::ranges::copy(counted.back().counts, std::back_inserter(in.counts));
+    std::ranges::copy(counted.back().distinct_tokens, std::back_inserter(in.distinct_tokens));
+  }
+
+  using Token = std::pair<int, std::int64_t>;              // its rank and number
+  std::map<std::pair<int, std::int64_t>, Token> received;  // by the rank and the place there
+  std::set<std::pair<int, Token>> with_rows;
+  std::vector<Assigned> assigned;
+  Words layout;
+  for (int s = 0; s < num_ranks; ++s) {
+    in.rank = s;
+    const Laid laid = lay_out(in);
+    layout = laid.layout;
+    assigned.push_back(assign(ids[index(s)], owners, counted[index(s)], laid));
+    for (std::int64_t i = 0; i < std::ssize(assigned.back().slots); ++i) {
+      const auto target = assigned.back().targets[index(i)];
+      const auto place = assigned.back().places[index(i)];
+      if (assigned.back().slots[index(i)] >= 0) with_rows.insert({target, {s, i / top_k}});
+      if (place < 0) continue;
+      EXPECT_LT(place, layout[index(needed_tokens_word(num_ranks, target))]);
+      EXPECT_TRUE(received.try_emplace({target, place}, s, i / top_k).second);
+    }
+  }
+  EXPECT_EQ(received.size(), with_rows.size());
+  const auto first = layout.begin() + needed_tokens_word(num_ranks, 0);
+  const auto needed = std::accumulate(first, first + num_ranks, std::int64_t{0});
+  if (layout[kOverflowWord] == 0) {
+    EXPECT_EQ(std::ssize(received), needed);
+  }
+
+  for (int s = 0; s < num_ranks; ++s) {
+    const auto& [slots, targets, sources, places, told] = assigned[index(s)];
+    std::set<std::pair<std::int64_t, std::int32_t>> sent;  // token and rank
+    for (std::int64_t i = 0; i < std::ssize(slots); ++i) {
+      const auto source = told[index(i)];
+      EXPECT_EQ(source < 0, slots[index(i)] < 0);
+      if (source < 0) {
+        EXPECT_EQ(places[index(i)], -1);
+        continue;
+      }
+      EXPECT_EQ(source % top_k, i % top_k);
+      EXPECT_EQ(received.at({targets[index(i)], source / top_k}), Token(s, i / top_k));
+      const bool is_first = sent.insert({i / top_k, targets[index(i)]}).second;
+      EXPECT_EQ(places[index(i)], is_first ? source / top_k : -1);
+    }
+  }
+}
+
+TEST_P(PlanContract, TokensCrossOnceAndRowsNameThem) {
+  for (const int num_ranks : {1, 2, 3, 8}) {
+    for (const std::int64_t top_k : {1, 2, 8, 40}) {
+      for (const Sizing& sizing :
+           {Sizing::exact(), Sizing::bounded(80, Overflow::drop, 10000), Sizing::bounded(48),
+            Sizing::bounded(10000, Overflow::fail, 60)}) {
+        expect_tokens_cross_once(num_ranks, top_k, sizing);
+      }
     }
   }
 }

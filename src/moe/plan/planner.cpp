@@ -65,6 +65,7 @@ void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners, P
                    .rows_before = data.groups.rows_before,
                    .kept_rows = data.groups.kept_rows,
                    .source_offsets = data.groups.source_offsets,
+                   .positions = flat(data.slots),
                    .slots = flat(data.slots),
                    .target_ranks = flat(data.target_ranks),
                    .sources = data.sources};

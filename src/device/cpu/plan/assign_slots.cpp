@@ -1,4 +1,6 @@
 // Slots assignments in one pass over the ids, O(T·K + E).
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "device/cpu/kernels.h"
@@ -29,6 +31,38 @@ std::vector<SlotBase> slot_bases(const AssignSlots& args) {
   return bases;
 }
 
+// What a rank tells the owners of its assignments about their tokens.
+class SentTable {
+ public:
+  explicit SentTable(const SentTokens& sent)
+      : positions_(sent.positions.span<std::int32_t>()),
+        offsets_(sent.offsets.span<std::int32_t>()),
+        places_(sent.places.span<std::int32_t>()),
+        sources_(sent.sources.span<std::int32_t>()) {}
+
+  // Of a token whose slots and targets are known, from its first assignment on.
+  void fill(std::size_t first, std::span<const std::int32_t> slots,
+            std::span<const std::int32_t> targets) const {
+    const auto top_k = static_cast<std::int32_t>(slots.size());
+    for (std::size_t k = 0; k < slots.size(); ++k) {
+      places_[first + k] = -1;
+      sources_[first + k] = -1;
+      if (slots[k] < 0) continue;
+      const auto place = offsets_[static_cast<std::size_t>(targets[k])] + positions_[first + k];
+      sources_[first + k] = place * top_k + static_cast<std::int32_t>(k);
+      bool is_sent = false;
+      for (std::size_t j = 0; j < k; ++j) is_sent |= slots[j] >= 0 && targets[j] == targets[k];
+      if (!is_sent) places_[first + k] = place;
+    }
+  }
+
+ private:
+  std::span<const std::int32_t> positions_;
+  std::span<const std::int32_t> offsets_;
+  std::span<std::int32_t> places_;
+  std::span<std::int32_t> sources_;
+};
+
 }  // namespace
 
 void assign_slots(const AssignSlots& args) {
@@ -39,16 +73,20 @@ void assign_slots(const AssignSlots& args) {
   if (args.row_sources) fetch_ahead(*args.row_sources);
   const auto bases = slot_bases(args);
   const auto* ids = reinterpret_cast<const std::int32_t*>(args.expert_ids.data());
+  const std::int32_t* const positions = args.positions.span<std::int32_t>().data();
   std::int32_t* const slots = args.slots.span<std::int32_t>().data();
   std::int32_t* const targets = args.target_ranks.span<std::int32_t>().data();
   std::int32_t* const sources = args.sources.span<std::int32_t>().data();
   std::int32_t* const row_sources =
       args.row_sources ? args.row_sources->span<std::int32_t>().data() : nullptr;
+  std::optional<SentTable> sent;
+  if (args.sent) sent.emplace(*args.sent);
   std::int32_t assignment = 0;
   for (std::int64_t t = 0; t < num_tokens; ++t, ids += args.expert_ids.row_stride()) {
     for (std::int64_t k = 0; k < top_k; ++k, ++assignment) {
-      const std::int32_t position = slots[assignment];
+      const std::int32_t position = positions[assignment];
       if (position < 0) [[unlikely]] {
+        slots[assignment] = -1;
         targets[assignment] = -1;
         continue;
       }
@@ -60,6 +98,10 @@ void assign_slots(const AssignSlots& args) {
       targets[assignment] = base.owner;
       sources[base.first_source + position] = assignment;
     }
+    if (!sent) continue;
+    const auto width = static_cast<std::size_t>(top_k);
+    const std::size_t first = static_cast<std::size_t>(assignment) - width;
+    sent->fill(first, {slots + first, width}, {targets + first, width});
   }
 }
 
