@@ -138,6 +138,16 @@ struct GatherRows {
   float* scalars = nullptr;                       // out [count · width] or none
 };
 
+// The rows of this rank's groups, from the tokens that it has received.
+struct FillRows {
+  TokenRows tokens;                             // of D tokens
+  std::optional<ConstTensorView> weights = {};  // [D, K] f32, contiguous
+  ConstTensorView row_offsets;                  // [e + 1] i32
+  ConstTensorView group_rows;                   // [e] i32
+  TensorView rows;                              // out [R, H], contiguous
+  std::optional<TensorView> row_weights = {};   // out [R] f32, with `weights`
+};
+
 struct DotRows {
   ConstTensorView with;  // [count, H]
   RowTable rows;
@@ -279,6 +289,9 @@ class DeviceBackend {
   virtual void scatter_rows(const ScatterRows& args) const = 0;
   // to[i] = Σ_j [weights(i, j) ·] row(i, j): in f32, j in order, rounded once; 0 for no rows.
   virtual void gather_rows(const GatherRows& args) const = 0;
+  // For the rows of groups rows[r] = x[s / K] and row_weights[r] = weights[s], with
+  // s = row_sources[r]. Pads become 0, whatever they name; rows beyond the groups are left alone.
+  virtual void fill_rows(const FillRows& args) const = 0;
   // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
   virtual void dot_rows(const DotRows& args) const = 0;
 
@@ -296,6 +309,9 @@ class DeviceBackend {
   virtual void scale_by_expert(const ScaleByExpert& args) const = 0;
   // Rows [T, …] whose valid [T] i32, contiguous, is 0 become 0.
   virtual void zero_padding(const TensorView& rows, const ConstTensorView& valid) const = 0;
+  // Where *failed is not 0, every element of these f32 or bf16 views becomes NaN; rows may lie
+  // apart.
+  virtual void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const = 0;
 
   // Whether the two functions that follow take ExpertsInput::tokens for these weights. The answer
   // is the same for any of a layer's experts.

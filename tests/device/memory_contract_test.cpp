@@ -1,7 +1,10 @@
 // A device's memory: taken, cleared, copied, brought there and back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -130,6 +133,34 @@ TEST_P(MemoryContract, SetZeroClearsTheViewAlone) {
     EXPECT_TRUE(same_bits(get(whole), expected));
   }
   device.set_zero(device.empty({0, 3}, Dtype::f32).view());
+}
+
+TEST_P(MemoryContract, SpoilFillsViewsWithNanWhereSomethingFailed) {
+  for (const std::uint32_t failed : {0U, 1U, 0x80000000U}) {
+    const Tensor word = put(Tensor::from<std::int32_t>({1}, {static_cast<std::int32_t>(failed)}));
+    Tensor floats = pattern({7, 13}, Dtype::f32, 11);
+    Tensor halves = pattern({3, 5, 201}, Dtype::bf16, 12);
+    Tensor flat = pattern({70001}, Dtype::bf16, 13);
+    Tensor device_floats = put(floats);
+    Tensor device_halves = put(halves);
+    Tensor device_flat = put(flat);
+    Tensor empty = device.empty({0, 4}, Dtype::f32);
+    const std::vector<TensorView> views{cut(device_floats, 3, 9), empty,
+                                        device_halves.view().slice(1, 3), device_flat};
+    backend_of(device).spoil(reinterpret_cast<const std::uint32_t*>(word.data()), views);
+    backend_of(device).spoil(reinterpret_cast<const std::uint32_t*>(word.data()), {});
+    if (failed != 0) {
+      constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+      for (std::int64_t r = 0; r < 7; ++r) {
+        std::ranges::fill(floats.view().slice(r, r + 1).span<float>().subspan(3, 9), kNan);
+      }
+      std::ranges::fill(halves.view().slice(1, 3).span<Bfloat16>(), to_bfloat16(kNan));
+      std::ranges::fill(flat.span<Bfloat16>(), to_bfloat16(kNan));
+    }
+    EXPECT_TRUE(same_bits(get(device_floats), floats));
+    EXPECT_TRUE(same_bits(get(device_halves), halves));
+    EXPECT_TRUE(same_bits(get(device_flat), flat));
+  }
 }
 
 // Sizes around those of one parcel, at addresses that are aligned to no more than an element.

@@ -1,5 +1,8 @@
 // The CPU as a device.
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
 
 #include "core/padding.h"
 #include "core/require.h"
@@ -10,6 +13,19 @@
 
 namespace switchyard {
 namespace {
+
+template <typename T>
+void fill_rows_with(const TensorView& view, T value) {
+  for (std::int64_t r = 0; r < view.rows(); ++r) {
+    std::ranges::fill(view.slice(r, r + 1).span<T>(), value);
+  }
+}
+
+void fill_with_nan(const TensorView& view) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  if (view.dtype() == Dtype::bf16) return fill_rows_with(view, to_bfloat16(kNan));
+  fill_rows_with(view, kNan);
+}
 
 class CpuDevice final : public DeviceBackend {
  public:
@@ -22,6 +38,7 @@ class CpuDevice final : public DeviceBackend {
   void assign_slots(const AssignSlots& args) const override { cpu::assign_slots(args); }
   void scatter_rows(const ScatterRows& args) const override { cpu::scatter_rows(args, workers_); }
   void gather_rows(const GatherRows& args) const override { cpu::gather_rows(args, workers_); }
+  void fill_rows(const FillRows& args) const override { cpu::fill_rows(args, workers_); }
   void dot_rows(const DotRows& args) const override { cpu::dot_rows(args, workers_); }
   void route_tokens(const RouteTokens& args) const override {
     cpu::route_tokens(args, workers_, memory_);
@@ -41,6 +58,10 @@ class CpuDevice final : public DeviceBackend {
     for (std::int64_t t = 0; t < rows.rows(); ++t) {
       if (!is_valid(valid, t)) set_zero(rows.slice(t, t + 1));
     }
+  }
+  void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const override {
+    if (*failed == 0) return;
+    for (const TensorView& view : views) fill_with_nan(view);
   }
   void experts_forward(const ExpertsForward& args) const override {
     cpu::experts_forward(args, workers_);

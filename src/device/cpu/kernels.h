@@ -22,6 +22,8 @@ void scatter_rows(const ScatterRows& args, Workers& workers);
 // rows/gather_rows.cpp
 void gather_rows(const GatherRows& args, Workers& workers);
 void dot_rows(const DotRows& args, Workers& workers);
+// rows/fill_rows.cpp
+void fill_rows(const FillRows& args, Workers& workers);
 // route/route.cpp
 void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory);
 // route/route_backward.cpp

@@ -215,6 +215,7 @@ class CudaDevice final : public DeviceBackend {
   void assign_slots(const AssignSlots& args) const override { cuda::assign_slots(args, entered()); }
   void scatter_rows(const ScatterRows& args) const override { cuda::scatter_rows(args, entered()); }
   void gather_rows(const GatherRows& args) const override { cuda::gather_rows(args, entered()); }
+  void fill_rows(const FillRows& args) const override { cuda::fill_rows(args, entered()); }
   void dot_rows(const DotRows& args) const override { cuda::dot_rows(args, entered()); }
   void route_tokens(const RouteTokens& args) const override { cuda::route_tokens(args, entered()); }
   void route_tokens_backward(const RouteTokensBackward& args) const override {
@@ -234,6 +235,9 @@ class CudaDevice final : public DeviceBackend {
   }
   void zero_padding(const TensorView& rows, const ConstTensorView& valid) const override {
     cuda::zero_padding(rows, valid, entered());
+  }
+  void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const override {
+    cuda::spoil(failed, views, entered());
   }
   bool reads_tokens(const ExpertsOptions& options,
                     std::span<const ExpertWeights> weights) const override {

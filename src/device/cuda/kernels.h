@@ -1,6 +1,7 @@
 // The functions of a DeviceBackend on a GPU, by the source that holds them.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "device/cuda/runtime/context.h"
@@ -21,6 +22,8 @@ void scatter_rows(const ScatterRows& args, Context& context);
 // rows/gather_rows.cu
 void gather_rows(const GatherRows& args, Context& context);
 void dot_rows(const DotRows& args, Context& context);
+// rows/fill_rows.cu
+void fill_rows(const FillRows& args, Context& context);
 // route/route.cu
 void route_tokens(const RouteTokens& args, Context& context);
 // route/route_backward.cu
@@ -43,6 +46,7 @@ void shared_backward(const SharedBackward& args, Context& context);
 void multiply(std::span<const Matmul> products, Context& context);
 // memory.cu
 void zero_padding(const TensorView& rows, const ConstTensorView& valid, Context& context);
+void spoil(const std::uint32_t* failed, std::span<const TensorView> views, Context& context);
 void copy_rows(const ConstTensorView& from, const TensorView& to, Context& context);
 void upload_words(std::span<const std::byte> from, void* to, CUstream_st* stream);
 

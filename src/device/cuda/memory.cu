@@ -1,6 +1,10 @@
-// Clears and copies rows of any dtype, and brings numbers of the host into the GPU's memory.
+// Clears, copies and spoils rows of any dtype, and brings numbers of the host into the GPU's
+// memory.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"
@@ -47,6 +51,53 @@ void zero_padding(const TensorView& rows, const ConstTensorView& valid, Context&
         reinterpret_cast<const std::int32_t*>(valid.data()), rows.rows());
     check(cudaGetLastError(), "zero_padding");
   });
+}
+
+namespace {
+
+struct SpoiledView {
+  std::byte* data;
+  std::int64_t stride;   // in bytes
+  std::int64_t columns;  // a row
+  std::int64_t count;    // of all elements
+  std::int64_t element_bytes;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    spoil_kernel(const std::uint32_t* failed, const SpoiledView* views, int num_views) {
+  if (*failed == 0) return;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (int v = 0; v < num_views; ++v) {
+    const SpoiledView view = views[v];
+    for (std::int64_t i = first; i < view.count;
+         i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
+      const std::int64_t row = i / view.columns;
+      std::byte* const at =
+          view.data + row * view.stride + (i - row * view.columns) * view.element_bytes;
+      if (view.element_bytes == 2) {
+        *reinterpret_cast<std::uint16_t*>(at) = 0x7fc0;
+      } else {
+        *reinterpret_cast<std::uint32_t*>(at) = 0x7fc00000;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void spoil(const std::uint32_t* failed, std::span<const TensorView> views, Context& context) {
+  std::vector<SpoiledView> spoiled;
+  for (const TensorView& view : views) {
+    if (view.bytes() == 0) continue;
+    spoiled.push_back({view.data(), view.row_stride_bytes(), view.shape().row_elements(),
+                       view.shape().num_elements(), size_of(view.dtype())});
+  }
+  if (spoiled.empty()) return;
+  const auto* table =
+      static_cast<const SpoiledView*>(context.constant(std::as_bytes(std::span(spoiled))));
+  spoil_kernel<<<static_cast<unsigned>(context.num_multiprocessors()), kThreads, 0,
+                 context.stream()>>>(failed, table, static_cast<int>(spoiled.size()));
+  check(cudaGetLastError(), "spoil");
 }
 
 namespace {

@@ -19,6 +19,7 @@ class ForwardingDevice : public DeviceBackend {
   void assign_slots(const AssignSlots& args) const override { base().assign_slots(args); }
   void scatter_rows(const ScatterRows& args) const override { base().scatter_rows(args); }
   void gather_rows(const GatherRows& args) const override { base().gather_rows(args); }
+  void fill_rows(const FillRows& args) const override { base().fill_rows(args); }
   void dot_rows(const DotRows& args) const override { base().dot_rows(args); }
   void route_tokens(const RouteTokens& args) const override { base().route_tokens(args); }
   void route_tokens_backward(const RouteTokensBackward& args) const override {
@@ -34,6 +35,9 @@ class ForwardingDevice : public DeviceBackend {
   void scale_by_expert(const ScaleByExpert& args) const override { base().scale_by_expert(args); }
   void zero_padding(const TensorView& rows, const ConstTensorView& valid) const override {
     base().zero_padding(rows, valid);
+  }
+  void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const override {
+    base().spoil(failed, views);
   }
   bool reads_tokens(const ExpertsOptions& options,
                     std::span<const ExpertWeights> weights) const override {
