@@ -188,6 +188,12 @@ struct LimitPicks {
 // totals [loss_total_words(E)] i64, from the sums of one rank.
 struct LossTotals {
   const RouterSums& sums;
+  // Of sequences that are cut over ranks: what by_sequence is over all of them. Their losses are
+  // made of it; all else is this rank's own.
+  std::optional<ConstTensorView> joined = {};  // [S, 2E + 1] i64
+  std::int64_t top_k = 0;
+  // Ranks that share sequences have the same losses of them: one of them counts.
+  bool counts_sequences = true;
   TensorView totals;  // out
 };
 struct LossSlopes {
@@ -303,6 +309,8 @@ class DeviceBackend {
   virtual void limit_picks(const LimitPicks& args) const = 0;
   virtual void loss_totals(const LossTotals& args) const = 0;
   virtual void loss_slopes(const LossSlopes& args) const = 0;
+  // rows [n, m] i64, which may lie apart: their sum [m].
+  virtual void sum_words(const ConstTensorView& rows, const TensorView& sum) const = 0;
   // statistics [E + 1] i64 += picks of every expert, and tokens.
   virtual void count_picks(const RouterSums& sums, const TensorView& statistics) const = 0;
   virtual void output_scales(const OutputScales& args) const = 0;

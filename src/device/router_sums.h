@@ -1,8 +1,10 @@
 // What a router's losses and statistics are made of, and the slopes that lead back.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "switchyard/losses.h"
 #include "switchyard/tensor.h"
@@ -30,9 +32,25 @@ struct RouterSums {
   bool wants_squares() const { return losses.z; }
 };
 
-// What the slopes of a batch's balance loss are made of: picks of every expert, tokens, and
-// sequences that have tokens, over whatever the losses are over.
-constexpr std::int64_t loss_total_words(std::int64_t num_experts) { return num_experts + 2; }
+// [loss_total_words(E)] i64: what the losses of a batch are made of, over whatever they are over.
+// Tables of several ranks add up word by word. It begins as a row of by_sequence does: picks [E],
+// scores [E] in units of 2⁻³², tokens.
+constexpr std::int64_t picks_word(std::int64_t /*num_experts*/) { return 0; }
+constexpr std::int64_t scores_word(std::int64_t num_experts) { return num_experts; }
+constexpr std::int64_t tokens_word(std::int64_t num_experts) { return 2 * num_experts; }
+// Then the two words of squares.
+constexpr std::int64_t squares_word(std::int64_t num_experts) { return 2 * num_experts + 1; }
+constexpr std::int64_t square_fractions_word(std::int64_t num_experts) {
+  return 2 * num_experts + 2;
+}
+// Then how many sequences have tokens, and where losses are by sequence, Σ of their losses: whole
+// parts, and what is behind the point in units of 2⁻³².
+constexpr std::int64_t sequences_word(std::int64_t num_experts) { return 2 * num_experts + 3; }
+constexpr std::int64_t sequence_losses_word(std::int64_t num_experts) {
+  return 2 * num_experts + 4;
+}
+constexpr std::int64_t loss_fractions_word(std::int64_t num_experts) { return 2 * num_experts + 5; }
+constexpr std::int64_t loss_total_words(std::int64_t num_experts) { return 2 * num_experts + 6; }
 
 // What E · Σ f_e · P_e has in front of picks · scores, over so many tokens.
 constexpr double balance_factor(std::int64_t num_experts, std::int64_t num_tokens,
@@ -41,6 +59,18 @@ constexpr double balance_factor(std::int64_t num_experts, std::int64_t num_token
   return num_tokens == 0
              ? 0.0
              : static_cast<double>(num_experts) / (tokens * tokens * static_cast<double>(top_k));
+}
+
+// E · Σ f_e · P_e: experts in order, products and sums rounded apart.
+inline double balance_loss(std::span<const std::int64_t> picks,
+                           std::span<const std::int64_t> scores, std::int64_t num_tokens,
+                           std::int64_t top_k) {
+  double sum = 0.0;
+  for (std::size_t e = 0; e < picks.size(); ++e) {
+    const double score = static_cast<double>(scores[e]) * RouterSums::kUnit;
+    sum += static_cast<double>(picks[e]) * score;
+  }
+  return sum * balance_factor(static_cast<std::int64_t>(picks.size()), num_tokens, top_k);
 }
 
 // What one unit of a token's score, or of its logsumexp², adds to the loss. In the memory of the

@@ -1,6 +1,10 @@
 // The small sums around a router's losses on every device, against plain loops, to the bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include "support/device/device_tables.h"
 #include "support/random.h"
 
@@ -14,24 +18,28 @@ using testing::Random;
 using testing::values;
 using testing::Words;
 
-// Sums as a router leaves them; every third sequence has no tokens.
+constexpr std::int64_t kTopK = 3;
+
+// Sums as a router leaves them; every third sequence has no tokens, and others have few, so that
+// the last bits of their large losses are counted too.
 struct HostSums {
   std::int64_t num_experts = 1;
   std::int64_t num_sequences = 1;
   Tensor by_sequence;
+  Words squares = {(1LL << 50) + 7, (1LL << 40) + 3};
 
-  HostSums(std::int64_t experts, std::int64_t sequences)
+  HostSums(std::int64_t experts, std::int64_t sequences, std::uint64_t seed = 0)
       : num_experts(experts),
         num_sequences(sequences),
         by_sequence(Tensor::zeros({sequences, 2 * experts + 1}, Dtype::i64)) {
-    Random random(static_cast<std::uint64_t>(experts * 100 + sequences));
+    Random random(static_cast<std::uint64_t>(experts * 100 + sequences) + seed);
     const auto all = by_sequence.span<std::int64_t>();
     for (std::int64_t s = 0; s < sequences; ++s) {
       if (s % 3 == 2) continue;
       for (std::int64_t e = 0; e <= 2 * experts; ++e) {
         all[index(s * (2 * experts + 1) + e)] = random.below(e < experts ? 100000 : 1LL << 42);
       }
-      all[index((s + 1) * (2 * experts + 1) - 1)] = 1 + random.below(300000);
+      all[index((s + 1) * (2 * experts + 1) - 1)] = 1 + random.below(s % 2 == 0 ? 300000 : 30);
     }
   }
 
@@ -39,13 +47,35 @@ struct HostSums {
     return by_sequence.span<std::int64_t>()[index(s * (2 * num_experts + 1) + column)];
   }
   std::int64_t tokens(std::int64_t s) const { return at(s, 2 * num_experts); }
-  Words totals() const {
-    Words all(index(loss_total_words(num_experts)));
-    for (std::int64_t s = 0; s < num_sequences; ++s) {
-      for (std::int64_t e = 0; e < num_experts; ++e) all[index(e)] += at(s, e);
-      all[index(num_experts)] += tokens(s);
-      all[index(num_experts + 1)] += tokens(s) > 0 ? 1 : 0;
+  double loss(std::int64_t s) const {
+    double sum = 0.0;
+    for (std::int64_t e = 0; e < num_experts; ++e) {
+      const double score = std::ldexp(static_cast<double>(at(s, num_experts + e)), -32);
+      const double product = static_cast<double>(at(s, e)) * score;
+      sum += product;
     }
+    const auto length = static_cast<double>(tokens(s));
+    return sum * (static_cast<double>(num_experts) / (length * length * double{kTopK}));
+  }
+  Words totals(BalanceLoss balance) const { return totals(balance, *this); }
+  // Where sequences are cut, and `joined` has all of them.
+  Words totals(BalanceLoss balance, const HostSums& joined) const {
+    Words all(index(2 * num_experts + 1));
+    for (std::int64_t s = 0; s < num_sequences; ++s) {
+      for (std::int64_t c = 0; c <= 2 * num_experts; ++c) all[index(c)] += at(s, c);
+    }
+    std::int64_t counted = 0;
+    std::int64_t whole = 0;
+    std::int64_t fractions = 0;
+    for (std::int64_t s = 0; s < num_sequences; ++s) {
+      if (joined.tokens(s) == 0) continue;
+      ++counted;
+      if (balance != BalanceLoss::sequence) continue;
+      const double loss = joined.loss(s);
+      whole += static_cast<std::int64_t>(std::floor(loss));
+      fractions += static_cast<std::int64_t>(std::ldexp(loss - std::floor(loss), 32));
+    }
+    all.insert(all.end(), {squares[0], squares[1], counted, whole, fractions});
     return all;
   }
 };
@@ -53,7 +83,7 @@ struct HostSums {
 std::vector<HostSums> all_sums() {
   std::vector<HostSums> all;
   for (const std::int64_t experts : {1, 7, 128, 1030}) {
-    for (const std::int64_t sequences : {1, 3, 40}) all.emplace_back(experts, sequences);
+    for (const std::int64_t sequences : {1, 3, 16, 17, 300}) all.emplace_back(experts, sequences);
   }
   all.emplace_back(5, 2);
   for (auto& word : all.back().by_sequence.span<std::int64_t>()) word = 0;  // nothing was routed
@@ -62,35 +92,48 @@ std::vector<HostSums> all_sums() {
 }
 
 float slope(double picks, double d_loss, double tokens, double num_experts) {
-  constexpr double kTopK = 3.0;
-  const double factor = tokens == 0.0 ? 0.0 : num_experts / (tokens * tokens * kTopK);
+  const double factor = tokens == 0.0 ? 0.0 : num_experts / (tokens * tokens * double{kTopK});
   return static_cast<float>(picks * (d_loss * factor));
 }
 
 class LossesContract : public testing::DeviceTables {
  protected:
-  static RouterSums sums_of(const HostSums& host, Tensor& by_sequence, BalanceLoss balance) {
+  struct DeviceSums {
+    Tensor by_sequence;
+    Tensor squares;
+  };
+  DeviceSums put_sums(const HostSums& host) const {
+    return {put(host.by_sequence), put_all(host.squares)};
+  }
+  static RouterSums sums_of(const HostSums& host, DeviceSums& given, BalanceLoss balance) {
     RouterSums sums;
     sums.losses.balance = balance;
     sums.losses.z = true;
     sums.num_experts = host.num_experts;
-    sums.by_sequence = by_sequence;
+    sums.by_sequence = given.by_sequence;
+    sums.squares = given.squares;
     return sums;
+  }
+  Words totals(LossTotals args) const {
+    Tensor words = poisoned(loss_total_words(args.sums.num_experts), Dtype::i64);
+    args.totals = words;
+    backend_of(device).loss_totals(args);
+    return values<std::int64_t>(get(words));
   }
   // by_score, then by_square.
   std::pair<std::vector<float>, float> slopes(const HostSums& host, const Words& totals,
                                               BalanceLoss balance, RouterLosses d_losses) const {
-    Tensor by_sequence = put(host.by_sequence);
+    DeviceSums given = put_sums(host);
     const Tensor totals_of_device = put_all(totals);
     Tensor unwritten({host.num_sequences, host.num_experts}, Dtype::f32);
     testing::poison(unwritten);
     Tensor by_score = put(unwritten);
     Tensor by_square = poisoned(1, Dtype::f32);
-    const RouterSums sums = sums_of(host, by_sequence, balance);
+    const RouterSums sums = sums_of(host, given, balance);
     const RouterSlopes out{.by_score = by_score.view(), .by_square = by_square.view()};
     backend_of(device).loss_slopes({.sums = sums,
                                     .totals = totals_of_device,
-                                    .top_k = 3,
+                                    .top_k = kTopK,
                                     .d_losses = d_losses,
                                     .slopes = out});
     return {values<float>(get(by_score)), values<float>(get(by_square))[0]};
@@ -98,30 +141,76 @@ class LossesContract : public testing::DeviceTables {
 };
 SWITCHYARD_ON_DEVICES(LossesContract);
 
-TEST_P(LossesContract, TotalsAndStatisticsAddSequencesUp) {
+TEST_P(LossesContract, TotalsAddSequencesUp) {
   for (const HostSums& host : all_sums()) {
     SCOPED_TRACE(::testing::Message() << "E " << host.num_experts << " S " << host.num_sequences);
-    Tensor by_sequence = put(host.by_sequence);
-    const RouterSums sums = sums_of(host, by_sequence, BalanceLoss::sequence);
-    Tensor totals = poisoned(loss_total_words(host.num_experts), Dtype::i64);
-    backend_of(device).loss_totals({.sums = sums, .totals = totals});
-    EXPECT_EQ(values<std::int64_t>(get(totals)), host.totals());
+    DeviceSums given = put_sums(host);
+    for (const auto balance : {BalanceLoss::none, BalanceLoss::batch, BalanceLoss::sequence}) {
+      const RouterSums sums = sums_of(host, given, balance);
+      Words expected = host.totals(balance);
+      EXPECT_EQ(totals({.sums = sums, .top_k = kTopK, .totals = {}}), expected)
+          << static_cast<int>(balance);
+      std::fill(expected.end() - 3, expected.end(), 0);
+      EXPECT_EQ(totals({.sums = sums, .top_k = kTopK, .counts_sequences = false, .totals = {}}),
+                expected);
+    }
+  }
+}
 
+TEST_P(LossesContract, TotalsOfSequencesThatAreCutAreThoseOfTheWholeOnes) {
+  for (const std::int64_t sequences : {1, 3, 300}) {
+    const HostSums host(70, sequences);
+    const HostSums whole(70, sequences, 1);
+    DeviceSums given = put_sums(host);
+    const Tensor joined = put(whole.by_sequence);
+    const RouterSums sums = sums_of(host, given, BalanceLoss::sequence);
+    EXPECT_EQ(totals({.sums = sums, .joined = joined.view(), .top_k = kTopK, .totals = {}}),
+              host.totals(BalanceLoss::sequence, whole));
+  }
+}
+
+TEST_P(LossesContract, StatisticsAddSequencesUp) {
+  for (const HostSums& host : all_sums()) {
+    SCOPED_TRACE(::testing::Message() << "E " << host.num_experts << " S " << host.num_sequences);
+    DeviceSums given = put_sums(host);
     Tensor statistics = put_all(Words(index(host.num_experts + 1), 1000));
-    backend_of(device).count_picks(sums, statistics);
-    Words expected = host.totals();
-    expected.pop_back();
+    backend_of(device).count_picks(sums_of(host, given, BalanceLoss::sequence), statistics);
+    const Words all = host.totals(BalanceLoss::none);
+    Words expected(all.begin(), all.begin() + host.num_experts);
+    expected.push_back(all[index(tokens_word(host.num_experts))]);
     for (auto& word : expected) word += 1000;
     EXPECT_EQ(values<std::int64_t>(get(statistics)), expected);
+  }
+}
+
+TEST_P(LossesContract, WordsAreTheSumOfRowsThatMayLieApart) {
+  for (const std::int64_t rows : {0, 1, 2, 9, 72}) {
+    for (const std::int64_t words : {1, 8, 127, 1030}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows of " << words);
+      Tensor host({rows, words}, Dtype::i64);
+      Random random(static_cast<std::uint64_t>(rows * 10000 + words));
+      Words expected(index(words));
+      const auto all = host.span<std::int64_t>();
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i] = random.below(1LL << 50) - (1LL << 49);
+        expected[i % index(words)] += all[i];
+      }
+      for (const std::int64_t apart : {0, 3}) {
+        const Tensor wide = put_apart(host, apart);
+        Tensor sum = poisoned(words, Dtype::i64);
+        backend_of(device).sum_words(narrow(wide, host.shape()), sum);
+        EXPECT_EQ(values<std::int64_t>(get(sum)), expected);
+      }
+    }
   }
 }
 
 TEST_P(LossesContract, SlopesOfABatchAreThoseOfItsTotals) {
   for (const HostSums& host : all_sums()) {
     SCOPED_TRACE(::testing::Message() << "E " << host.num_experts << " S " << host.num_sequences);
-    Words totals = host.totals();
+    Words totals = host.totals(BalanceLoss::batch);
     for (auto& word : totals) word *= 3;  // of other ranks too
-    const auto tokens = static_cast<double>(totals[index(host.num_experts)]);
+    const auto tokens = static_cast<double>(totals[index(tokens_word(host.num_experts))]);
     const auto [by_score, by_square] = slopes(host, totals, BalanceLoss::batch, {0.01F, -0.3F});
     std::vector<float> expected;
     for (std::int64_t s = 0; s < host.num_sequences; ++s) {
@@ -138,9 +227,10 @@ TEST_P(LossesContract, SlopesOfABatchAreThoseOfItsTotals) {
 TEST_P(LossesContract, SlopesOfSequencesAreTheirOwn) {
   for (const HostSums& host : all_sums()) {
     SCOPED_TRACE(::testing::Message() << "E " << host.num_experts << " S " << host.num_sequences);
-    Words totals = host.totals();
-    totals.back() *= 5;
-    const double d_loss = 0.02F / static_cast<double>(std::max<std::int64_t>(totals.back(), 1));
+    Words totals = host.totals(BalanceLoss::sequence);
+    auto& counted = totals[index(sequences_word(host.num_experts))];
+    counted *= 5;
+    const double d_loss = 0.02F / static_cast<double>(std::max<std::int64_t>(counted, 1));
     const auto by_score = slopes(host, totals, BalanceLoss::sequence, {0.02F, 0.0F}).first;
     std::vector<float> expected;
     for (std::int64_t s = 0; s < host.num_sequences; ++s) {

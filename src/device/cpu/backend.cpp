@@ -49,6 +49,9 @@ class CpuDevice final : public DeviceBackend {
   void limit_picks(const LimitPicks& args) const override { cpu::limit_picks(args); }
   void loss_totals(const LossTotals& args) const override { cpu::loss_totals(args); }
   void loss_slopes(const LossSlopes& args) const override { cpu::loss_slopes(args); }
+  void sum_words(const ConstTensorView& rows, const TensorView& sum) const override {
+    cpu::sum_words(rows, sum);
+  }
   void count_picks(const RouterSums& sums, const TensorView& statistics) const override {
     cpu::count_picks(sums, statistics);
   }

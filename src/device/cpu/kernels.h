@@ -31,6 +31,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
 // route/losses.cpp
 void loss_totals(const LossTotals& args);
 void loss_slopes(const LossSlopes& args);
+void sum_words(const ConstTensorView& rows, const TensorView& sum);
 void count_picks(const RouterSums& sums, const TensorView& statistics);
 void output_scales(const OutputScales& args);
 void scale_by_expert(const ScaleByExpert& args);

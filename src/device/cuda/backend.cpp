@@ -224,6 +224,9 @@ class CudaDevice final : public DeviceBackend {
   void limit_picks(const LimitPicks& args) const override { cuda::limit_picks(args, entered()); }
   void loss_totals(const LossTotals& args) const override { cuda::loss_totals(args, entered()); }
   void loss_slopes(const LossSlopes& args) const override { cuda::loss_slopes(args, entered()); }
+  void sum_words(const ConstTensorView& rows, const TensorView& sum) const override {
+    cuda::sum_words(rows, sum, entered());
+  }
   void count_picks(const RouterSums& sums, const TensorView& statistics) const override {
     cuda::count_picks(sums, statistics, entered());
   }

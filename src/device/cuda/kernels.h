@@ -31,6 +31,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Context& context);
 // route/losses.cu
 void loss_totals(const LossTotals& args, Context& context);
 void loss_slopes(const LossSlopes& args, Context& context);
+void sum_words(const ConstTensorView& rows, const TensorView& sum, Context& context);
 void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context);
 void output_scales(const OutputScales& args, Context& context);
 void scale_by_expert(const ScaleByExpert& args, Context& context);

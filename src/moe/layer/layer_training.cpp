@@ -68,17 +68,8 @@ ConstTensorView MoeLayerData::all_picks(const Saved& saved) const {
   const bool is_global = options.gradient_scale == GradientScale::global;
   const bool is_known = is_global && saved.loss_terms && options.losses.scope == LossScope::global;
   if (is_known) return saved.loss_terms->picks();
-  const auto& backend = backend_of(device);
-  const TensorView totals = backend.take({loss_total_words(saved.sums->num_experts)}, Dtype::i64);
-  backend.loss_totals({.sums = *saved.sums, .totals = totals});
-  const TensorView picks = totals.slice(0, saved.sums->num_experts);
-  Communicator& all = is_global ? batch : comm;
-  if (all.size() > 1) {
-    Tensor numbers = device.to_host(picks);
-    sum_integers(all, {numbers.span<std::int64_t>()});
-    backend.upload(std::as_bytes(numbers.span<std::int64_t>()), picks);
-  }
-  return picks;
+  return LossTerms(device, *saved.sums, options.router.top_k, nullptr, is_global ? &batch : &comm)
+      .picks();
 }
 
 void MoeLayerData::scale_outputs(Saved& saved) {

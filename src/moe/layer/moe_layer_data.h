@@ -35,18 +35,6 @@ inline std::int64_t bytes_of(const RouterSums& sums) {
   return sums.by_sequence.bytes() + sums.squares.bytes();
 }
 
-// Sums over the ranks of a batch.
-struct BatchTotals {
-  std::vector<std::int64_t> picks;   // [E]
-  std::vector<std::int64_t> scores;  // [E] in units of 2⁻³²
-  std::int64_t num_tokens = 0;
-  std::int64_t squares = 0;           // whole parts
-  std::int64_t square_fractions = 0;  // in units of 2⁻³²
-  std::int64_t num_sequences = 0;     // that have tokens
-  std::int64_t sequence_losses = 0;   // whole parts of their sum
-  std::int64_t loss_fractions = 0;    // in units of 2⁻³²
-};
-
 // Of one training forward.
 class LossTerms {
  public:
@@ -61,21 +49,22 @@ class LossTerms {
   ConstTensorView picks() const { return totals_.slice(0, own_.num_experts); }
   // Besides the sums that were given.
   std::int64_t bytes() const;
-  // Waits for the device where this rank is alone.
+  // Waits for the device.
   RouterLosses values() const;
   // What reaches this rank's tokens, when d_losses reach the losses.
   RouterSlopes slopes(const RouterLosses& d_losses) const;
 
  private:
-  void sum_over_ranks(Communicator* sequence, Communicator* batch);
+  // Both collective, by way of the host.
+  void join_over(Communicator& sequence);
+  void sum_over(Communicator& batch);
 
   Device device_;
   RouterSums own_;
   // Of sequences cut over ranks: the rows of all ranks that have a part of them.
   std::optional<RouterSums> joined_;
   std::int64_t top_k_;
-  TensorView totals_;                    // [loss_total_words(E)] i64
-  std::optional<BatchTotals> of_ranks_;  // where there are others
+  TensorView totals_;  // [loss_total_words(E)] i64
 };
 
 // Cuts a call into stages: each call of end() names the time since the one before. On a GPU that is

@@ -28,6 +28,9 @@ class ForwardingDevice : public DeviceBackend {
   void limit_picks(const LimitPicks& args) const override { base().limit_picks(args); }
   void loss_totals(const LossTotals& args) const override { base().loss_totals(args); }
   void loss_slopes(const LossSlopes& args) const override { base().loss_slopes(args); }
+  void sum_words(const ConstTensorView& rows, const TensorView& sum) const override {
+    base().sum_words(rows, sum);
+  }
   void count_picks(const RouterSums& sums, const TensorView& statistics) const override {
     base().count_picks(sums, statistics);
   }

@@ -1,4 +1,4 @@
-// Small sums and products around a router's losses: whole numbers, and doubles rounded once.
+// Small sums and products around a router's losses: whole numbers, and doubles with a host's bits.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// RouterSums as kernels see them.
+// Rows of by_sequence as kernels see them.
 struct LossSums {
   const std::int64_t* by_sequence = nullptr;
   std::int64_t stride = 0;
@@ -21,22 +21,24 @@ struct LossSums {
   __device__ std::int64_t picks(std::int64_t s, std::int64_t e) const {
     return by_sequence[s * stride + e];
   }
+  __device__ std::int64_t scores(std::int64_t s, std::int64_t e) const {
+    return by_sequence[s * stride + num_experts + e];
+  }
   __device__ std::int64_t tokens(std::int64_t s) const {
     return by_sequence[s * stride + 2 * num_experts];
   }
-  // Over sequences: picks of expert e < E, or tokens for e = E.
-  __device__ std::int64_t total(std::int64_t e) const {
-    const std::int64_t column = e < num_experts ? e : 2 * num_experts;
+  // Over sequences `first` … `last` − 1.
+  __device__ std::int64_t column(std::int64_t c, std::int64_t first, std::int64_t last) const {
     std::int64_t sum = 0;
 #pragma unroll 8
-    for (std::int64_t s = 0; s < num_sequences; ++s) sum += by_sequence[s * stride + column];
+    for (std::int64_t s = first; s < last; ++s) sum += by_sequence[s * stride + c];
     return sum;
   }
 };
 
-LossSums sums_of(const RouterSums& sums) {
-  return {elements<std::int64_t>(ConstTensorView(sums.by_sequence)), sums.by_sequence.row_stride(),
-          sums.num_sequences(), sums.num_experts};
+LossSums sums_of(const ConstTensorView& by_sequence) {
+  return {elements<std::int64_t>(by_sequence), by_sequence.row_stride(), by_sequence.rows(),
+          by_sequence.shape()[1] / 2};
 }
 
 constexpr int kLossThreads = 128;
@@ -48,21 +50,114 @@ __device__ std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-__global__ void add_up_losses(const LossSums sums, std::int64_t* totals) {
-  const std::int64_t i = thread_in_grid();
-  if (i <= sums.num_experts) totals[i] = sums.total(i);
-  if (i != sums.num_experts + 1) return;
-  std::int64_t with_tokens = 0;
-  for (std::int64_t s = 0; s < sums.num_sequences; ++s) with_tokens += sums.tokens(s) != 0 ? 1 : 0;
-  totals[i] = with_tokens;
+// What E · Σ f_e · P_e has in front of picks · scores.
+__device__ double balance_factor(std::int64_t num_experts, std::int64_t num_tokens,
+                                 std::int64_t top_k) {
+  const auto tokens = static_cast<double>(num_tokens);
+  return num_tokens == 0
+             ? 0.0
+             : static_cast<double>(num_experts) / (tokens * tokens * static_cast<double>(top_k));
+}
+
+// Called by a warp: with the bits that the host's has, so products and sums are rounded apart and
+// experts are added in order. Lanes without an expert add 0, which changes nothing.
+__device__ double balance_loss(const LossSums& sums, std::int64_t s, std::int64_t top_k) {
+  double sum = 0.0;
+  for (std::int64_t first = 0; first < sums.num_experts; first += kWarpLanes) {
+    const std::int64_t e = first + lane_of_thread();
+    double product = 0.0;
+    if (e < sums.num_experts) {
+      const double score = static_cast<double>(sums.scores(s, e)) * RouterSums::kUnit;
+      product = __dmul_rn(static_cast<double>(sums.picks(s, e)), score);
+    }
+#pragma unroll
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      sum = __dadd_rn(sum, __shfl_sync(kAllLanes, product, lane));
+    }
+  }
+  return __dmul_rn(sum, balance_factor(sums.num_experts, sums.tokens(s), top_k));
+}
+
+struct TotalsWork {
+  LossSums own;
+  LossSums joined;                        // what sequences are counted from
+  const std::int64_t* squares = nullptr;  // [2]
+  std::int64_t top_k = 0;
+  bool counts_sequences = true;
+  bool has_sequence_losses = false;
+  std::int64_t* totals = nullptr;  // [num_words]
+  std::int64_t num_words = 0;
+  // In it:
+  std::int64_t* square_words = nullptr;  // [2]
+  std::int64_t* sequences = nullptr;     // their number, whole losses, fractions
+};
+
+__device__ void add_to(std::int64_t* word, std::int64_t value) {
+  if (value != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
+  }
+}
+
+constexpr int kTotalsThreads = 512;
+constexpr int kBlockSequences = kTotalsThreads / kWarpLanes;  // one a warp
+
+__device__ void count_sequence(const TotalsWork& work, std::int64_t s) {
+  __shared__ std::int64_t shared[kWarpLanes];
+  std::int64_t counted[3] = {0, 0, 0};  // as in `sequences`
+  if (s < work.joined.num_sequences && work.joined.tokens(s) != 0) {
+    const double loss = work.has_sequence_losses ? balance_loss(work.joined, s, work.top_k) : 0.0;
+    const double whole = floor(loss);
+    if (lane_of_thread() == 0) {
+      counted[0] = 1;
+      counted[1] = static_cast<std::int64_t>(whole);
+      counted[2] = static_cast<std::int64_t>((loss - whole) / RouterSums::kUnit);
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t of_block = block_sums(counted[i], shared).total;
+    if (threadIdx.x == 0) add_to(work.sequences + i, of_block);
+  }
+}
+
+// A block adds some sequences to the table; one that is alone also makes it zero before.
+__global__ void __launch_bounds__(kTotalsThreads) add_up_losses(const TotalsWork work) {
+  if (gridDim.x == 1) {
+    for (std::int64_t i = threadIdx.x; i < work.num_words; i += kTotalsThreads) work.totals[i] = 0;
+    __syncthreads();
+  }
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kBlockSequences;
+  const std::int64_t last = min(first + kBlockSequences, work.own.num_sequences);
+  for (std::int64_t c = threadIdx.x; c <= 2 * work.own.num_experts; c += kTotalsThreads) {
+    add_to(work.totals + c, work.own.column(c, first, last));
+  }
+  if (blockIdx.x == 0 && threadIdx.x < 2) {
+    work.square_words[threadIdx.x] = work.squares[threadIdx.x];
+  }
+  if (work.counts_sequences) count_sequence(work, first + warp_of_thread());
 }
 
 }  // namespace
 
 void loss_totals(const LossTotals& args, Context& context) {
-  const LossSums sums = sums_of(args.sums);
-  add_up_losses<<<blocks_for(loss_total_words(sums.num_experts)), kLossThreads, 0,
-                  context.stream()>>>(sums, elements<std::int64_t>(args.totals));
+  const RouterSums& sums = args.sums;
+  const ConstTensorView joined = args.joined.value_or(sums.by_sequence);
+  auto* const totals = elements<std::int64_t>(args.totals);
+  const TotalsWork work{
+      .own = sums_of(sums.by_sequence),
+      .joined = sums_of(joined),
+      .squares = elements<std::int64_t>(ConstTensorView(sums.squares)),
+      .top_k = args.top_k,
+      .counts_sequences = args.counts_sequences,
+      .has_sequence_losses = sums.losses.balance == BalanceLoss::sequence,
+      .totals = totals,
+      .num_words = loss_total_words(sums.num_experts),
+      .square_words = totals + squares_word(sums.num_experts),
+      .sequences = totals + sequences_word(sums.num_experts),
+  };
+  const std::int64_t blocks =
+      std::max<std::int64_t>((sums.num_sequences() + kBlockSequences - 1) / kBlockSequences, 1);
+  if (blocks > 1) context.set_zero(args.totals);
+  add_up_losses<<<static_cast<unsigned>(blocks), kTotalsThreads, 0, context.stream()>>>(work);
   check(cudaGetLastError(), "add_up_losses");
 }
 
@@ -70,7 +165,9 @@ namespace {
 
 struct Slopes {
   LossSums sums;
-  const std::int64_t* totals = nullptr;  // [E + 2]
+  const std::int64_t* picks = nullptr;          // [E] of the totals
+  const std::int64_t* num_tokens = nullptr;     // [1]
+  const std::int64_t* num_sequences = nullptr;  // [1]
   std::int64_t top_k = 0;
   RouterLosses d_losses;
   bool is_by_sequence = false;
@@ -78,19 +175,15 @@ struct Slopes {
   std::int64_t by_score_stride = 0;
   float* by_square = nullptr;  // [1]
 
-  // What E · Σ f_e · P_e has in front of picks · scores.
-  __device__ double balance_factor(std::int64_t num_tokens) const {
-    const auto tokens = static_cast<double>(num_tokens);
-    return num_tokens == 0 ? 0.0
-                           : static_cast<double>(sums.num_experts) /
-                                 (tokens * tokens * static_cast<double>(top_k));
+  __device__ double factor(std::int64_t tokens) const {
+    return balance_factor(sums.num_experts, tokens, top_k);
   }
 };
 
 // A row of blocks a sequence, as far as there are blocks.
 __global__ void fill_slopes(const Slopes slopes) {
   const std::int64_t num_experts = slopes.sums.num_experts;
-  const std::int64_t num_tokens = slopes.totals[num_experts];
+  const std::int64_t num_tokens = *slopes.num_tokens;
   const std::int64_t e = thread_in_grid();
   if (e == 0 && blockIdx.y == 0 && slopes.by_square != nullptr) {
     const double z = slopes.d_losses.z;
@@ -99,13 +192,13 @@ __global__ void fill_slopes(const Slopes slopes) {
   }
   if (slopes.by_score == nullptr || e >= num_experts) return;
   const double d_balance = slopes.d_losses.balance;
-  const std::int64_t with_tokens = slopes.totals[num_experts + 1];
+  const std::int64_t with_tokens = *slopes.num_sequences;
   const auto sequences = static_cast<double>(with_tokens > 1 ? with_tokens : 1);
   for (std::int64_t s = blockIdx.y; s < slopes.sums.num_sequences; s += gridDim.y) {
     const double factor = slopes.is_by_sequence
-                              ? d_balance / sequences * slopes.balance_factor(slopes.sums.tokens(s))
-                              : d_balance * slopes.balance_factor(num_tokens);
-    const std::int64_t picks = slopes.is_by_sequence ? slopes.sums.picks(s, e) : slopes.totals[e];
+                              ? d_balance / sequences * slopes.factor(slopes.sums.tokens(s))
+                              : d_balance * slopes.factor(num_tokens);
+    const std::int64_t picks = slopes.is_by_sequence ? slopes.sums.picks(s, e) : slopes.picks[e];
     slopes.by_score[s * slopes.by_score_stride + e] =
         static_cast<float>(static_cast<double>(picks) * factor);
   }
@@ -117,8 +210,12 @@ void loss_slopes(const LossSlopes& args, Context& context) {
   if (args.slopes.is_zero()) return;
   const auto& by_score = args.slopes.by_score;
   const auto& by_square = args.slopes.by_square;
-  const Slopes slopes{.sums = sums_of(args.sums),
-                      .totals = elements<std::int64_t>(args.totals),
+  const auto* const totals = elements<std::int64_t>(args.totals);
+  const auto experts = args.sums.num_experts;
+  const Slopes slopes{.sums = sums_of(args.sums.by_sequence),
+                      .picks = totals + picks_word(experts),
+                      .num_tokens = totals + tokens_word(experts),
+                      .num_sequences = totals + sequences_word(experts),
                       .top_k = args.top_k,
                       .d_losses = args.d_losses,
                       .is_by_sequence = args.sums.losses.balance == BalanceLoss::sequence,
@@ -133,9 +230,33 @@ void loss_slopes(const LossSlopes& args, Context& context) {
 
 namespace {
 
+__global__ void sum_words_kernel(const std::int64_t* rows, std::int64_t stride,
+                                 std::int64_t num_rows, std::int64_t num_words, std::int64_t* sum) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= num_words) return;
+  std::int64_t word = 0;
+#pragma unroll 8
+  for (std::int64_t r = 0; r < num_rows; ++r) word += rows[r * stride + i];
+  sum[i] = word;
+}
+
+}  // namespace
+
+void sum_words(const ConstTensorView& rows, const TensorView& sum, Context& context) {
+  if (sum.rows() == 0) return;
+  sum_words_kernel<<<blocks_for(sum.rows()), kLossThreads, 0, context.stream()>>>(
+      elements<std::int64_t>(rows), rows.row_stride(), rows.rows(), sum.rows(),
+      elements<std::int64_t>(sum));
+  check(cudaGetLastError(), "sum_words");
+}
+
+namespace {
+
 __global__ void add_to_statistics(const LossSums sums, std::int64_t* statistics) {
   const std::int64_t i = thread_in_grid();
-  if (i <= sums.num_experts) statistics[i] += sums.total(i);
+  if (i > sums.num_experts) return;
+  const std::int64_t column = i < sums.num_experts ? i : 2 * sums.num_experts;
+  statistics[i] += sums.column(column, 0, sums.num_sequences);
 }
 
 // A warp an expert: the mean over those that share its owner, or over all.
@@ -174,7 +295,7 @@ __global__ void multiply_by_expert(const Assignments all, const float* scales, i
 
 void count_picks(const RouterSums& sums, const TensorView& statistics, Context& context) {
   add_to_statistics<<<blocks_for(sums.num_experts + 1), kLossThreads, 0, context.stream()>>>(
-      sums_of(sums), elements<std::int64_t>(statistics));
+      sums_of(sums.by_sequence), elements<std::int64_t>(statistics));
   check(cudaGetLastError(), "add_to_statistics");
 }
 
