@@ -1,8 +1,19 @@
 #include "device_choice.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
+
 #include "add_choice.h"
+#include "switchyard/error.h"
 
 namespace switchyard::cli {
+namespace {
+
+// As many as there are queues to a GPU.
+constexpr int kMostGpuRanks = 32;
+
+}  // namespace
 
 void add_device_options(CLI::App* command, DeviceChoice& choice, const std::string& device_help) {
   add_choice(
@@ -15,10 +26,43 @@ void add_device_options(CLI::App* command, DeviceChoice& choice, const std::stri
                                                 {"portable", CudaKernels::portable}});
 }
 
-void require_sound(const DeviceChoice& choice) {
-  if (choice.kernels && choice.kind != DeviceKind::cuda) {
+void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks) {
+  if (choice.kind != DeviceKind::cuda) {
+    if (!choice.kernels) return;
     throw CLI::ValidationError("--kernels", "only a GPU has a choice: add --device cuda");
   }
+  if (ranks.comm != "threads") {
+    throw CLI::ValidationError("--device", "on a GPU ranks are threads: leave --comm away");
+  }
+  if (ranks.ranks > kMostGpuRanks) {
+    throw CLI::ValidationError(
+        "--ranks", fmt::format("{} are too many: with --device cuda there are at most {}",
+                               ranks.ranks, kMostGpuRanks));
+  }
+}
+
+// A kernel that waits for another rank must not hold up what that rank needs to come: its place in
+// a queue to the GPU, which CUDA has 8 of unless told, or a kernel that is loaded at its first
+// launch, for which the GPU must be idle. Who has set these already knows better.
+void prepare_environment(const DeviceChoice& choice) {
+  if (choice.kind != DeviceKind::cuda) return;
+  constexpr int kKeep = 0;
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kMostGpuRanks).c_str(), kKeep);
+}
+
+DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks) {
+  choice.make();
+  if (choice.kind != DeviceKind::cuda) return choice;
+  try {
+    for (int ordinal = 1; ordinal < num_ranks; ++ordinal) {
+      Device::cuda({.ordinal = ordinal});
+      choice.num_gpus = ordinal + 1;
+    }
+  } catch (const Unsupported&) {
+    // There are no more.
+  }
+  return choice;
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "launch.h"
 #include "switchyard/device.h"
 #include "switchyard/moe_parameters.h"
 
@@ -15,15 +16,27 @@ enum class DeviceKind { cpu, cuda };
 struct DeviceChoice {
   DeviceKind kind = DeviceKind::cpu;
   std::optional<CudaKernels> kernels = {};  // only of a GPU
+  int num_gpus = 1;                         // that ranks are spread over
 
-  CudaOptions cuda() const { return {.kernels = kernels.value_or(CudaKernels::best)}; }
-  Device make() const { return kind == DeviceKind::cuda ? Device::cuda(cuda()) : Device(); }
+  // Rank r is on GPU r modulo their number.
+  CudaOptions cuda(int rank = 0) const {
+    return {.ordinal = rank % num_gpus, .kernels = kernels.value_or(CudaKernels::best)};
+  }
+  Device make(int rank = 0) const {
+    return kind == DeviceKind::cuda ? Device::cuda(cuda(rank)) : Device();
+  }
 };
 
 // --device, with this help, and --kernels. `choice` must outlive the command.
 void add_device_options(CLI::App* command, DeviceChoice& choice, const std::string& device_help);
-// Throws CLI::ValidationError where --kernels was given for a CPU.
-void require_sound(const DeviceChoice& choice);
+// Throws CLI::ValidationError where --kernels was given for a CPU, and where a GPU cannot have such
+// ranks.
+void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks);
+// With --device cuda, before anything uses CUDA: sets what it reads from the environment.
+void prepare_environment(const DeviceChoice& choice);
+// The choice with the number of GPUs that can be used, at most one a rank. Throws, with the reason,
+// where there is none: so it is said once, and not by every rank.
+DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks);
 
 // Weights in the device's memory: where they lie, if they are there already.
 MoeWeights on_device(const Device& device, const MoeWeights& weights);

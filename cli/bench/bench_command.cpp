@@ -50,11 +50,19 @@ void require_distinct_picks(std::int64_t top_k, int num_experts) {
                              fmt::format("K ({}) must not exceed E ({})", top_k, num_experts));
 }
 
-void add_launch(CLI::App* command, LaunchOptions& launch) {
-  command->add_option("--ranks", launch.ranks, "Ranks [one a core, at most 8]")
-      ->check(CLI::Range(1, 1024));
+void add_launch(CLI::App* command, LaunchOptions& launch,
+                const std::string& ranks_help = "Ranks [one a core, at most 8]") {
+  command->add_option("--ranks", launch.ranks, ranks_help)->check(CLI::Range(1, 1024));
   command->add_option("--comm", launch.comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
+}
+
+// Of benchmarks that can run on GPUs.
+void add_launch_and_device(CLI::App* command, LaunchOptions& launch, DeviceChoice& device) {
+  add_launch(command, launch, "Ranks [one a core, at most 8; with --device cuda 1]");
+  add_device_options(
+      command, device,
+      "Where to compute; with cuda ranks are threads, at most 32, spread over the GPUs [cpu]");
 }
 
 const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};
@@ -80,17 +88,22 @@ void add_dispatch(CLI::App& bench) {
           },
           "Tokens over all ranks, hidden size, experts, picks a token [8192,2048,64,2]")
       ->type_name("T,H,E,K");
-  add_launch(command, o->launch);
+  add_launch_and_device(command, o->launch, o->device);
   add_choice(command, "--mover", o->mover, "How rows travel [direct where memory is shared]",
              std::map<std::string, MoverKind>{{"direct", MoverKind::direct},
                                               {"packed", MoverKind::packed}});
   add_choice(command, "--dtype", o->dtype, "Type of the rows [f32]", kDtypes);
   add_choice(command, "--routing", o->routing, "How tokens pick experts [uniform]", kRoutings);
-  command->add_option("--repeat", o->repeat, "Rounds; the best counts [20]")
+  command->add_option("--repeat", o->repeat, "Rounds on CPUs; the best counts [20]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object a line, one an operation");
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
+    require_sound(o->device, o->launch);
+    if (o->device.kind == DeviceKind::cuda && o->mover == MoverKind::packed) {
+      throw CLI::ValidationError("--mover", "packed is for CPUs: leave it away");
+    }
+    prepare_environment(o->device);
     bench_dispatch(*o);
   });
 }
@@ -126,10 +139,9 @@ void add_layer(CLI::App& bench) {
           "Tokens over all ranks, hidden and intermediate size, experts, picks a token; or a name: "
           "small, fine, qwen3-30b, olmoe, mixtral, dsv3-slice [small]")
       ->type_name("NAME|T,H,I,E,K");
-  add_launch(command, o->launch);
+  add_launch_and_device(command, o->launch, o->device);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
       ->check(CLI::Range(1, 1024));
-  add_device_options(command, o->device, "Where to compute; cuda: one rank on a GPU [cpu]");
   add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
   add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
              std::map<std::string, BenchSizing>{{"exact", BenchSizing::exact},
@@ -147,16 +159,18 @@ void add_layer(CLI::App& bench) {
       std::map<std::string, Keep>{
           {"rows", Keep::rows}, {"activations", Keep::activations}, {"nothing", Keep::nothing}});
   command->add_flag("--losses", o->losses, "Train with the balance loss and the z-loss, too");
-  command->add_option("--repeat", o->repeat, "Rounds; the best counts [10]")
+  command
+      ->add_option("--repeat", o->repeat,
+                   "Rounds; the best counts; on GPUs those of the stages [10]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object");
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
-    const bool one_rank = o->launch.ranks <= 1 && o->launch.comm == "threads";
-    require_sound(o->device);
-    if (o->device.kind == DeviceKind::cuda && (!one_rank || o->threads > 0)) {
-      throw CLI::ValidationError("--device", "with cuda there is one rank, and no --threads");
+    require_sound(o->device, o->launch);
+    if (o->device.kind == DeviceKind::cuda && o->threads > 0) {
+      throw CLI::ValidationError("--threads", "a GPU has none: leave it away");
     }
+    prepare_environment(o->device);
     bench_layer(*o);
   });
 }

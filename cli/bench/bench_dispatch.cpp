@@ -153,6 +153,7 @@ void print_table(const std::vector<MovementTimes>& all, const Communicator& comm
 }  // namespace
 
 void bench_dispatch(const BenchDispatchOptions& options) {
+  if (options.device.kind == DeviceKind::cuda) return bench_dispatch_gpu(options);
   launch(options.launch, [&](Communicator& comm) {
     pin_to_core(comm.rank());
     DispatchBench bench(comm, options);

@@ -19,6 +19,7 @@ struct BenchDispatchOptions {
   std::int64_t hidden = 2048;
   int num_experts = 64;
   std::int64_t top_k = 2;
+  DeviceChoice device;
   MoverKind mover = MoverKind::automatic;
   Dtype dtype = Dtype::f32;
   RoutingKind routing = RoutingKind::uniform;
@@ -28,6 +29,8 @@ struct BenchDispatchOptions {
 
 // Plan, dispatch, combine and their backwards beside their ceilings.
 void bench_dispatch(const BenchDispatchOptions& options);
+// With --device cuda: beside copies within the memory of GPUs, and as graphs, too.
+void bench_dispatch_gpu(const BenchDispatchOptions& options);
 
 enum class BenchSizing { exact, bounded };
 
@@ -55,7 +58,7 @@ MoeLayerOptions layer_options(const BenchLayerOptions& options, std::int64_t cap
 
 // The whole layer, beside the matrix library's own speed.
 void bench_layer(const BenchLayerOptions& options);
-// With --device cuda: the layer on one GPU, beside what that GPU reaches.
+// With --device cuda: beside what GPUs reach.
 void bench_layer_gpu(const BenchLayerOptions& options);
 
 struct BenchCheckpointOptions {

@@ -30,11 +30,6 @@ Memory take(std::size_t bytes) {
   return {data, [](void* old) { cudaFree(old); }};
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // Seconds of each of so many rounds in a row.
 std::vector<double> time_rounds(cudaStream_t stream, int rounds,
                                 const std::function<void()>& work) {
@@ -58,18 +53,13 @@ std::vector<double> time_rounds(cudaStream_t stream, int rounds,
 
 constexpr int kRounds = 11;
 
-// A GPU under load for more than some 30 ms draws all the power that it may, and slows down: so
-// bursts end before that, unless one round takes longer.
 double cool_seconds(cudaStream_t stream, const std::function<void()>& work) {
-  constexpr int kBursts = 5;
-  constexpr double kWarmUp = 3e-3;
-  constexpr double kBurst = 20e-3;
   const double estimate = time_rounds(stream, 2, work)[1];
-  const int warm_ups = static_cast<int>(std::ceil(kWarmUp / estimate));
-  const int rounds = std::clamp(static_cast<int>(kBurst / estimate) - warm_ups, 1, kRounds);
+  const int warm_ups = static_cast<int>(std::ceil(Heat::kWarmUp / estimate));
+  const int rounds = std::clamp(static_cast<int>(Heat::kBurst / estimate) - warm_ups, 1, kRounds);
   std::vector<double> seconds;
-  for (int burst = 0; burst < kBursts; ++burst) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  for (int burst = 0; burst < Heat::kBursts; ++burst) {
+    std::this_thread::sleep_for(Heat::kPause);
     for (int i = 0; i < warm_ups; ++i) work();
     const auto of_burst = time_rounds(stream, rounds, work);
     seconds.insert(seconds.end(), of_burst.begin(), of_burst.end());
@@ -79,14 +69,9 @@ double cool_seconds(cudaStream_t stream, const std::function<void()>& work) {
 
 // The GPU is never left idle between the load and the rounds.
 double hot_seconds(cudaStream_t stream, const std::function<void()>& work, double estimate) {
-  constexpr double kLoad = 0.3;
-  const int load = static_cast<int>(std::ceil(1.3 * kLoad / estimate));
+  const int load = static_cast<int>(std::ceil(Heat::kLoad / estimate));
   for (int i = 0; i < load; ++i) work();
   return median(time_rounds(stream, kRounds, work));
-}
-
-CoolAndHot rate(const CoolAndHot& seconds, double work) {
-  return {work / seconds.cool, work / seconds.hot};
 }
 
 // The few functions of cuBLAS that are needed, without linking it: nobody must have it.
@@ -128,8 +113,9 @@ CoolAndHot time_on_gpu(void* stream, const std::function<void()>& work) {
   return {cool, hot_seconds(on, work, cool)};
 }
 
-CoolAndHot copy_ceiling(void* stream) {
+CoolAndHot copy_ceiling(void* stream, int ordinal, const Timer& timer) {
   constexpr std::size_t kBytes = std::size_t{1} << 30;
+  check(cudaSetDevice(ordinal), "choosing the GPU of a ceiling");
   const auto from = take(kBytes);
   const auto to = take(kBytes);
   check(cudaMemset(from.get(), 0x5b, kBytes), "filling memory");
@@ -138,7 +124,7 @@ CoolAndHot copy_ceiling(void* stream) {
                           static_cast<cudaStream_t>(stream)),
           "copying");
   };
-  return rate(time_on_gpu(stream, copy), 2.0 * kBytes);
+  return 2.0 * kBytes / timer(copy);
 }
 
 CoolAndHot gemm_ceiling(void* stream, const DenseProduct& p, std::string& reason) {
@@ -174,8 +160,8 @@ CoolAndHot gemm_ceiling(void* stream, const DenseProduct& p, std::string& reason
                                  static_cast<int>(p.n), kCompute32F, -1);
     if (status != 0) throw DeviceError(fmt::format("cublasGemmEx failed with {}", status));
   };
-  return rate(time_on_gpu(stream, multiply),
-              2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k));
+  return 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) /
+         time_on_gpu(stream, multiply);
 }
 
 }  // namespace switchyard::cli

@@ -5,22 +5,18 @@
 #include <functional>
 #include <string>
 
+#include "bench/cool_and_hot.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::cli {
 
-// Medians, taken as bench/gpu_timing.py takes them. A GPU that was idle runs faster than one that
-// is hot: a figure is compared with a ceiling of the same heat.
-struct CoolAndHot {
-  double cool = 0.0;  // in five bursts of at most 20 ms or one round, each after a pause
-  double hot = 0.0;   // eleven rounds after a third of a second of the same work
-};
-
-// Seconds that one call of `work`, which only fills the stream (a cudaStream_t), takes the GPU.
+// Seconds that one call of `work`, which only fills the stream (a cudaStream_t), takes the GPU; hot
+// is the median of eleven.
 CoolAndHot time_on_gpu(void* stream, const std::function<void()>& work);
 
-// Bytes read and written a second by a copy within the GPU's memory.
-CoolAndHot copy_ceiling(void* stream);
+// Bytes read and written a second by a copy within a GPU's memory, timed by `timer`: where that is
+// time_on_ranks, all ranks copy at once, and this is the part of one.
+CoolAndHot copy_ceiling(void* stream, int ordinal, const Timer& timer);
 
 struct DenseProduct {
   std::int64_t m = 0, n = 0, k = 0;

@@ -10,7 +10,7 @@ namespace {
 }  // namespace
 
 CoolAndHot time_on_gpu(void* /*stream*/, const std::function<void()>& /*work*/) { refuse(); }
-CoolAndHot copy_ceiling(void* /*stream*/) { refuse(); }
+CoolAndHot copy_ceiling(void* /*stream*/, int /*ordinal*/, const Timer& /*timer*/) { refuse(); }
 CoolAndHot gemm_ceiling(void* /*stream*/, const DenseProduct& /*product*/,
                         std::string& /*reason*/) {
   refuse();

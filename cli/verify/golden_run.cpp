@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
-#include "switchyard/error.h"
+#include "between_ranks.h"
 #include "switchyard/load_balancer.h"
 
 namespace switchyard::cli {
@@ -126,41 +125,13 @@ std::vector<Difference> run_rank(Communicator& comm, const GoldenCase& golden,
   return differences.all();
 }
 
-// [ranks][n]: there are no tensors of double, so the bits travel.
-std::vector<double> gather(Communicator& comm, const std::vector<double>& values) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  Tensor mine({count}, Dtype::i64);
-  Tensor all({comm.size() * count}, Dtype::i64);
-  std::memcpy(mine.data(), values.data(), static_cast<std::size_t>(mine.bytes()));
-  comm.all_gather(mine, all);
-  std::vector<double> result(static_cast<std::size_t>(all.rows()));
-  std::memcpy(result.data(), all.data(), static_cast<std::size_t>(all.bytes()));
-  return result;
-}
-
-// Whose error a rank threw; what happened to it itself counts for more.
-enum class Cause { none, another_rank, this_rank };
-
-// What went wrong on some rank, and was not only heard of from another; empty: nothing did.
-std::string first_error(Communicator& comm, const std::string& mine, Cause cause) {
-  const auto causes = gather(comm, {static_cast<double>(cause)});
-  const auto worst = std::max_element(causes.begin(), causes.end());
-  if (*worst == static_cast<double>(Cause::none)) return {};
-  constexpr std::size_t kMostBytes = 1024;
-  std::vector<double> text(kMostBytes / sizeof(double));
-  std::memcpy(text.data(), mine.data(), std::min(mine.size(), kMostBytes - 1));
-  const auto all = gather(comm, text);
-  const auto rank = static_cast<std::size_t>(worst - causes.begin());
-  return reinterpret_cast<const char*>(all.data() + rank * text.size());
-}
-
 RankDifferences gather(Communicator& comm, const std::vector<Difference>& mine) {
   std::vector<double> numbers;
   for (const Difference& d : mine) {
     numbers.push_back(d.error_squared);
     numbers.push_back(d.recorded_squared);
   }
-  const auto all = gather(comm, numbers);
+  const auto all = gather_numbers(comm, numbers);
   RankDifferences result(static_cast<std::size_t>(comm.size()), mine);
   auto number = all.begin();
   for (auto& differences : result) {
@@ -182,18 +153,9 @@ bool GoldenRun::ok() const {
 GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
                           const DeviceChoice& device) {
   std::vector<Difference> mine;
-  std::string error;
-  auto cause = Cause::none;
-  const auto ranks = comm.split(0, comm.rank());  // an error makes this one unusable, not comm
-  try {
-    mine = run_rank(*ranks, golden, division, device.make());
-  } catch (const std::exception& caught) {
-    error = caught.what();
-    cause = dynamic_cast<const CommunicationError*>(&caught) != nullptr ? Cause::another_rank
-                                                                        : Cause::this_rank;
-    ranks->abort(error);
-  }
-  error = first_error(comm, error, cause);
+  const auto error = try_on_ranks(comm, [&](Communicator& ranks) {
+    mine = run_rank(ranks, golden, division, device.make(ranks.rank()));
+  });
   if (!error.empty()) return {.error = error};
   const auto by_rank = gather(comm, mine);
   if (golden.num_ranks() > 0) return {.comparisons = judge_worst(by_rank)};

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 struct VerifyOptions {
   std::vector<fs::path> paths;  // files, or folders of *.safetensors
   std::string comm = "threads";
-  DeviceChoice device;                 // all ranks share one
+  DeviceChoice device;
   std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
   bool json = false;
 };
@@ -89,11 +89,12 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
     const auto sizes = sizes_of(golden, options.ranks);
     all_sizes.insert(sizes.begin(), sizes.end());
   }
+  const DeviceChoice device = spread_over_gpus(options.device, *all_sizes.rbegin());
   auto reports = empty_reports(cases);
   for (const int size : all_sizes) {
     launch({.comm = "threads", .ranks = size}, [&](Communicator& comm) {
       auto others = empty_reports(cases);  // all ranks have the same results; one is enough
-      run_cases(comm, cases, options.ranks, options.device, comm.rank() == 0 ? reports : others);
+      run_cases(comm, cases, options.ranks, device, comm.rank() == 0 ? reports : others);
     });
   }
   return reports;
@@ -121,7 +122,6 @@ void print(const std::vector<CaseReport>& reports, const VerifyOptions& options)
 // Prints what was found; true if at least one case ran and none failed.
 bool verify(const VerifyOptions& options) {
   const auto cases = read_cases(options.paths);
-  options.device.make();  // where there is none, it is said once, and not by every case
   if (options.comm == "threads") {
     const auto reports = verify_on_threads(cases, options);
     print(reports, options);
@@ -158,16 +158,14 @@ void add_verify_command(CLI::App& app) {
   command->add_option("--comm", o->comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
   add_device_options(command, o->device,
-                     "Where to compute; with cuda all ranks share one GPU [cpu]");
+                     "Where to compute; with cuda ranks are threads, spread over the GPUs [cpu]");
   command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
   command->callback([o, ranks] {
     if (o->comm != "threads" && ranks->count() > 0) {
       throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
     }
-    require_sound(o->device);
-    if (o->comm != "threads" && o->device.kind == DeviceKind::cuda) {
-      throw CLI::ValidationError("--device", "on a GPU ranks are threads: leave --comm away");
-    }
+    require_sound(o->device, {o->comm, std::ranges::max(o->ranks)});
+    prepare_environment(o->device);
     if (!verify(*o)) throw CLI::RuntimeError(1);
   });
 }

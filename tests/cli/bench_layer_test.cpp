@@ -87,7 +87,18 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--device tpu", "--device: \"tpu\" is not one of cpu|cuda");
   expect_error("--device cuda --kernels own", "--kernels: \"own\" is not one of best|portable");
   expect_error("--kernels portable", "--kernels: only a GPU has a choice: add --device cuda");
+  expect_error("--device cuda --comm mpi", "--device: on a GPU ranks are threads");
+  expect_error("--device cuda --ranks 64", "--ranks: 64 are too many");
+  expect_error("--device cuda --threads 2", "--threads: a GPU has none: leave it away");
   expect_error("--threads 0", "--threads");
+}
+
+// By one of the ranks that would be on it. Where there is a GPU, it is hidden.
+TEST(BenchLayer, SaysOnceThatAGpuCannotBeUsed) {
+  const auto outcome = run("bench layer --device cuda --ranks 4", "CUDA_VISIBLE_DEVICES=");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(outcome.output.starts_with("switchyard: GPU 0 cannot be used: ")) << outcome.output;
+  EXPECT_EQ(outcome.output.find('\n'), outcome.output.size() - 1) << outcome.output;
 }
 
 #ifdef SWITCHYARD_MPIRUN

@@ -95,8 +95,23 @@ TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("bench dispatch --mover train", "--mover: \"train\" is not one of direct|packed");
   expect_error("bench dispatch --comm pigeon", "--comm");
   expect_error("bench dispatch --ranks 0", "--ranks");
+  expect_error("bench dispatch --kernels best", "--kernels: only a GPU has a choice");
+  expect_error("bench dispatch --device cuda --mover packed",
+               "--mover: packed is for CPUs: leave it away");
+  expect_error("bench dispatch --device cuda --comm mpi",
+               "--device: on a GPU ranks are threads: leave --comm away");
+  expect_error("bench dispatch --device cuda --ranks 33",
+               "--ranks: 33 are too many: with --device cuda there are at most 32");
   expect_error("bench", "subcommand");
   expect_error("", "subcommand");
+}
+
+// By one of the ranks that would be on it. Where there is a GPU, it is hidden.
+TEST(Cli, BenchDispatchSaysOnceThatAGpuCannotBeUsed) {
+  const auto outcome = run("bench dispatch --device cuda --ranks 4", "CUDA_VISIBLE_DEVICES=");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(outcome.output.starts_with("switchyard: GPU 0 cannot be used: ")) << outcome.output;
+  EXPECT_EQ(outcome.output.find('\n'), outcome.output.size() - 1) << outcome.output;
 }
 
 TEST(Cli, WhatNobodyKnowsGetsTheClosest) {

@@ -146,7 +146,8 @@ TEST_F(Verify, AResultOfAnotherShapeFailsTheCase) {
 // Where there is a GPU, it is hidden.
 TEST_F(Verify, AGpuThatCannotBeUsedIsSaidOnce) {
   const auto outcome =
-      run("verify --device cuda " + golden("local") + " " + golden("ep2"), "CUDA_VISIBLE_DEVICES=");
+      run("verify --device cuda --ranks 1,3 " + golden("local") + " " + golden("ep2"),
+          "CUDA_VISIBLE_DEVICES=");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_TRUE(outcome.output.starts_with("switchyard: GPU 0 cannot be used: ")) << outcome.output;
   EXPECT_FALSE(says(outcome, "FAILED")) << outcome.output;
@@ -167,6 +168,10 @@ TEST_F(Verify, WrongPathsAreNamed) {
   expect_error(golden("local") + " --device tpu", 2, "--device: \"tpu\" is not one of cpu|cuda");
   expect_error(golden("local") + " --kernels best", 2,
                "--kernels: only a GPU has a choice: add --device cuda");
+  expect_error(golden("local") + " --device cuda --comm mpi", 2,
+               "--device: on a GPU ranks are threads: leave --comm away");
+  expect_error(golden("local") + " --device cuda --ranks 1,33", 2,
+               "--ranks: 33 are too many: with --device cuda there are at most 32");
 }
 
 TEST_F(Verify, AFileThatIsNoCaseIsAnError) {
