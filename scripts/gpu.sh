@@ -4,15 +4,18 @@
 #   gpu.sh verified      whether the CUDA code at hand is what bench/gpu-verified says has run
 #   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
 #                        to build/headers, which a machine without these packages builds with
-# test runs the device suite and verify twice: with the kernels of the GPU's own kind, and with
-# portable ones alone, and then prints a sum of the CUDA code, which bench/gpu-verified holds when
-# that is the code that ran. compare runs bench/gpu_compare.py whole, and needs a python3 with torch;
-# sanitize runs the kernel tests under compute-sanitizer.
+# test runs the device suite, and verify at 1, 2 and 4 ranks, twice: with the kernels of the GPU's
+# own kind, and with portable ones alone, and then prints a sum of the CUDA code, which
+# bench/gpu-verified holds when that is the code that ran. bench runs the layer at one rank and over
+# several, and dispatch and combine alone over 8. compare runs bench/gpu_compare.py whole, and needs
+# a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
 results=${SWITCHYARD_GPU_RESULTS:-build/gpu-results}
 shapes=(qwen3-30b olmoe mixtral dsv3-slice)
+ranks=(2 4 8)                    # of the layer at the first of them
+dispatched_tokens=(4096 128 16)  # on each of 8 ranks, of dispatch and combine alone
 
 collect_headers() {
   say "Copying headers to build/headers"
@@ -56,7 +59,7 @@ test_with() {
   SWITCHYARD_TEST_CUDA_KERNELS=$kernels \
     "$binaries/tests/switchyard_device_tests" --gtest_brief=1
   "$binaries/cli/switchyard" verify tests/data/golden --device cuda --kernels "$kernels" \
-    >"$verified" || { cat "$verified"; return 1; }
+    --ranks 1,2,4 >"$verified" || { cat "$verified"; return 1; }
   tail -n 3 "$verified"
 }
 
@@ -82,12 +85,25 @@ sanitize() {
 }
 
 run_bench() {
-  local shape
+  local shape count tokens
   for shape in "${shapes[@]}"; do
     say "$shape"
-    "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --shape "$shape" \
-      --sizing bounded | tee "$results/bench-$shape.txt"
+    bench_layer "$shape" 1 | tee "$results/bench-$shape.txt"
   done
+  for count in "${ranks[@]}"; do
+    say "${shapes[0]} over $count ranks"
+    bench_layer "${shapes[0]}" "$count" | tee "$results/bench-ranks-$count.txt"
+  done
+  for tokens in "${dispatched_tokens[@]}"; do
+    say "dispatch and combine over 8 ranks of $tokens tokens"
+    "$binaries/cli/switchyard" bench dispatch --device cuda --dtype bf16 --ranks 8 \
+      --shape "$((8 * tokens)),7168,256,8" | tee "$results/bench-dispatch-$tokens.txt"
+  done
+}
+
+bench_layer() {
+  "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --sizing bounded \
+    --shape "$1" --ranks "$2"
 }
 
 run_compare() {
@@ -126,5 +142,16 @@ for shape in "${shapes[@]}"; do
   [ -f "$results/bench-$shape.txt" ] || continue
   printf '%-12s ' "$shape"
   grep -E '^forward\+backward' "$results/bench-$shape.txt"
+done
+# A step, or dispatch and combine, and the line after it: the same as graphs.
+for count in "${ranks[@]}"; do
+  [ -f "$results/bench-ranks-$count.txt" ] || continue
+  grep -A 1 -E '^forward\+backward' "$results/bench-ranks-$count.txt" |
+    sed "s/^/${shapes[0]} over $count ranks: /"
+done
+for tokens in "${dispatched_tokens[@]}"; do
+  [ -f "$results/bench-dispatch-$tokens.txt" ] || continue
+  grep -A 1 -E '^dispatch\+combine' "$results/bench-dispatch-$tokens.txt" |
+    sed "s/^/8 ranks of $tokens tokens: /"
 done
 true
