@@ -16,6 +16,7 @@
 
 namespace switchyard {
 
+class FailureListeners;
 struct ObjectIds;
 
 enum class ReduceOp { sum, min, max };
@@ -132,6 +133,7 @@ class SWITCHYARD_API Communicator {
   std::span<std::chrono::nanoseconds> waits() { return waited_for_; }
 
  private:
+  friend class FailureListeners;
   friend struct ObjectIds;
 
   void give_up(std::string_view reason, const std::vector<int>& culprits);
@@ -143,7 +145,8 @@ class SWITCHYARD_API Communicator {
   std::uint64_t sequence_ = 0;
   std::int64_t bytes_sent_ = 0;
   std::vector<std::chrono::nanoseconds> waited_for_;
-  std::int64_t num_objects_ = 0;  // made over this
+  std::int64_t num_objects_ = 0;                 // made over this
+  std::shared_ptr<FailureListeners> listeners_;  // null: none yet
   std::string_view operation_;
   std::string detail_;
   std::optional<std::string> failure_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "comm/failure_listener.h"
 #include "core/check_memory.h"
 #include "core/require.h"
 
@@ -143,6 +144,7 @@ void Communicator::abort(std::string_view reason) { give_up(reason, {}); }
 void Communicator::give_up(std::string_view reason, const std::vector<int>& culprits) {
   if (failure_) return;
   failure_ = std::string(reason);
+  FailureListeners::tell(*this, *failure_);
   do_abort(*failure_, culprits);
 }
 
@@ -245,6 +247,7 @@ void Communicator::barrier() {
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::unique_ptr<Communicator> part;
   run_collective("split", "", [&] { part = do_split(color, key); });
+  if (part != nullptr) FailureListeners::split_off(*this, *part);
   return part;
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device/peer_memory.h"
 #include "device/plan_words.h"
 #include "device/router_sums.h"
 #include "switchyard/capacity.h"
@@ -108,6 +109,9 @@ struct RowTable {
   const std::int32_t* slots = nullptr;
   const std::int32_t* buffers = nullptr;
   std::span<std::byte* const> bases;  // host: pointers to contiguous rows
+  // Instead of these, pointers in the device's memory, as a meeting gives them: null for buffers
+  // whose rows count as not named. They lie on 16 bytes.
+  std::byte* const* peer_bases = nullptr;
 };
 
 // The rows of this rank's groups that belong to no assignment.
@@ -118,6 +122,17 @@ struct PadRows {
   ConstTensorView group_rows;              // [e] i32
 };
 
+// What goes along with tokens that cross to a rank once, in memory that a meeting has lent.
+struct Beside {
+  // weights [count · width]: all of token i go to where its row goes, slots[i · width + j] · width.
+  const float* weights = nullptr;
+  std::byte* const* weight_bases = nullptr;
+  // sources [count · width]: each goes to its slot among the rows of the same buffer; none below 0.
+  const std::int32_t* sources = nullptr;
+  const std::int32_t* source_slots = nullptr;
+  std::byte* const* source_bases = nullptr;
+};
+
 struct ScatterRows {
   ConstTensorView from;          // [count, H]
   const float* scale = nullptr;  // [count · width] or none
@@ -125,7 +140,9 @@ struct ScatterRows {
   // Scalars that travel along: scalar(i, j) to its slot in f32 buffers, one a base of `to`.
   const float* scalars = nullptr;                 // [count · width] or none
   std::span<std::byte* const> scalar_bases = {};  // host
+  std::byte* const* peer_scalar_bases = nullptr;  // instead of these, with `to.peer_bases`
   std::optional<PadRows> pads = {};               // become 0
+  std::optional<Beside> beside = {};
 };
 
 struct GatherRows {
@@ -135,7 +152,11 @@ struct GatherRows {
   // Scalars that are fetched along: from their slots in f32 buffers, one a base of `from`; 0 where
   // the table names no row.
   std::span<std::byte* const> scalar_bases = {};  // host
-  float* scalars = nullptr;                       // out [count · width] or none
+  std::byte* const* peer_scalar_bases = nullptr;  // instead of these, with `from.peer_bases`
+  // For buffers that have one of these: scalars lie at sources [count · width], not at slots.
+  std::byte* const* peer_source_bases = nullptr;
+  const std::int32_t* sources = nullptr;
+  float* scalars = nullptr;  // out [count · width] or none
 };
 
 // The rows of this rank's groups, from the tokens that it has received.
@@ -295,8 +316,9 @@ class DeviceBackend {
   virtual void scatter_rows(const ScatterRows& args) const = 0;
   // to[i] = Σ_j [weights(i, j) ·] row(i, j): in f32, j in order, rounded once; 0 for no rows.
   virtual void gather_rows(const GatherRows& args) const = 0;
-  // For the rows of groups rows[r] = x[s / K] and row_weights[r] = weights[s], with
-  // s = row_sources[r]. Pads become 0, whatever they name; rows beyond the groups are left alone.
+  // rows[r] = x[row_sources[r] / K] for the rows of groups, row_weights[r] =
+  // weights[row_sources[r]]; pads become 0; rows beyond the groups are left alone. What pads name
+  // is not read.
   virtual void fill_rows(const FillRows& args) const = 0;
   // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
   virtual void dot_rows(const DotRows& args) const = 0;
@@ -317,7 +339,7 @@ class DeviceBackend {
   virtual void scale_by_expert(const ScaleByExpert& args) const = 0;
   // Rows [T, …] whose valid [T] i32, contiguous, is 0 become 0.
   virtual void zero_padding(const TensorView& rows, const ConstTensorView& valid) const = 0;
-  // Where *failed is not 0, every element of these f32 or bf16 views becomes NaN; rows may lie
+  // Where *failed is not 0, every element of these f32 or bf16 views becomes NaN. Rows may lie
   // apart.
   virtual void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const = 0;
 
@@ -339,6 +361,13 @@ class DeviceBackend {
   // piece(first, last) over parts of 0 … count − 1, on all threads.
   virtual void split(std::int64_t count,
                      const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
+
+  // Ranks meet; the device waits for the others, the host only where it is the device.
+  virtual void meet(const Meet& args) const = 0;
+  // A heap in this device's memory; `ordinals` are the GPUs that reach it.
+  virtual std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const = 0;
+  // Zeros in the host's memory that all devices of this kind reach.
+  virtual std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const = 0;
 
   virtual Memory memory() const { return Memory::host; }
   // Uninitialised memory, kept for reuse when the last view of it is gone.

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "core/padding.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/peer/heap.h"
 #include "device/device_backend.h"
 #include "switchyard/device.h"
 
@@ -84,6 +86,14 @@ class CpuDevice final : public DeviceBackend {
   void split(std::int64_t count,
              const std::function<void(std::int64_t, std::int64_t)>& piece) const override {
     workers_.split(count, piece);
+  }
+  void meet(const Meet& args) const override { cpu::meet(args); }
+  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> /*ordinals*/) const override {
+    return cpu::make_peer_heap();
+  }
+  std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const override {
+    const auto words = std::make_shared<std::vector<std::int64_t>>((bytes + 7) / 8);
+    return {words, reinterpret_cast<std::byte*>(words->data())};
   }
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return memory_.take(shape, dtype);

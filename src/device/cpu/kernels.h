@@ -41,6 +41,8 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
 // experts/shared_expert.cpp
 void shared_forward(const SharedForward& args, Workers& workers);
 void shared_backward(const SharedBackward& args, Workers& workers, MemoryCache& memory);
+// peer/meet.cpp
+void meet(const Meet& args);
 // matmul.cpp
 void multiply(std::span<const Matmul> products, Workers& workers);
 

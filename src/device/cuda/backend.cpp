@@ -2,12 +2,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/require.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/peer/heap.h"
 #include "device/cuda/runtime/constants.h"
 #include "device/cuda/runtime/device_memory.h"
 #include "device/cuda/runtime/probe.h"
@@ -39,27 +45,55 @@ OnGpu::~OnGpu() {
 
 namespace {
 
+std::shared_ptr<std::byte> take_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+        "taking pinned memory");
+  return {static_cast<std::byte*>(memory), [](std::byte* old) { cudaFreeHost(old); }};
+}
+
 // Memory of the host that a GPU copies to without the driver's help.
 class PinnedBuffer {
  public:
   PinnedBuffer() { at_least(1); }  // taking it may wait, which is best done at once
 
-  // Its bytes; what was there is lost when it grows.
+  // Its bytes; what was there is lost when it grows. What it had before is freed with it alone:
+  // freeing waits for the GPU, where a kernel may wait for this very rank.
   std::byte* at_least(std::size_t bytes) {
     if (bytes > size_) {
-      const std::size_t size = bytes < 65536 ? 65536 : 2 * bytes;
-      void* memory = nullptr;
-      check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "taking pinned memory");
-      memory_ = Memory(static_cast<std::byte*>(memory), [](std::byte* old) { cudaFreeHost(old); });
-      size_ = size;
+      size_ = bytes < 65536 ? 65536 : 2 * bytes;
+      memory_.push_back(take_pinned(size_));
     }
-    return memory_.get();
+    return memory_.back().get();
   }
 
  private:
-  using Memory = std::unique_ptr<std::byte, void (*)(std::byte*)>;
-  Memory memory_{nullptr, [](std::byte*) {}};
+  std::vector<std::shared_ptr<std::byte>> memory_;
   std::size_t size_ = 0;
+};
+
+// What ranks reach of each other, on one stream.
+class CudaHeap final : public PeerHeap {
+ public:
+  CudaHeap(HeapSource source, const Context& context)
+      : source_(std::move(source)),
+        memory_(std::make_shared<DeviceMemory>(source_.blocks)),
+        context_(context) {}
+
+  const std::shared_ptr<DeviceMemory>& memory() const { return memory_; }
+  std::byte* base() const override { return source_.base; }
+  TensorView take(const Shape& shape, Dtype dtype) override {
+    return memory_->take(shape, dtype, context_.stream());
+  }
+  bool holds(const ConstTensorView& view) const override {
+    return source_.base <= view.data() && view.data() < source_.base + source_.reserved_bytes;
+  }
+  std::int64_t bytes_held() const override { return memory_->bytes_held(); }
+
+ private:
+  HeapSource source_;
+  std::shared_ptr<DeviceMemory> memory_;
+  const Context& context_;
 };
 
 class CudaContext final : public Context {
@@ -81,6 +115,9 @@ class CudaContext final : public Context {
 
   ~CudaContext() override {  // at the end of a program the driver may be gone already
     cudaStreamDestroy(own_stream_);
+    for (CUevent_st* const event : passed_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
     if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
   }
 
@@ -106,17 +143,48 @@ class CudaContext final : public Context {
     capturing_ = stream;
     stream_before_ = std::exchange(stream_, stream);
     capture_ = capture_of(stream);
-    memory_.begin_capture(capture_);
+    for_all_memory([&](DeviceMemory& memory) { memory.begin_capture(capture_); });
     return capture_;
   }
   CUgraph_st* end_capture(int& status) override {
-    memory_.end_capture(capture_);
+    for_all_memory([&](DeviceMemory& memory) { memory.end_capture(capture_); });
     stream_ = stream_before_;
     cudaGraph_t graph = nullptr;
     status = cudaStreamEndCapture(std::exchange(capturing_, nullptr), &graph);
     return graph;
   }
-  void release_capture(std::uint64_t capture) override { memory_.release(capture); }
+  void release_capture(std::uint64_t capture) override {
+    for_all_memory([&](DeviceMemory& memory) { memory.release(capture); });
+  }
+  void note_meeting(const std::weak_ptr<const PeerCheck>& check) override {
+    if (capturing_ != nullptr) {
+      meetings_.push_back(check);
+    } else {
+      pace(1);
+    }
+  }
+  void pace(std::int64_t meetings) override {
+    num_meetings_ += meetings;
+    if (num_meetings_ < kPace) return;
+    num_meetings_ = 0;
+    CUevent_st*& event = passed_[next_passed_++ % passed_.size()];
+    if (event == nullptr) {
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    }
+    while (cudaEventQuery(event) == cudaErrorNotReady) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    check(cudaEventRecord(event, stream_), "recording an event");
+  }
+  std::vector<std::weak_ptr<const PeerCheck>> take_meetings() override {
+    return std::exchange(meetings_, {});
+  }
+  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) {
+    auto heap = std::make_shared<CudaHeap>(make_heap_source(options_.ordinal, ordinals), *this);
+    std::erase_if(heaps_, [](const auto& old) { return old.expired(); });
+    heaps_.push_back(heap->memory());
+    return heap;
+  }
   void set_zero(const TensorView& view) override {
     if (view.bytes() == 0) return;
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
@@ -156,35 +224,84 @@ class CudaContext final : public Context {
     if (to.empty()) return wait();
     require_no_capture();
     std::byte* staged = pinned_.at_least(to.size());
-    check(cudaMemcpyAsync(staged, from.data(), to.size(), cudaMemcpyDeviceToHost, stream_),
-          "copying to the host");
+    // By a kernel: a copy of the copy engine that waits for this stream may hold up those of other
+    // streams, where this one may wait for them.
+    const Shape halves{static_cast<std::int64_t>(to.size() / 2)};
+    cuda::copy_rows(ConstTensorView(from.data(), Dtype::bf16, halves, 1, nullptr, Memory::gpu),
+                    TensorView(staged, Dtype::bf16, halves, 1, nullptr, Memory::gpu), *this);
     wait();
     std::copy_n(staged, to.size(), to.data());
   }
 
-  // Between the host and the GPU, either way; waits.
+  // Between the host and the GPU, either way; waits. By way of pinned memory, and where there are
+  // other ranks, once the stream has come to an end: CUDA copies to and from other memory for one
+  // thread at a time, and copies of all streams may take turns. So one that waited for its stream
+  // would hold up other threads, for which a kernel on that stream may wait.
   void copy_across(const ConstTensorView& from, const TensorView& to) {
     if (from.bytes() == 0) return;
     require_no_capture();
-    if (from.is_contiguous() && to.is_contiguous()) {
-      check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(from.bytes()),
-                            cudaMemcpyDefault, stream_),
-            "copying between the host and the GPU");
-      return wait();
+    constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
+    const bool is_plain = from.is_contiguous() && to.is_contiguous();
+    const std::int64_t row_bytes = is_plain ? 1 : from.row_bytes();
+    const std::int64_t rows = is_plain ? from.bytes() : from.rows();
+    const std::int64_t most_rows = std::max<std::int64_t>(1, kPieceBytes / row_bytes);
+    for (std::int64_t first = 0; first < rows; first += most_rows) {
+      const std::int64_t count = std::min(most_rows, rows - first);
+      copy_piece({from.data() + first * (is_plain ? 1 : from.row_stride_bytes()),
+                  is_plain ? count : from.row_stride_bytes()},
+                 {to.data() + first * (is_plain ? 1 : to.row_stride_bytes()),
+                  is_plain ? count : to.row_stride_bytes()},
+                 {is_plain ? 1 : count, is_plain ? count : row_bytes},
+                 from.memory() == Memory::host);
     }
-    check(cudaMemcpy2DAsync(to.data(), static_cast<std::size_t>(to.row_stride_bytes()), from.data(),
-                            static_cast<std::size_t>(from.row_stride_bytes()),
-                            static_cast<std::size_t>(from.row_bytes()),
-                            static_cast<std::size_t>(from.rows()), cudaMemcpyDefault, stream_),
-          "copying between the host and the GPU");
-    wait();
   }
 
  private:
+  struct Rows {
+    std::int64_t count = 0;
+    std::int64_t bytes = 0;  // of one
+  };
+  template <typename Byte>
+  struct Spaced {
+    Byte* data = nullptr;
+    std::int64_t stride = 0;  // in bytes
+  };
+
+  void copy_piece(const Spaced<const std::byte>& from, const Spaced<std::byte>& to,
+                  const Rows& rows, bool from_host) {
+    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    std::byte* const staged = pinned_.at_least(size(rows.count * rows.bytes));
+    const auto copy_rows = [&](const std::byte* source, std::int64_t source_stride,
+                               std::byte* target, std::int64_t target_stride) {
+      for (std::int64_t r = 0; r < rows.count; ++r) {
+        std::copy_n(source + r * source_stride, rows.bytes, target + r * target_stride);
+      }
+    };
+    if (!heaps_.empty()) wait();
+    if (from_host) copy_rows(from.data, from.stride, staged, rows.bytes);
+    check(from_host ? cudaMemcpy2DAsync(to.data, size(to.stride), staged, size(rows.bytes),
+                                        size(rows.bytes), size(rows.count), cudaMemcpyHostToDevice,
+                                        stream_)
+                    : cudaMemcpy2DAsync(staged, size(rows.bytes), from.data, size(from.stride),
+                                        size(rows.bytes), size(rows.count), cudaMemcpyDeviceToHost,
+                                        stream_),
+          "copying between the host and the GPU");
+    wait();
+    if (!from_host) copy_rows(staged, rows.bytes, to.data, to.stride);
+  }
+
+  template <typename Body>
+  void for_all_memory(Body body) {
+    body(memory_);
+    for (const auto& heap : heaps_) {
+      if (const auto memory = heap.lock()) body(*memory);
+    }
+  }
+
   void require_no_capture() const {
     require<DeviceError>(capture_of(stream_) == 0,
                          "this step has to wait for the GPU, which a captured one cannot: give the "
-                         "layer bounded sizing, and one rank");
+                         "layer bounded sizing");
   }
 
   CudaOptions options_;
@@ -192,9 +309,15 @@ class CudaContext final : public Context {
   CUstream_st* stream_ = nullptr;
   CUstream_st* capture_stream_ = nullptr;  // once one was needed
   CUstream_st* capturing_ = nullptr;
-  std::uint64_t capture_ = 0;             // its number
-  CUstream_st* stream_before_ = nullptr;  // the stream in use before the capture
+  std::uint64_t capture_ = 0;                             // its number
+  CUstream_st* stream_before_ = nullptr;                  // the stream in use before the capture
+  std::vector<std::weak_ptr<const PeerCheck>> meetings_;  // in the capture
+  static constexpr std::int64_t kPace = 8;
+  std::int64_t num_meetings_ = 0;        // since the last event
+  std::array<CUevent_st*, 5> passed_{};  // that the stream comes by, every kPace meetings
+  std::size_t next_passed_ = 0;
   DeviceMemory memory_;
+  std::vector<std::weak_ptr<DeviceMemory>> heaps_;  // that ranks share
   Constants constants_;
   PinnedBuffer pinned_;
   int num_multiprocessors_ = 0;
@@ -260,6 +383,20 @@ class CudaDevice final : public DeviceBackend {
   }
   void multiply(std::span<const Matmul> products) const override {
     cuda::multiply(products, entered());
+  }
+  void meet(const Meet& args) const override {
+    const auto entered_context = entered();
+    entered_context->note_meeting(args.channel.check);
+    cuda::meet(args, entered_context);
+  }
+  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const override {
+    return entered()->make_peer_heap(ordinals);
+  }
+  std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const override {
+    const auto gpu = entered();
+    auto memory = take_pinned(static_cast<std::size_t>(bytes));
+    std::fill_n(memory.get(), bytes, std::byte{0});
+    return memory;
   }
   void split(std::int64_t /*count*/,
              const std::function<void(std::int64_t, std::int64_t)>& /*piece*/) const override {

@@ -43,6 +43,8 @@ void experts_backward(const ExpertsBackward& args, Context& context);
 // experts/shared_expert.cpp
 void shared_forward(const SharedForward& args, Context& context);
 void shared_backward(const SharedBackward& args, Context& context);
+// peer/meet.cu
+void meet(const Meet& args, Context& context);
 // matmul.cu
 void multiply(std::span<const Matmul> products, Context& context);
 // memory.cu

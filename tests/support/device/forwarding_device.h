@@ -58,6 +58,14 @@ class ForwardingDevice : public DeviceBackend {
     base().split(count, piece);
   }
 
+  void meet(const Meet& args) const override { base().meet(args); }
+  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const override {
+    return base().make_peer_heap(ordinals);
+  }
+  std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const override {
+    return base().take_shared(bytes);
+  }
+
   Memory memory() const override { return base().memory(); }
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return base().take(shape, dtype);

@@ -37,8 +37,17 @@ void gather_part(const GatherRows& args, std::int64_t first, std::int64_t last, 
 
 void gather_scalars(const GatherRows& args, std::int64_t first, std::int64_t last) {
   for (std::int64_t i = first * args.from.width; i < last * args.from.width; ++i) {
-    const bool named = args.from.slots[i] >= 0;
-    args.scalars[i] = named ? *scalar_at(args.scalar_bases, args.from, i) : 0.0F;
+    const auto slot = args.from.slots[i];
+    args.scalars[i] = 0.0F;
+    if (slot < 0) continue;
+    std::byte* const by_source =
+        args.peer_source_bases != nullptr ? args.peer_source_bases[args.from.buffers[i]] : nullptr;
+    if (by_source != nullptr) {
+      args.scalars[i] = *scalar_at(by_source, args.sources[i]);
+      continue;
+    }
+    std::byte* const base = base_of(args.from, args.scalar_bases, args.peer_scalar_bases, i);
+    if (base != nullptr) args.scalars[i] = *scalar_at(base, slot);
   }
 }
 

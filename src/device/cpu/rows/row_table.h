@@ -35,6 +35,13 @@ inline Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stri
   return fits ? Stores::streaming : Stores::cached;
 }
 
+// Of the buffer that an entry names, among those of the host or those that peers lend.
+inline std::byte* base_of(const RowTable& table, std::span<std::byte* const> bases,
+                          std::byte* const* peer_bases, std::int64_t entry) {
+  const auto buffer = static_cast<std::size_t>(table.buffers != nullptr ? table.buffers[entry] : 0);
+  return peer_bases != nullptr ? peer_bases[buffer] : bases[buffer];
+}
+
 // The rows that the entries of a table name, in order and without the gaps; looked up some entries
 // before they are used.
 class NamedRows {
@@ -85,8 +92,9 @@ class NamedRows {
       for (int j = 0; j < table_.width; ++j) {
         const std::int64_t slot = table_.slots[first + j];
         if (slot < 0) continue;
-        const int buffer = table_.buffers != nullptr ? table_.buffers[first + j] : 0;
-        entry.rows[count] = table_.bases[static_cast<std::size_t>(buffer)] + slot * row_bytes_;
+        std::byte* const base = base_of(table_, table_.bases, table_.peer_bases, first + j);
+        if (base == nullptr) continue;
+        entry.rows[count] = base + slot * row_bytes_;
         entry.columns[count] = j;
         if (factors_ != nullptr) entry.factors[count] = factors_[first + j];
         ++count;
@@ -119,10 +127,8 @@ inline const float* part_of(const float* scalars, const RowTable& table, std::in
   return scalars != nullptr ? scalars + first * table.width : nullptr;
 }
 
-inline float* scalar_at(std::span<std::byte* const> bases, const RowTable& table,
-                        std::int64_t entry) {
-  const int buffer = table.buffers != nullptr ? table.buffers[entry] : 0;
-  return reinterpret_cast<float*>(bases[static_cast<std::size_t>(buffer)]) + table.slots[entry];
+inline float* scalar_at(std::byte* base, std::int64_t slot) {
+  return reinterpret_cast<float*>(base) + slot;
 }
 
 }  // namespace switchyard::cpu

@@ -1,4 +1,6 @@
 // Writes rows, and a scalar each, to the places that a table names.
+#include <algorithm>
+
 #include "core/row_bytes.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/rows/row_table.h"
@@ -25,7 +27,28 @@ void scatter_part(const ScatterRows& args, std::int64_t first, std::int64_t last
 
 void scatter_scalars(const ScatterRows& args, std::int64_t first, std::int64_t last) {
   for (std::int64_t i = first * args.to.width; i < last * args.to.width; ++i) {
-    if (args.to.slots[i] >= 0) *scalar_at(args.scalar_bases, args.to, i) = args.scalars[i];
+    const auto slot = args.to.slots[i];
+    if (slot < 0) continue;
+    std::byte* const base = base_of(args.to, args.scalar_bases, args.peer_scalar_bases, i);
+    if (base != nullptr) *scalar_at(base, slot) = args.scalars[i];
+  }
+}
+
+void send_beside(const Beside& beside, const RowTable& to, std::int64_t first, std::int64_t last) {
+  for (std::int64_t i = first * to.width; i < last * to.width; ++i) {
+    const std::int64_t token = i / to.width * to.width;
+    if (beside.weights != nullptr && to.slots[i] >= 0) {
+      std::byte* const base = beside.weight_bases[to.buffers[i]];
+      if (base != nullptr) {
+        std::copy_n(beside.weights + token, to.width, scalar_at(base, to.slots[i] * to.width));
+      }
+    }
+    if (beside.sources != nullptr && beside.sources[i] >= 0) {
+      std::byte* const base = beside.source_bases[to.buffers[i]];
+      if (base != nullptr) {
+        reinterpret_cast<std::int32_t*>(base)[beside.source_slots[i]] = beside.sources[i];
+      }
+    }
   }
 }
 
@@ -48,6 +71,7 @@ void scatter_rows(const ScatterRows& args, Workers& workers) {
   workers.split(args.to.count, [&](std::int64_t first, std::int64_t last) {
     scatter_part(args, first, last, stores);
     if (args.scalars != nullptr) scatter_scalars(args, first, last);
+    if (args.beside) send_beside(*args.beside, args.to, first, last);
   });
   if (args.pads) zero_pads(*args.pads);
 }

@@ -6,16 +6,18 @@
 namespace switchyard::cuda {
 namespace {
 
-template <int Bases>
+template <Buffers Where>
 struct GatherWork {
   std::byte* to;
   std::int64_t to_stride;  // in bytes
   std::int64_t columns;
   const float* weights;
   float* scalars;
+  std::byte* const* source_bases;
+  const std::int32_t* sources;
   unsigned segments;  // a row
   unsigned units;
-  DeviceTable<Bases> from;
+  DeviceTable<Where> from;
 };
 
 // Rows that are read together, and chunks of each a lane: about eight loads under way a thread.
@@ -26,20 +28,26 @@ inline constexpr int kGatherSteps = Width == 1 || Width == 2 ? 4
                                     : Width == 4             ? 2
                                                              : 1;
 
-template <int Bases>
-__device__ void gather_scalars(const GatherWork<Bases>& work, std::int64_t first,
+template <Buffers Where>
+__device__ void gather_scalars(const GatherWork<Where>& work, std::int64_t first,
                                std::int64_t width) {
   for (std::int64_t j = threadIdx.x % kWarp; j < width; j += kWarp) {
     const std::int32_t slot = work.from.slots[first + j];
-    work.scalars[first + j] = slot < 0 ? 0.0F : *work.from.scalar(first + j, slot);
+    const float* from = nullptr;
+    if (slot >= 0 && work.source_bases != nullptr) {
+      from = reinterpret_cast<const float*>(work.source_bases[work.from.buffers[first + j]]);
+      if (from != nullptr) from += work.sources[first + j];
+    }
+    if (slot >= 0 && from == nullptr) from = work.from.scalar(first + j, slot);
+    work.scalars[first + j] = from == nullptr ? 0.0F : *from;
   }
 }
 
 // A warp sums a segment of a row. Sums begin with −0, and where no row is named −0 is added: both
 // leave every bit of what is there.
-template <typename T, bool Wide, int Width, int Bases>
+template <typename T, bool Wide, int Width, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const __grid_constant__ GatherWork<Bases> work) {
+    gather_kernel(const __grid_constant__ GatherWork<Where> work) {
   constexpr int kAhead = kGatherAhead<Width>;
   constexpr int kSteps = kGatherSteps<Width>;
   const unsigned unit = blockIdx.x * kWarps + threadIdx.x / kWarp;
@@ -60,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
       const std::int32_t slot = Width > 0 || begin + j < width ? work.from.slots[entry] : -1;
       rows[j] = slot < 0 ? nullptr : work.from.template row<const T>(entry, slot);
       weights[j] = slot < 0 || work.weights == nullptr ? 1.0F : work.weights[entry];
-      any = any || slot >= 0;
+      any = any || rows[j] != nullptr;
     }
     uint4 data[kSteps][kAhead];
 #pragma unroll
@@ -93,47 +101,58 @@ __global__ void __launch_bounds__(kThreads)
   if (work.scalars != nullptr && unit % work.segments == 0) gather_scalars(work, first, width);
 }
 
-template <typename T, bool Wide, int Width, int Bases>
+template <typename T, bool Wide, int Width, Buffers Where>
 void launch_gather(const GatherRows& args, Context& context) {
   const std::int64_t columns = args.to.shape().row_elements();
   const unsigned segments = Segment<T, kGatherSteps<Width>>::per_row(columns);
-  const GatherWork<Bases> work{
+  const GatherWork<Where> work{
       args.to.data(),
       args.to.row_stride_bytes(),
       columns,
       args.weights,
       args.scalars,
+      args.peer_source_bases,
+      args.sources,
       segments,
       static_cast<unsigned>(args.from.count * segments),
-      device_table<Bases>(args.from, args.scalar_bases, args.to.row_bytes())};
-  gather_kernel<T, Wide, Width, Bases>
+      device_table<Where>(args.from, args.scalar_bases, args.peer_scalar_bases, args.to.row_bytes(),
+                          context)};
+  gather_kernel<T, Wide, Width, Where>
       <<<blocks_for(work.units, kWarps), kThreads, 0, context.stream()>>>(work);
   check(cudaGetLastError(), "gather_rows");
 }
 
-template <typename T>
-void gather_typed(const GatherRows& args, Context& context, bool wide) {
-  if (!wide) return launch_gather<T, false, 0, kMostBases>(args, context);
-  if (args.from.bases.size() > 1) return launch_gather<T, true, 0, kMostBases>(args, context);
+// The usual widths have kernels of their own where rows are aligned.
+template <typename T, Buffers Where>
+void gather_wide(const GatherRows& args, Context& context) {
   switch (args.from.width) {
     case 1:
-      return launch_gather<T, true, 1, 1>(args, context);
+      return launch_gather<T, true, 1, Where>(args, context);
     case 2:
-      return launch_gather<T, true, 2, 1>(args, context);
+      return launch_gather<T, true, 2, Where>(args, context);
     case 4:
-      return launch_gather<T, true, 4, 1>(args, context);
+      return launch_gather<T, true, 4, Where>(args, context);
     case 8:
-      return launch_gather<T, true, 8, 1>(args, context);
+      return launch_gather<T, true, 8, Where>(args, context);
     default:
-      return launch_gather<T, true, 0, 1>(args, context);
+      return launch_gather<T, true, 0, Where>(args, context);
   }
+}
+
+template <typename T>
+void gather_typed(const GatherRows& args, Context& context, bool wide) {
+  if (in_one_buffer(args.from)) {
+    return wide ? gather_wide<T, Buffers::one>(args, context)
+                : launch_gather<T, false, 0, Buffers::one>(args, context);
+  }
+  return wide ? gather_wide<T, Buffers::several>(args, context)
+              : launch_gather<T, false, 0, Buffers::several>(args, context);
 }
 
 }  // namespace
 
 void gather_rows(const GatherRows& args, Context& context) {
   if (args.from.count == 0) return;
-  require_bases(args.from, "gather_rows from more than 256 buffers");
   const bool wide = rows_on_chunks(args.to) && rows_on_chunks(args.from, args.to.row_bytes());
   return args.to.dtype() == Dtype::bf16 ? gather_typed<__nv_bfloat16>(args, context, wide)
                                         : gather_typed<float>(args, context, wide);
@@ -141,21 +160,21 @@ void gather_rows(const GatherRows& args, Context& context) {
 
 namespace {
 
-template <int Bases>
+template <Buffers Where>
 struct DotWork {
   const std::byte* with;
   std::int64_t with_stride;  // in bytes
   std::int64_t columns;
   unsigned entries;
   float* dots;
-  DeviceTable<Bases> rows;
+  DeviceTable<Where> rows;
 };
 
 // A warp makes one product. A lane's elements and the tree that adds the lanes depend on the number
 // of columns alone, not on how they are loaded.
-template <typename T, bool Wide, int Bases>
+template <typename T, bool Wide, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
-    dot_kernel(const __grid_constant__ DotWork<Bases> work) {
+    dot_kernel(const __grid_constant__ DotWork<Where> work) {
   constexpr int kSteps = 4;
   constexpr int kStride = kWarp * kChunkElements<T>;
   const unsigned entry = blockIdx.x * kWarps + threadIdx.x / kWarp;
@@ -163,8 +182,8 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int32_t slot = work.rows.slots[entry];
   float sum = 0.0F;
-  if (slot >= 0) {
-    const T* row = work.rows.template row<const T>(entry, slot);
+  const T* row = slot >= 0 ? work.rows.template row<const T>(entry, slot) : nullptr;
+  if (row != nullptr) {
     const std::int64_t token = entry / static_cast<unsigned>(work.rows.width);
     const T* with = reinterpret_cast<const T*>(work.with + token * work.with_stride);
     for (std::int64_t c = lane * kChunkElements<T>; c < work.columns; c += kSteps * kStride) {
@@ -191,31 +210,34 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) work.dots[entry] = sum;
 }
 
-template <typename T, bool Wide, int Bases>
+template <typename T, bool Wide, Buffers Where>
 void launch_dot(const DotRows& args, Context& context) {
-  const DotWork<Bases> work{args.with.data(),
-                            args.with.row_stride_bytes(),
-                            args.with.shape().row_elements(),
-                            static_cast<unsigned>(args.rows.count * args.rows.width),
-                            args.dots,
-                            device_table<Bases>(args.rows, {}, args.with.row_bytes())};
-  dot_kernel<T, Wide, Bases>
+  const DotWork<Where> work{
+      args.with.data(),
+      args.with.row_stride_bytes(),
+      args.with.shape().row_elements(),
+      static_cast<unsigned>(args.rows.count * args.rows.width),
+      args.dots,
+      device_table<Where>(args.rows, {}, nullptr, args.with.row_bytes(), context)};
+  dot_kernel<T, Wide, Where>
       <<<blocks_for(work.entries, kWarps), kThreads, 0, context.stream()>>>(work);
   check(cudaGetLastError(), "dot_rows");
 }
 
 template <typename T>
 void dot_typed(const DotRows& args, Context& context, bool wide) {
-  if (!wide) return launch_dot<T, false, kMostBases>(args, context);
-  return args.rows.bases.size() > 1 ? launch_dot<T, true, kMostBases>(args, context)
-                                    : launch_dot<T, true, 1>(args, context);
+  if (in_one_buffer(args.rows)) {
+    return wide ? launch_dot<T, true, Buffers::one>(args, context)
+                : launch_dot<T, false, Buffers::one>(args, context);
+  }
+  return wide ? launch_dot<T, true, Buffers::several>(args, context)
+              : launch_dot<T, false, Buffers::several>(args, context);
 }
 
 }  // namespace
 
 void dot_rows(const DotRows& args, Context& context) {
   if (args.rows.count * args.rows.width == 0) return;
-  require_bases(args.rows, "dot_rows with more than 256 buffers");
   const bool wide = rows_on_chunks(args.with) && rows_on_chunks(args.rows, args.with.row_bytes());
   return args.with.dtype() == Dtype::bf16 ? dot_typed<__nv_bfloat16>(args, context, wide)
                                           : dot_typed<float>(args, context, wide);

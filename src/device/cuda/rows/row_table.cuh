@@ -12,46 +12,63 @@
 
 namespace switchyard::cuda {
 
-inline constexpr int kMostBases = 256;
+// Whether all rows of a table are in one buffer, whose address travels as a kernel's parameter, or
+// in several, whose addresses kernels read from memory.
+enum class Buffers : bool { one, several };
 
-// Travels as a kernel's parameter, with room for one base or for all there can be.
-template <int Bases>
+template <Buffers Where>
 struct DeviceTable {
   std::int64_t width;
   const std::int32_t* slots;
   const std::int32_t* buffers;
   std::int64_t row_bytes;
-  std::byte* rows[Bases];
-  float* scalars[Bases];
+  std::byte* rows;
+  float* scalars;
+  std::byte* const* bases;
+  std::byte* const* scalar_bases;
 
-  // Of an entry whose slot is not below 0: its buffer is meaningless otherwise.
-  __device__ int base(std::int64_t entry) const {
-    if constexpr (Bases == 1) {
-      return 0;
-    } else {
-      return buffers != nullptr ? buffers[entry] : 0;
-    }
-  }
+  // Of an entry whose slot is not below 0: its buffer is meaningless otherwise. Null for a buffer
+  // that is not there.
   template <typename T>
   __device__ T* row(std::int64_t entry, std::int32_t slot) const {
-    return reinterpret_cast<T*>(rows[base(entry)] + slot * row_bytes);
+    std::byte* base = rows;
+    if constexpr (Where == Buffers::several) {
+      base = bases[buffers != nullptr ? buffers[entry] : 0];
+      if (base == nullptr) return nullptr;
+    }
+    return reinterpret_cast<T*>(base + slot * row_bytes);
   }
   __device__ float* scalar(std::int64_t entry, std::int32_t slot) const {
-    return scalars[base(entry)] + slot;
+    float* base = scalars;
+    if constexpr (Where == Buffers::several) {
+      base = reinterpret_cast<float*>(scalar_bases[buffers != nullptr ? buffers[entry] : 0]);
+      if (base == nullptr) return nullptr;
+    }
+    return base + slot;
   }
 };
 
-inline void require_bases(const RowTable& table, std::string_view what) {
-  check(table.bases.size() <= kMostBases ? cudaSuccess : cudaErrorInvalidValue, what);
+inline bool in_one_buffer(const RowTable& table) {
+  return table.peer_bases == nullptr && table.bases.size() <= 1;
 }
 
-template <int Bases>
-DeviceTable<Bases> device_table(const RowTable& table, std::span<std::byte* const> scalar_bases,
-                                std::int64_t row_bytes) {
-  DeviceTable<Bases> result{table.width, table.slots, table.buffers, row_bytes, {}, {}};
-  for (std::size_t b = 0; b < table.bases.size() && b < Bases; ++b) result.rows[b] = table.bases[b];
-  for (std::size_t b = 0; b < scalar_bases.size() && b < Bases; ++b) {
-    result.scalars[b] = reinterpret_cast<float*>(scalar_bases[b]);
+// Pointers of the host that are not in the device's memory yet are brought there.
+template <Buffers Where>
+DeviceTable<Where> device_table(const RowTable& table, std::span<std::byte* const> scalar_bases,
+                                std::byte* const* peer_scalar_bases, std::int64_t row_bytes,
+                                Context& context) {
+  DeviceTable<Where> result{table.width, table.slots, table.buffers,    row_bytes,
+                            nullptr,     nullptr,     table.peer_bases, peer_scalar_bases};
+  if constexpr (Where == Buffers::one) {
+    if (!table.bases.empty()) result.rows = table.bases[0];
+    if (!scalar_bases.empty()) result.scalars = reinterpret_cast<float*>(scalar_bases[0]);
+  } else if (table.peer_bases == nullptr) {
+    const auto on_device = [&](std::span<std::byte* const> bases) {
+      return bases.empty() ? nullptr
+                           : static_cast<std::byte* const*>(context.constant(std::as_bytes(bases)));
+    };
+    result.bases = on_device(table.bases);
+    result.scalar_bases = on_device(scalar_bases);
   }
   return result;
 }

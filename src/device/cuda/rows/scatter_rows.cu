@@ -18,7 +18,7 @@ struct DevicePads {
   unsigned splits;  // blocks a group
 };
 
-template <int Bases>
+template <Buffers Where>
 struct ScatterWork {
   const std::byte* from;
   std::int64_t from_stride;  // in bytes
@@ -29,7 +29,8 @@ struct ScatterWork {
   unsigned units;
   unsigned row_blocks;  // those that follow zero pads
   DevicePads pads;
-  DeviceTable<Bases> to;
+  Beside beside;
+  DeviceTable<Where> to;
 };
 
 template <typename T, bool Wide>
@@ -58,10 +59,32 @@ __device__ uint4 scaled(uint4 chunk, float factor) {
   return pack<T>(values);
 }
 
+// By a warp, for one token.
+__device__ void send_beside(const Beside& beside, const DeviceTable<Buffers::several>& to,
+                            std::int64_t first, std::int64_t width) {
+  const std::int64_t lane = threadIdx.x % kWarp;
+  if (beside.sources != nullptr) {
+    for (std::int64_t j = lane; j < width; j += kWarp) {
+      const std::int32_t source = beside.sources[first + j];
+      std::byte* base = source >= 0 ? beside.source_bases[to.buffers[first + j]] : nullptr;
+      if (base == nullptr) continue;
+      reinterpret_cast<std::int32_t*>(base)[beside.source_slots[first + j]] = source;
+    }
+  }
+  if (beside.weights == nullptr) return;
+  for (std::int64_t j = 0; j < width; ++j) {
+    const std::int32_t place = to.slots[first + j];
+    std::byte* base = place >= 0 ? beside.weight_bases[to.buffers[first + j]] : nullptr;
+    if (base == nullptr) continue;
+    float* row = reinterpret_cast<float*>(base) + place * width;
+    for (std::int64_t k = lane; k < width; k += kWarp) row[k] = beside.weights[first + k];
+  }
+}
+
 // A warp reads a segment of a row and writes it to all its places. `Width` 0 is any.
-template <typename T, bool Wide, bool Scaled, int Width, int Bases>
+template <typename T, bool Wide, bool Scaled, int Width, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
-    scatter_kernel(const __grid_constant__ ScatterWork<Bases> work) {
+    scatter_kernel(const __grid_constant__ ScatterWork<Where> work) {
   constexpr int kAhead = Width > 0 ? Width : 4;
   if (blockIdx.x >= work.row_blocks) {
     zero_pads<T, Wide>(work.pads, blockIdx.x - work.row_blocks, work.columns, work.to.row_bytes);
@@ -98,11 +121,15 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  if (work.scalars == nullptr || unit % work.segments != 0) return;
-  for (std::int64_t j = threadIdx.x % kWarp; j < width; j += kWarp) {
-    const std::int32_t slot = work.to.slots[first + j];
-    if (slot >= 0) *work.to.scalar(first + j, slot) = work.scalars[first + j];
+  if (unit % work.segments != 0) return;
+  if (work.scalars != nullptr) {
+    for (std::int64_t j = threadIdx.x % kWarp; j < width; j += kWarp) {
+      const std::int32_t slot = work.to.slots[first + j];
+      float* to = slot >= 0 ? work.to.scalar(first + j, slot) : nullptr;
+      if (to != nullptr) *to = work.scalars[first + j];
+    }
   }
+  if constexpr (Where == Buffers::several) send_beside(work.beside, work.to, first, width);
 }
 
 // Blocks beyond those of the rows: enough to keep every multiprocessor at it where groups are few.
@@ -111,10 +138,10 @@ unsigned pad_splits(std::int64_t groups, const Context& context) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(wanted / groups, 1, 32));
 }
 
-template <typename T, bool Wide, int Bases>
-ScatterWork<Bases> scatter_work(const ScatterRows& args, const Context& context) {
+template <typename T, bool Wide, Buffers Where>
+ScatterWork<Where> scatter_work(const ScatterRows& args, Context& context) {
   const std::int64_t columns = args.from.row_bytes() / static_cast<std::int64_t>(sizeof(T));
-  ScatterWork<Bases> work{};
+  ScatterWork<Where> work{};
   work.from = args.from.data();
   work.from_stride = args.from.row_stride_bytes();
   work.columns = columns;
@@ -123,7 +150,9 @@ ScatterWork<Bases> scatter_work(const ScatterRows& args, const Context& context)
   work.segments = Segment<T, kScatterSteps>::per_row(columns);
   work.units = static_cast<unsigned>(args.to.count * work.segments);
   work.row_blocks = blocks_for(work.units, kWarps);
-  work.to = device_table<Bases>(args.to, args.scalar_bases, args.from.row_bytes());
+  work.to = device_table<Where>(args.to, args.scalar_bases, args.peer_scalar_bases,
+                                args.from.row_bytes(), context);
+  if (args.beside) work.beside = *args.beside;
   if (args.pads && args.pads->group_rows.rows() > 0) {
     const auto& pads = *args.pads;
     work.pads = {pads.rows.data(),
@@ -135,51 +164,59 @@ ScatterWork<Bases> scatter_work(const ScatterRows& args, const Context& context)
   return work;
 }
 
-template <typename T, bool Wide, bool Scaled, int Width, int Bases>
+template <typename T, bool Wide, bool Scaled, int Width, Buffers Where>
 void launch_scatter(const ScatterRows& args, Context& context) {
-  const auto work = scatter_work<T, Wide, Bases>(args, context);
+  const auto work = scatter_work<T, Wide, Where>(args, context);
   const std::int64_t groups = args.pads ? args.pads->group_rows.rows() : 0;
   const unsigned blocks = work.row_blocks + static_cast<unsigned>(groups) * work.pads.splits;
   if (blocks == 0) return;
-  scatter_kernel<T, Wide, Scaled, Width, Bases><<<blocks, kThreads, 0, context.stream()>>>(work);
+  scatter_kernel<T, Wide, Scaled, Width, Where><<<blocks, kThreads, 0, context.stream()>>>(work);
   check(cudaGetLastError(), "scatter_rows");
 }
 
-// The usual widths have kernels of their own where rows are aligned and in one buffer.
-template <typename T, bool Scaled>
+// The usual widths have kernels of their own where rows are aligned.
+template <typename T, bool Scaled, Buffers Where>
 void scatter_wide(const ScatterRows& args, Context& context) {
-  if (args.to.bases.size() > 1) {
-    return launch_scatter<T, true, Scaled, 0, kMostBases>(args, context);
-  }
   switch (args.to.width) {
     case 1:
-      return launch_scatter<T, true, Scaled, 1, 1>(args, context);
+      return launch_scatter<T, true, Scaled, 1, Where>(args, context);
     case 2:
-      return launch_scatter<T, true, Scaled, 2, 1>(args, context);
+      return launch_scatter<T, true, Scaled, 2, Where>(args, context);
     case 4:
-      return launch_scatter<T, true, Scaled, 4, 1>(args, context);
+      return launch_scatter<T, true, Scaled, 4, Where>(args, context);
     case 8:
-      return launch_scatter<T, true, Scaled, 8, 1>(args, context);
+      return launch_scatter<T, true, Scaled, 8, Where>(args, context);
     default:
-      return launch_scatter<T, true, Scaled, 0, 1>(args, context);
+      return launch_scatter<T, true, Scaled, 0, Where>(args, context);
   }
+}
+
+template <typename T, bool Scaled>
+void scatter_wide(const ScatterRows& args, Context& context) {
+  if (in_one_buffer(args.to)) return scatter_wide<T, Scaled, Buffers::one>(args, context);
+  if constexpr (Scaled) return launch_scatter<T, true, true, 0, Buffers::several>(args, context);
+  return scatter_wide<T, Scaled, Buffers::several>(args, context);
+}
+
+template <typename T, bool Scaled>
+void scatter_apart(const ScatterRows& args, Context& context) {
+  return in_one_buffer(args.to)
+             ? launch_scatter<T, false, Scaled, 0, Buffers::one>(args, context)
+             : launch_scatter<T, false, Scaled, 0, Buffers::several>(args, context);
 }
 
 template <typename T>
 void scatter_typed(const ScatterRows& args, Context& context, bool wide) {
   if (args.scale != nullptr) {
-    return wide ? scatter_wide<T, true>(args, context)
-                : launch_scatter<T, false, true, 0, kMostBases>(args, context);
+    return wide ? scatter_wide<T, true>(args, context) : scatter_apart<T, true>(args, context);
   }
   // Bytes alone: where rows are aligned, they are the same for every dtype.
-  return wide ? scatter_wide<float, false>(args, context)
-              : launch_scatter<T, false, false, 0, kMostBases>(args, context);
+  return wide ? scatter_wide<float, false>(args, context) : scatter_apart<T, false>(args, context);
 }
 
 }  // namespace
 
 void scatter_rows(const ScatterRows& args, Context& context) {
-  require_bases(args.to, "scatter_rows to more than 256 buffers");
   const bool wide = rows_on_chunks(args.from) && rows_on_chunks(args.to, args.from.row_bytes()) &&
                     (!args.pads || on_chunks(args.pads->rows.data()));
   return args.from.dtype() == Dtype::bf16 ? scatter_typed<__nv_bfloat16>(args, context, wide)

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "core/require.h"
 #include "device/cuda/backend.h"
 
@@ -21,6 +23,7 @@ struct CapturedGraph::Data {
   cuda::Context& context;
   std::uint64_t capture = 0;
   cudaGraphExec_t graph = nullptr;
+  std::vector<std::weak_ptr<const PeerCheck>> meetings;  // of other ranks
 };
 
 CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& step) {
@@ -36,8 +39,10 @@ CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& 
   } catch (...) {
     cudaGraphDestroy(context.end_capture(status));
     cudaGetLastError();
+    context.take_meetings();
     throw;
   }
+  data_->meetings = context.take_meetings();
   cudaGraph_t const captured = context.end_capture(status);
   cuda::check(status, "capturing a step");
   status = cudaGraphInstantiate(&data_->graph, captured, 0);
@@ -50,7 +55,11 @@ CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
 CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 
 void CapturedGraph::replay() const {
+  for (const auto& meeting : data_->meetings) {
+    if (const auto ranks = meeting.lock()) ranks->check();
+  }
   const cuda::OnGpu gpu(data_->context.ordinal());
+  data_->context.pace(static_cast<std::int64_t>(data_->meetings.size()));
   cuda::check(cudaGraphLaunch(data_->graph, data_->context.stream()), "replaying a step");
 }
 

@@ -6,7 +6,9 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "device/peer_memory.h"
 #include "switchyard/tensor.h"
 
 struct CUgraph_st;
@@ -63,6 +65,13 @@ class Context {
   virtual CUgraph_st* end_capture(int& status) = 0;
   // What a capture took is free again: nothing captured in it will run any more.
   virtual void release_capture(std::uint64_t capture) = 0;
+
+  // Those whose ranks meet in the captured step, since begin_capture().
+  virtual void note_meeting(const std::weak_ptr<const PeerCheck>& check) = 0;
+  virtual std::vector<std::weak_ptr<const PeerCheck>> take_meetings() = 0;
+  // So many meetings go onto the stream. The host waits where it is some dozens ahead of the GPU:
+  // with its queue full, CUDA would hold up the threads of the ranks that it waits for.
+  virtual void pace(std::int64_t meetings) = 0;
 
   // The bytes in device memory, aligned to 128: uploaded on `stream` when they are first asked for,
   // and kept; the same bytes asked for again are found. They may be used until thousands of others

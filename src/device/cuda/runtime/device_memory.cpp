@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -22,6 +23,61 @@ std::uint64_t capture_of(CUstream_st* stream) {
   return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
+namespace {
+
+// A stream-ordered pool of its own. In the GPU's common one, memory that another stream has given
+// back may make this stream wait for that one, and a host that waits for its stream may give memory
+// back to the system, for which it waits for the whole GPU: where ranks wait for each other,
+// neither may happen.
+class StreamPool final : public BlockSource {
+ public:
+  explicit StreamPool(int ordinal) : ordinal_(ordinal) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, ordinal};
+    check(cudaMemPoolCreate(&pool_, &properties), "making a pool of memory");
+    std::uint64_t kept = std::numeric_limits<std::uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept),
+          "making a pool of memory");
+  }
+  ~StreamPool() override { cudaMemPoolDestroy(pool_); }
+
+  std::byte* allocate(std::int64_t bytes, CUstream_st* stream) override {
+    void* data = nullptr;
+    const auto status =
+        cudaMallocFromPoolAsync(&data, static_cast<std::size_t>(bytes), pool_, stream);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(status, "taking memory");
+    return static_cast<std::byte*>(data);
+  }
+  void free(std::byte* block, CUstream_st* stream) override {
+    check(cudaFreeAsync(block, stream), "giving memory back");
+  }
+  void close(std::span<std::byte* const> blocks) noexcept override {
+    int before = 0;  // at the end of a program the driver may be gone, and the memory with it
+    if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal_) != cudaSuccess) return;
+    cudaDeviceSynchronize();
+    for (std::byte* const block : blocks) cudaFree(block);
+    cudaSetDevice(before);
+  }
+  std::string shortage(std::int64_t bytes) const override {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    cudaMemGetInfo(&free, &total);
+    return fmt::format("GPU {} has no room for {} bytes: {} of {} are free", ordinal_, bytes, free,
+                       total);
+  }
+
+ private:
+  int ordinal_;
+  cudaMemPool_t pool_ = nullptr;
+};
+
+}  // namespace
+
 struct DeviceMemory::Blocks {
   struct Block {
     std::byte* data = nullptr;
@@ -34,25 +90,23 @@ struct DeviceMemory::Blocks {
   };
   using Key = std::pair<std::uint64_t, std::int64_t>;  // the first capture or 0, bytes
 
-  explicit Blocks(int the_ordinal) : ordinal(the_ordinal) {}
+  explicit Blocks(std::shared_ptr<BlockSource> the_source) : source(std::move(the_source)) {}
 
-  ~Blocks() {  // at the end of a program the driver may be gone, and the memory with it
-    int before = 0;
-    if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) return;
-    cudaDeviceSynchronize();
-    for (const auto& [key, of_size] : kept) cudaFree(of_size.block.data);
-    cudaSetDevice(before);
+  ~Blocks() {
+    std::vector<std::byte*> left;
+    for (const auto& [key, of_size] : kept) left.push_back(of_size.block.data);
+    source->close(left);
   }
 
   // Only blocks of the very size are reused: then a step that takes and gives back as one before it
   // finds what that left, which a capture depends on.
-  std::byte* take(std::int64_t bytes, CUstream_st* stream, Source source) {
+  std::byte* take(std::int64_t bytes, CUstream_st* stream, Source wanted) {
     const std::scoped_lock lock(mutex);
     ++num_takes;
     const std::uint64_t capture = capture_of(stream);
     active = capture;
     Block block;
-    if (source == Source::given_back || capture != 0) block = find(capture, bytes);
+    if (wanted == Source::given_back || capture != 0) block = find(capture, bytes);
     if (block.data == nullptr && capture != 0) block = find(0, bytes);
     if (block.data == nullptr) {
       require<DeviceError>(
@@ -106,7 +160,7 @@ struct DeviceMemory::Blocks {
   }
 
   std::mutex mutex;
-  int ordinal;
+  std::shared_ptr<BlockSource> source;
   std::map<std::byte*, Block> taken;
   std::multimap<Key, Kept> kept;
   std::set<std::uint64_t> released;  // captures
@@ -139,25 +193,15 @@ struct DeviceMemory::Blocks {
   }
 
   std::byte* allocate(std::int64_t bytes, CUstream_st* stream) {
-    void* data = nullptr;
-    auto status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
+    std::byte* data = source->allocate(bytes, stream);
+    if (data == nullptr) {
       free_kept(stream, num_takes);
       cudaStreamSynchronize(stream);
-      status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream);
+      data = source->allocate(bytes, stream);
     }
-    if (status == cudaErrorMemoryAllocation) {
-      std::size_t free = 0;
-      std::size_t total = 0;
-      cudaGetLastError();
-      cudaMemGetInfo(&free, &total);
-      throw DeviceError(
-          fmt::format("GPU {} has no room for {} bytes: {} of {} are free, and {} are in use here",
-                      ordinal, bytes, free, total, bytes_held));
-    }
-    check(status, "taking memory");
-    return static_cast<std::byte*>(data);
+    require<DeviceError>(data != nullptr, "{}, and {} are in use here",
+                         data == nullptr ? source->shortage(bytes) : "", bytes_held);
+    return data;
   }
 
   // What was given back before a take, and no graph may use.
@@ -168,14 +212,17 @@ struct DeviceMemory::Blocks {
         ++i;
         continue;
       }
-      check(cudaFreeAsync(i->second.block.data, stream), "giving memory back");
+      source->free(i->second.block.data, stream);
       bytes_held -= i->first.second;
       i = kept.erase(i);
     }
   }
 };
 
-DeviceMemory::DeviceMemory(int ordinal) : blocks_(std::make_shared<Blocks>(ordinal)) {}
+DeviceMemory::DeviceMemory(int ordinal) : DeviceMemory(std::make_shared<StreamPool>(ordinal)) {}
+
+DeviceMemory::DeviceMemory(std::shared_ptr<BlockSource> source)
+    : blocks_(std::make_shared<Blocks>(std::move(source))) {}
 
 TensorView DeviceMemory::take(const Shape& shape, Dtype dtype, CUstream_st* stream) {
   return take(shape, dtype, stream, Source::given_back);

@@ -1,8 +1,11 @@
 // A GPU's memory, taken and given back every step in the order of its stream.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "switchyard/tensor.h"
 
@@ -10,12 +13,28 @@ struct CUstream_st;
 
 namespace switchyard::cuda {
 
-// Blocks come from CUDA's stream-ordered pool and are kept for reuse. What a captured step may have
+// Where the blocks of a DeviceMemory come from.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // Null where there is no room.
+  virtual std::byte* allocate(std::int64_t bytes, CUstream_st* stream) = 0;
+  // A block that is free in the order of the stream.
+  virtual void free(std::byte* block, CUstream_st* stream) = 0;
+  // The blocks that are left when nobody takes any more.
+  virtual void close(std::span<std::byte* const> blocks) noexcept = 0;
+  // Why there was no room.
+  virtual std::string shortage(std::int64_t bytes) const = 0;
+};
+
+// Blocks come from a source, a stream-ordered pool of CUDA unless one is given, and are kept for
+// reuse. What a captured step may have
 // used belongs to that capture until it is released: a graph may be replayed at any time. May be
 // used from any thread; blocks may outlive the object.
 class DeviceMemory {
  public:
   explicit DeviceMemory(int ordinal);
+  explicit DeviceMemory(std::shared_ptr<BlockSource> source);
 
   // Uninitialised, aligned to 256 bytes; goes back when the last view of it is gone. Throws
   // DeviceError where there is no more memory, or if `stream` is being captured and nothing kept

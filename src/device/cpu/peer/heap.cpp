@@ -1,0 +1,68 @@
+#include "device/cpu/peer/heap.h"
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/memory_cache.h"
+
+namespace switchyard::cpu {
+namespace {
+
+// Blocks stay until the heap is gone, since peers may still read what this rank has given back.
+struct Blocks {
+  std::mutex mutex;
+  std::map<std::byte*, Tensor> all;
+  std::multimap<std::int64_t, std::byte*> free;  // by size
+  std::int64_t bytes_held = 0;
+
+  std::byte* take(std::int64_t bytes) {
+    const std::scoped_lock lock(mutex);
+    if (const auto found = free.find(bytes); found != free.end()) {
+      return free.extract(found).mapped();
+    }
+    Tensor block({bytes / size_of(Dtype::i64)}, Dtype::i64);
+    std::byte* const data = block.data();
+    all.emplace(data, std::move(block));
+    bytes_held += bytes;
+    return data;
+  }
+  void give_back(std::byte* data) {
+    const std::scoped_lock lock(mutex);
+    free.emplace(all.at(data).bytes(), data);
+  }
+  bool holds(const std::byte* data) {
+    const std::scoped_lock lock(mutex);
+    auto after = all.upper_bound(const_cast<std::byte*>(data));
+    if (after == all.begin()) return false;
+    const auto& [begin, block] = *std::prev(after);
+    return data < begin + block.bytes();
+  }
+};
+
+class HostHeap final : public PeerHeap {
+ public:
+  // Offsets may be of any sign: whatever address they begin at will do.
+  std::byte* base() const override { return reinterpret_cast<std::byte*>(blocks_.get()); }
+  TensorView take(const Shape& shape, Dtype dtype) override {
+    const std::shared_ptr<std::byte> owner(
+        blocks_->take(size_class(shape.num_elements() * size_of(dtype))),
+        [blocks = blocks_](std::byte* data) { blocks->give_back(data); });
+    return {owner.get(), dtype, shape, shape.row_elements(), owner};
+  }
+  bool holds(const ConstTensorView& view) const override { return blocks_->holds(view.data()); }
+  std::int64_t bytes_held() const override {
+    const std::scoped_lock lock(blocks_->mutex);
+    return blocks_->bytes_held;
+  }
+
+ private:
+  std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();
+};
+
+}  // namespace
+
+std::shared_ptr<PeerHeap> make_peer_heap() { return std::make_shared<HostHeap>(); }
+
+}  // namespace switchyard::cpu

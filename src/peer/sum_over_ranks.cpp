@@ -1,0 +1,31 @@
+#include "peer/sum_over_ranks.h"
+
+#include "comm/sum_integers.h"
+#include "device/device_backend.h"
+
+namespace switchyard {
+
+SumOverRanks::SumOverRanks(Communicator& comm, const Device& device, bool uses_peer_memory,
+                           std::int64_t num_words)
+    : comm_(comm), device_(device) {
+  if (!uses_peer_memory || comm.size() == 1) return;
+  try {
+    meetings_ = std::make_shared<PeerMeetings>(PeerMemory::of(comm, device), num_words);
+  } catch (const Unsupported&) {  // on all ranks: this group is larger than a process
+  }
+}
+
+void SumOverRanks::add_up(const TensorView& words) const {
+  if (comm_.size() == 1) return;
+  const DeviceBackend& device = backend_of(device_);
+  if (meetings_ != nullptr) {
+    const TensorView gathered = device.take({comm_.size(), words.rows()}, Dtype::i64);
+    meetings_->gather(Meeting::sums, {}, words, gathered);
+    return device.sum_words(gathered, words);
+  }
+  Tensor numbers = device_.to_host(words);
+  sum_integers(comm_, {numbers.span<std::int64_t>()});
+  device.upload(std::as_bytes(numbers.span<std::int64_t>()), words);
+}
+
+}  // namespace switchyard
