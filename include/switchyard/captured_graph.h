@@ -10,9 +10,10 @@
 namespace switchyard {
 
 // Captures everything that a step puts on a device's stream into one CUDA graph: of layers with
-// bounded sizing and one rank, forward and backward. Layers and tensors that the step used stay
-// what it reads and writes, and must outlive the graph: new inputs are copied into them before a
-// replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
+// bounded sizing, forward and backward. At several ranks every rank captures its own, and all
+// replay together: a graph waits on the GPU for the others'. Layers and tensors that the step used
+// stay what it reads and writes, and must outlive the graph: new inputs are copied into them before
+// a replay. Numbers, such as LayerBackwardInput::d_losses, stay as they were captured.
 //
 // Statistics count every replay. A layer's plan_status(), check() and stats() are those of the
 // forward that it ran or captured last: of that graph's last replay, and of nothing before its
@@ -30,7 +31,8 @@ class SWITCHYARD_API CapturedGraph {
   CapturedGraph(CapturedGraph&&) noexcept;
   CapturedGraph& operator=(CapturedGraph&&) noexcept;
 
-  // Puts the whole step on the device's stream.
+  // Puts the whole step on the device's stream. Throws CommunicationError if a rank that it met
+  // before has failed.
   void replay() const;
 
  private:

@@ -18,11 +18,15 @@ class Mover;
 
 // How rows travel.
 enum class MoverKind {
-  automatic,  // direct at one rank and where the communicator maps memory, otherwise packed
-  direct,     // written to and read from their slots in the memory of other ranks
-  // Over all_to_all; a token goes to a rank once, however many experts it picked there. Only for
-  // the host's memory.
+  // At one rank direct; between GPUs peer; on CPUs direct where the communicator maps memory,
+  // otherwise packed.
+  automatic,
+  direct,  // written to and read from their slots in the memory of other ranks; on CPUs
+  // Over all_to_all; a token goes to a rank once, however many experts it picked there. On CPUs.
   packed,
+  // Through memory that devices write for each other, without their hosts; a token goes to a rank
+  // once. Ranks are threads of one process.
+  peer,
 };
 
 // What travels back from the experts.
@@ -73,6 +77,14 @@ struct DispatchBackwardOutput {
   std::optional<TensorView> d_weights = {};
 };
 
+// Tokens that a rank has received from all ranks, each once, and which of them every row is: what
+// ExpertsInput::tokens takes. D is how many there are, or those there is room for.
+struct ReceivedTokens {
+  ConstTensorView tokens;       // [D, H]
+  ConstTensorView weights;      // [D, K]
+  ConstTensorView row_sources;  // [R] i32: d·K + k
+};
+
 // The movement of one layer. The constructor and every movement are collective: every rank calls
 // them in the same order, with or without tokens. The communicator must outlive the dispatcher.
 class SWITCHYARD_API Dispatcher {
@@ -89,6 +101,17 @@ class SWITCHYARD_API Dispatcher {
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);
   Tensor dispatch(const Plan& plan, const ConstTensorView& x);
+
+  // Whether receive() can be called for plans of this dispatcher: at one rank, where tokens stay
+  // where they are, and with the peer mover unless rows may be dropped.
+  bool receives_tokens(const Plan& plan) const;
+  // In place of dispatch, for experts that read rows from tokens: nothing is permuted. The memory
+  // is the dispatcher's while a view of it is kept.
+  ReceivedTokens receive(const Plan& plan, const ConstTensorView& x,
+                         const ConstTensorView& weights);
+  // Rows [R, H] that combine and dispatch_backward need not copy first. Write to them after
+  // dispatch or receive.
+  TensorView take_rows(const Plan& plan) const;
 
   // y[t] = Σ_k weights[t, k] · rows[slot(t, k)], in f32, k in order.
   void combine(const Plan& plan, const CombineInput& in, const TensorView& y);
@@ -109,7 +132,7 @@ class SWITCHYARD_API Dispatcher {
   MoverKind mover() const;  // what automatic became
   Communicator& communicator() { return comm_; }
   // Bytes of rows, weights and slots that this rank has sent to others so far, or exchanged with
-  // their memory.
+  // their memory; without those of bounded plans on a GPU, which the host does not know.
   std::int64_t bytes_on_wire() const;
 
  private:

@@ -33,7 +33,7 @@ struct PlanOptions {
 
 // What went wrong in a bounded plan, the same on every rank. An exact plan throws instead.
 struct PlanStatus {
-  bool overflow = false;  // some rank needs more than available_rows
+  bool overflow = false;  // some rank needs more than available_rows or available_tokens
   bool bad_ids = false;   // some rank gave ids out of range or twice in a token; they count as −1
   std::string bad_ids_message;
   bool non_finite = false;  // some rank's router met logits that are not finite
@@ -41,14 +41,16 @@ struct PlanStatus {
   std::int64_t available_rows = 0;        // rows a rank has; 0 for an exact plan
   std::vector<std::int64_t> needed_rows;  // [ranks] aligned rows that the routing asks for
   std::vector<std::int64_t> dropped;      // [ranks] assignments dropped at each owner
+  // Where tokens cross to a rank once (MoverKind::peer); otherwise 0.
+  std::int64_t available_tokens = 0;        // that a rank has room for; 0 for an exact plan
+  std::vector<std::int64_t> needed_tokens;  // [ranks] that a rank receives
 };
 
 // Made by a Planner, then only read; copies share their memory. Its tables are in the memory of the
 // planner's device.
 //
-// On a GPU, a bounded plan of one rank is not known to the host: functions marked (waits) fetch
-// what they say at every call, since a graph may have planned anew. All other plans are known once
-// they are made.
+// On a GPU, a bounded plan is not known to the host: functions marked (waits) fetch what they say
+// at every call, since a graph may have planned anew. All other plans are known once they are made.
 //
 // slot = row_offsets[expert] + Σ_{s < rank} counts[s][expert]
 //        + this rank's earlier assignments to that expert, in (token, k) order

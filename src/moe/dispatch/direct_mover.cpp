@@ -33,6 +33,19 @@ class DirectMover final : public Mover {
   MoverKind kind() const override { return MoverKind::direct; }
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
 
+  // A rank that is alone has its own tokens where they are.
+  bool receives(const Plan& /*plan*/) const override { return buffers_ == nullptr; }
+  ReceivedTokens receive(const Plan& plan, const ConstTensorView& tokens,
+                         const ConstTensorView& weights) override {
+    return {tokens, weights, plan.row_sources()};
+  }
+  ConstTensorView receive(const Plan& /*plan*/, const ConstTensorView& tokens) override {
+    return tokens;
+  }
+  TensorView take(const Shape& shape, Dtype dtype) const override {
+    return backend_of(device_).take(shape, dtype);
+  }
+
   void scatter(const Plan& plan, const Scatter& args) override {
     const Loan loan = borrow(plan, {args.rows, args.row_scalars, lend(args.dot_rows)});
     in_phase([&] {

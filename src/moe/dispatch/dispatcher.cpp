@@ -63,16 +63,15 @@ void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
 
 }  // namespace
 
-std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
-                                  const Device& device) {
-  const std::array<Field, 4> fields{
+MoverKind choose_mover(Communicator& comm, const DispatcherOptions& options, const Device& device) {
+  const std::array<Field, 3> fields{
       {{"the mover", static_cast<std::int64_t>(options.mover)},
        {"combine", static_cast<std::int64_t>(options.combine)},
-       {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())},
-       {"the GPU they use: ranks reach each other's memory on one GPU only; theirs is number",
-        backend_of(device).ordinal()}}};
+       {"the memory they work in, 0 for the host's", static_cast<std::int64_t>(device.memory())}}};
   require_equal_fields(comm, fields);
-  const bool reaches = comm.size() == 1 || comm.mapped_buffers() != nullptr;
+  const bool is_alone = comm.size() == 1;
+  const bool is_host = device.memory() == Memory::host;
+  const bool reaches = is_alone || comm.mapped_buffers() != nullptr;
   const bool pre_reduced = options.combine == CombineMode::pre_reduced;
   require<Unsupported>(options.mover != MoverKind::direct || reaches,
                        "the direct mover needs ranks that share memory, which the {} communicator "
@@ -80,20 +79,43 @@ std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& o
                        comm.backend());
   require(options.mover != MoverKind::direct || !pre_reduced,
           "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
-  const bool direct = options.mover == MoverKind::direct ||
-                      (options.mover == MoverKind::automatic && reaches && !pre_reduced);
-  require<Unsupported>(direct || device.memory() == Memory::host,
-                       "the packed mover works in the host's memory only; on GPUs use ranks that "
-                       "share memory (threads) and the direct mover");
-  return direct ? make_direct_mover(comm, device)
-                : make_packed_mover(comm, options.combine, device);
+  require(options.mover != MoverKind::peer || !pre_reduced,
+          "combine = pre_reduced saves bytes of the packed mover and has no meaning for peer");
+  require<Unsupported>(is_host || (options.mover != MoverKind::packed && !pre_reduced),
+                       "the packed mover works in the host's memory only; on GPUs use the peer "
+                       "mover");
+  require<Unsupported>(is_host || is_alone || options.mover != MoverKind::direct,
+                       "the direct mover works in the host's memory only; on GPUs use the peer "
+                       "mover");
+  if (options.mover == MoverKind::packed || pre_reduced) return MoverKind::packed;
+  if (is_alone) return MoverKind::direct;
+  if (options.mover == MoverKind::peer || !is_host) return MoverKind::peer;
+  return reaches ? MoverKind::direct : MoverKind::packed;
+}
+
+std::unique_ptr<Mover> make_mover(MoverKind kind, Communicator& comm, CombineMode combine,
+                                  const PlanMaker& planner, const Device& device) {
+  if (kind == MoverKind::peer) return make_peer_mover(planner.meetings(), device);
+  return kind == MoverKind::direct ? make_direct_mover(comm, device)
+                                   : make_packed_mover(comm, combine, device);
+}
+
+ReceivedTokens Mover::receive(const Plan& /*plan*/, const ConstTensorView& /*tokens*/,
+                              const ConstTensorView& /*weights*/) {
+  throw InternalError("this mover scatters");
+}
+ConstTensorView Mover::receive(const Plan& /*plan*/, const ConstTensorView& /*tokens*/) {
+  throw InternalError("this mover scatters");
 }
 
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
                        const DispatcherOptions& options, const Device& device)
-    : comm_(comm),
-      planner_(std::make_unique<PlanMaker>(comm, std::move(placement), options.plan, device)),
-      mover_(make_mover(comm, options, device)) {}
+    : comm_(comm) {
+  const MoverKind kind = choose_mover(comm, options, device);
+  planner_ = std::make_unique<PlanMaker>(comm, std::move(placement), options.plan, device,
+                                         exchange_of(kind));
+  mover_ = make_mover(kind, comm, options.combine, *planner_, device);
+}
 
 Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
@@ -127,6 +149,25 @@ Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
                                            plan.options().dtype);
   dispatch(plan, {.x = x}, {.rows = rows});
   return rows;
+}
+
+bool Dispatcher::receives_tokens(const Plan& plan) const { return mover_->receives(plan); }
+
+ReceivedTokens Dispatcher::receive(const Plan& plan, const ConstTensorView& x,
+                                   const ConstTensorView& weights) {
+  check_arguments({&comm_}, "receive", [&] {
+    require_own_plan(plan, planner_->placement());
+    require_tokens(plan, x, "x");
+    require_weights(plan, weights, "weights");
+    require<Unsupported>(mover_->receives(plan),
+                         "tokens are not received as they are here: use dispatch "
+                         "(receives_tokens tells)");
+  });
+  return mover_->receive(plan, x, weights);
+}
+
+TensorView Dispatcher::take_rows(const Plan& plan) const {
+  return mover_->take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "device/device_backend.h"
 #include "moe/plan/plan_maker.h"
@@ -32,6 +33,7 @@ struct Gather {
   TensorView tokens;                                // out [T, H] = Σ_k weights · row
   std::optional<ConstTensorView> row_scalars = {};  // to be fetched
   std::optional<TensorView> token_scalars = {};     // into these [T, K]
+  bool scalars_by_source = false;  // row_scalars is [D, K] of what was received, not [R]
 };
 
 // Collective; arguments are checked before. At one rank the direct mover needs no communicator.
@@ -48,17 +50,38 @@ class Mover {
   virtual void gather(const Plan& plan, const Gather& args) = 0;
   virtual std::int64_t bytes_on_wire() const = 0;
 
+  // Whether the two functions that follow take the place of a scatter.
+  virtual bool receives(const Plan& plan) const = 0;
+  virtual ReceivedTokens receive(const Plan& plan, const ConstTensorView& tokens,
+                                 const ConstTensorView& weights);
+  // Tokens of a plan whose weights and sources have been received.
+  virtual ConstTensorView receive(const Plan& plan, const ConstTensorView& tokens);
+  // Memory for rows and scalars that the mover then neither copies in nor out. It is written only
+  // after a scatter or a receive.
+  virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
+  // NaN for all of these, if a movement of this rank has failed and could not throw.
+  virtual void spoil(std::span<const TensorView> /*views*/) const {}
+  // Throws what a movement before this could not.
+  virtual void check() const {}
+
  private:
   // Adds to a new plan what this mover needs to know.
   virtual void prepare(PlanData& /*plan*/) {}
 };
 
 // Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
-std::unique_ptr<Mover> make_mover(Communicator& comm, const DispatcherOptions& options,
-                                  const Device& device);
+MoverKind choose_mover(Communicator& comm, const DispatcherOptions& options, const Device& device);
+inline Exchange exchange_of(MoverKind kind) {
+  return kind == MoverKind::peer ? Exchange::peer_memory : Exchange::host;
+}
+// Of the kind that was chosen, for the plans of a planner that exchanges accordingly.
+std::unique_ptr<Mover> make_mover(MoverKind kind, Communicator& comm, CombineMode combine,
+                                  const PlanMaker& planner, const Device& device);
 std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& device);
 std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine,
                                          const Device& device);
+std::unique_ptr<Mover> make_peer_mover(std::shared_ptr<PeerMeetings> meetings,
+                                       const Device& device);
 
 // For the scatter that fills the last of a rank's rows.
 inline PadRows pads_of(const Plan& plan, const TensorView& rows,

@@ -39,6 +39,10 @@ class PackedMover final : public Mover {
   }
 
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
+  bool receives(const Plan& /*plan*/) const override { return false; }
+  TensorView take(const Shape& shape, Dtype dtype) const override {
+    return backend_of(device_).take(shape, dtype);
+  }
 
   void scatter(const Plan& plan, const Scatter& args) override {
     const auto before = comm_.bytes_sent();

@@ -1,4 +1,5 @@
 // A layer's forward and backward: which tensors go where, and what is kept.
+#include "core/given.h"
 #include "moe/layer/moe_layer_data.h"
 
 namespace switchyard {
@@ -6,8 +7,11 @@ namespace switchyard {
 TensorView MoeLayerData::take_rows(const Plan& plan, std::int64_t width) const {
   return backend_of(device).take({plan.row_capacity(), width}, options.dtype);
 }
+TensorView MoeLayerData::take_moved_rows(const Plan& plan) const {
+  return mover->take({plan.row_capacity(), options.hidden}, options.dtype);
+}
 TensorView MoeLayerData::take_row_weights(const Plan& plan) const {
-  return backend_of(device).take({plan.row_capacity()}, Dtype::f32);
+  return mover->take({plan.row_capacity()}, Dtype::f32);
 }
 TensorView MoeLayerData::take_shared_inner(std::int64_t num_tokens) const {
   return backend_of(device).take({num_tokens, shared->options().inner_width()}, options.dtype);
@@ -15,6 +19,7 @@ TensorView MoeLayerData::take_shared_inner(std::int64_t num_tokens) const {
 
 Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                             Purpose purpose) {
+  mover->check();
   const auto bytes_before = mover->bytes_on_wire();
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
@@ -32,17 +37,42 @@ Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, con
   return saved;
 }
 
-ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, const Saved& saved,
+void MoeLayerData::fill_rows(const Saved& saved, const ConstTensorView& tokens,
+                             const TensorView& rows,
+                             const std::optional<TensorView>& row_weights) const {
+  FillRows filled{.tokens = {tokens, saved.received->row_sources, saved.plan.top_k()},
+                  .row_offsets = saved.plan.row_offsets(),
+                  .group_rows = saved.plan.group_rows(),
+                  .rows = rows,
+                  .row_weights = row_weights};
+  if (row_weights) filled.weights = saved.received->weights;
+  backend_of(device).fill_rows(filled);
+}
+
+ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, Saved& saved,
                                       const TensorView& rows, StageClock& clock) {
+  const bool reads = experts.reads_tokens(weights.experts);
+  if (receives(weights, saved.plan)) {
+    saved.received = mover->receive(saved.plan, saved.x, saved.weights());
+    if (comm.size() > 1) clock.end("dispatch");
+    if (reads) {
+      ExpertsInput in{.tokens = tokens_of(saved)};
+      if (weights_travel()) in.row_weights = saved.received->weights;
+      return in;
+    }
+  }
   Scatter sent{.tokens = saved.x, .rows = rows};
-  if (weights_travel()) sent.token_scalars = saved.weights();
-  if (reads_tokens(weights)) return {.row_weights = sent.token_scalars, .tokens = tokens_of(saved)};
   ExpertsInput in{.rows = rows};
   if (weights_travel()) {
+    sent.token_scalars = saved.weights();
     sent.row_scalars = take_row_weights(saved.plan);
     in.row_weights = *sent.row_scalars;
   }
-  mover->scatter(saved.plan, sent);
+  if (saved.received) {
+    fill_rows(saved, saved.received->tokens, rows, sent.row_scalars);
+  } else {
+    mover->scatter(saved.plan, sent);
+  }
   clock.end("dispatch");
   return in;
 }
@@ -50,14 +80,15 @@ ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, const Saved& sa
 void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, const TensorView& y,
                                    Purpose purpose, StageClock& clock) {
   const bool training = purpose == Purpose::training;
-  const bool keep_rows = training && options.keep == Keep::rows && comm.size() > 1;
-  const TensorView rows = take_rows(saved.plan, options.hidden);
+  const bool keep_rows =
+      training && options.keep == Keep::rows && comm.size() > 1 && !receives(weights, saved.plan);
+  const TensorView rows = take_moved_rows(saved.plan);
   const ExpertsInput in = bring_rows(weights, saved, rows, clock);
   if (keep_rows) saved.rows = rows;
   if (training && options.keep != Keep::nothing) {
     saved.inner = take_rows(saved.plan, experts.options().inner_width());
   }
-  const TensorView results = keep_rows ? take_rows(saved.plan, options.hidden) : rows;
+  const TensorView results = keep_rows ? take_moved_rows(saved.plan) : rows;
   WorkTimes spent;
   backend_of(device).experts_forward({.options = experts.options(),
                                       .weights = weights.experts,
@@ -67,6 +98,7 @@ void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, cons
                                       .out = {.out = results, .inner = saved.inner},
                                       .times = &spent});
   clock.end_experts(spent);
+  if (saved.received && options.keep != Keep::rows) saved.received->tokens = {};
 
   Gather returned{.rows = results, .tokens = y};
   if (!weights_travel()) returned.weights = saved.weights();
@@ -90,6 +122,7 @@ void MoeLayerData::forward_shared(const MoeWeights& weights, Saved& saved, const
 
 void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
                             const LayerBackwardOutput& out) {
+  mover->check();
   const auto bytes_before = mover->bytes_on_wire();
   StageClock clock(backend_of(device), stats.backward, backward_timer_);
   or_abort(comms, kBackward, [&] {
@@ -110,52 +143,76 @@ void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const Layer
   note_waits();
 }
 
+ExpertsBackwardInput MoeLayerData::receive_gradients(const MoeWeights& weights, Saved& saved,
+                                                     const ConstTensorView& d_y,
+                                                     StageClock& clock) {
+  ReceivedTokens& received = *saved.received;
+  const ConstTensorView d_out = mover->receive(saved.plan, d_y);
+  if (comm.size() > 1) clock.end("combine_backward");
+  if (!is_given(received.tokens)) {
+    received.tokens = mover->receive(saved.plan, saved.x);
+    if (comm.size() > 1) clock.end("dispatch_again");
+  }
+  if (experts.reads_tokens(weights.experts)) {
+    return {.row_weights = received.weights,
+            .inner = *saved.inner,
+            .d_out = d_out,
+            .tokens = tokens_of(saved)};
+  }
+  const TensorView rows = take_rows(saved.plan, options.hidden);
+  const TensorView d_rows = take_rows(saved.plan, options.hidden);
+  const TensorView row_weights = backend_of(device).take({saved.plan.row_capacity()}, Dtype::f32);
+  fill_rows(saved, received.tokens, rows, row_weights);
+  fill_rows(saved, d_out, d_rows, {});
+  return {.rows = rows, .row_weights = row_weights, .inner = *saved.inner, .d_out = d_rows};
+}
+
+// The gradient comes unweighted and its weights beside it: then the experts find the weights'
+// gradients without their outputs.
 ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Saved& saved,
                                                    const ConstTensorView& d_y, StageClock& clock) {
   const auto inner_rows = saved.inner ? InnerRows::kept : InnerRows::to_be_computed;
   if (!saved.inner) saved.inner = take_rows(saved.plan, experts.options().inner_width());
-  // The gradient comes unweighted and its weights beside it: then the experts find the weights'
-  // gradients without their outputs.
-  ExpertsBackwardInput in{.row_weights = saved.weights(),
-                          .inner = *saved.inner,
-                          .inner_rows = inner_rows,
-                          .d_out = d_y};
-  if (reads_tokens(weights)) {
-    in.tokens = tokens_of(saved);
+  if (saved.received) {
+    ExpertsBackwardInput in = receive_gradients(weights, saved, d_y, clock);
+    in.inner_rows = inner_rows;
     return in;
   }
-  const TensorView d_out = take_rows(saved.plan, options.hidden);
+  const TensorView d_out = take_moved_rows(saved.plan);
   const TensorView row_weights = take_row_weights(saved.plan);
   mover->scatter(
       saved.plan,
       {.tokens = d_y, .rows = d_out, .token_scalars = saved.weights(), .row_scalars = row_weights});
   clock.end("combine_backward");
   if (!saved.rows) {
-    saved.rows = take_rows(saved.plan, options.hidden);
+    saved.rows = take_moved_rows(saved.plan);
     mover->scatter(saved.plan, {.tokens = saved.x, .rows = *saved.rows});
     clock.end("dispatch_again");
   }
-  in.rows = *saved.rows;
-  in.row_weights = row_weights;
-  in.d_out = d_out;
-  return in;
+  return {.rows = *saved.rows,
+          .row_weights = row_weights,
+          .inner = *saved.inner,
+          .inner_rows = inner_rows,
+          .d_out = d_out};
 }
 
 void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
                                     const LayerBackwardInput& in, const LayerBackwardOutput& out,
                                     StageClock& clock) {
   const ExpertsBackwardInput brought = bring_gradients(weights, saved, in.d_y, clock);
-  const TensorView d_rows = take_rows(saved.plan, options.hidden);
+  const TensorView d_rows = take_moved_rows(saved.plan);
   ExpertsBackwardOutput made{
       .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};
   Gather returned{.rows = d_rows, .tokens = out.d_x};
-  if (brought.tokens) {
+  if (brought.tokens && comm.size() == 1) {
     backend_of(device).set_zero(*out.d_weights);  // experts leave what has no row alone
     made.d_row_weights = out.d_weights;
   } else {
-    made.d_row_weights = take_row_weights(saved.plan);
+    made.d_row_weights = brought.tokens ? mover->take(saved.received->weights.shape(), Dtype::f32)
+                                        : take_row_weights(saved.plan);
     returned.row_scalars = *made.d_row_weights;
     returned.token_scalars = out.d_weights;
+    returned.scalars_by_source = brought.tokens.has_value();
   }
   WorkTimes spent;
   backend_of(device).experts_backward({.options = experts.options(),
@@ -173,7 +230,20 @@ void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
                                         .from = *out.d_weights,
                                         .to = *out.d_weights});
   }
+  spoil(out.gradients);
   clock.end("dispatch_backward");
+}
+
+// What experts made of rows that never came.
+void MoeLayerData::spoil(const MoeGradients& gradients) const {
+  std::vector<TensorView> views;
+  for (const auto& expert : gradients.experts) {
+    for (const auto& view : {expert.gate, expert.up, expert.down, expert.gate_bias, expert.up_bias,
+                             expert.down_bias}) {
+      if (is_given(view)) views.push_back(view);
+    }
+  }
+  mover->spoil(views);
 }
 
 void MoeLayerData::backward_router(const MoeWeights& weights, const Saved& saved,

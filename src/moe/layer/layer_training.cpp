@@ -29,6 +29,18 @@ RouterSums MoeLayerData::make_sums(const LayerInput& in, Purpose purpose) const 
                    by_sequence ? in.sequence->batch() : 1, std::max<std::int64_t>(tokens, 1));
 }
 
+// Collective, as the layer's options are alike on all ranks.
+void MoeLayerData::make_sums_over_ranks() {
+  const auto words = loss_total_words(options.router.num_experts);
+  const bool uses_peers = mover_kind == MoverKind::peer;
+  const bool is_global = (has_losses() && options.losses.scope == LossScope::global) ||
+                         options.gradient_scale == GradientScale::global;
+  if (is_global) sum_over_batch.emplace(batch, device, uses_peers, words);
+  if (options.gradient_scale == GradientScale::rank) {
+    sum_over_experts.emplace(comm, device, uses_peers, words);
+  }
+}
+
 std::vector<Communicator*> MoeLayerData::other_comms_of(Purpose purpose) const {
   std::vector<Communicator*> others;
   if (purpose == Purpose::inference) return others;
@@ -60,7 +72,8 @@ void MoeLayerData::weigh_losses(Saved& saved, const LayerInput& in) {
   const bool is_global = options.losses.scope == LossScope::global;
   if (by_sequence && sequence != nullptr) require_same_sequences(*sequence, *in.sequence);
   saved.loss_terms.emplace(device, *saved.sums, options.router.top_k,
-                           by_sequence ? sequence : nullptr, is_global ? &batch : nullptr);
+                           by_sequence ? sequence : nullptr,
+                           is_global ? &*sum_over_batch : nullptr);
 }
 
 // [E] i64: over all ranks that count for the scale of outputs.
@@ -68,7 +81,8 @@ ConstTensorView MoeLayerData::all_picks(const Saved& saved) const {
   const bool is_global = options.gradient_scale == GradientScale::global;
   const bool is_known = is_global && saved.loss_terms && options.losses.scope == LossScope::global;
   if (is_known) return saved.loss_terms->picks();
-  return LossTerms(device, *saved.sums, options.router.top_k, nullptr, is_global ? &batch : &comm)
+  return LossTerms(device, *saved.sums, options.router.top_k, nullptr,
+                   is_global ? &*sum_over_batch : &*sum_over_experts)
       .picks();
 }
 
@@ -106,13 +120,14 @@ PickCounts MoeLayerData::take_pick_counts() {
   return all;
 }
 
-// On a GPU nothing is read here. One that is alone finds its plans' reports in the step's words.
+// On a GPU nothing is read here: its plans' reports are in the step's words.
 void MoeLayerData::note_plan(const Plan& plan) {
   const bool is_host = device.memory() == Memory::host;
   if (!is_host) last_plan_ = plan;
   if (step_words) return;
   const PlanStatus& met = data_of(plan).summary().status;
   most_needed_rows = std::max(most_needed_rows, std::ranges::max(met.needed_rows));
+  most_needed_tokens = std::max(most_needed_tokens, std::ranges::max(met.needed_tokens));
   if (first_problem.empty()) {
     first_problem = met.non_finite ? met.non_finite_message : met.bad_ids_message;
   }
@@ -122,9 +137,16 @@ void MoeLayerData::note_plan(const Plan& plan) {
   if (over_capacity_) stats.over_capacity = over_capacity_->span<std::int64_t>()[0];
 }
 
-PlanStatus MoeLayerData::read_status() const { return last_plan_ ? last_plan_->status() : status; }
+PlanStatus MoeLayerData::read_status() const {
+  mover->check();
+  if (!last_plan_) return status;
+  PlanStatus read = last_plan_->status();
+  mover->check();  // what came to light while it was fetched
+  return read;
+}
 
 LayerStats MoeLayerData::read_stats() const {
+  mover->check();
   LayerStats read = stats;
   if (device.memory() == Memory::host) return read;
   if (last_plan_) describe_plan(*last_plan_, read);

@@ -2,7 +2,6 @@
 // whole numbers alone, so that they have the same bits on every rank and at every number of ranks.
 #include <span>
 
-#include "comm/sum_integers.h"
 #include "device/device_backend.h"
 #include "moe/layer/moe_layer_data.h"
 
@@ -67,7 +66,7 @@ RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64
 }
 
 LossTerms::LossTerms(Device device, const RouterSums& sums, std::int64_t top_k,
-                     Communicator* sequence, Communicator* batch)
+                     Communicator* sequence, const SumOverRanks* batch)
     : device_(std::move(device)),
       own_(sums),
       top_k_(top_k),
@@ -78,7 +77,7 @@ LossTerms::LossTerms(Device device, const RouterSums& sums, std::int64_t top_k,
   if (joined_) args.joined = joined_->by_sequence;
   args.counts_sequences = batch == nullptr || !is_cut || sequence->rank() == 0;
   backend_of(device_).loss_totals(args);
-  if (has_others(batch)) sum_over(*batch);
+  if (batch != nullptr) batch->add_up(totals_);
 }
 
 void LossTerms::join_over(Communicator& sequence) {
@@ -86,12 +85,6 @@ void LossTerms::join_over(Communicator& sequence) {
   sequence.all_reduce(by_sequence);
   joined_ = own_;
   joined_->by_sequence = device_.copy_of(by_sequence);
-}
-
-void LossTerms::sum_over(Communicator& batch) {
-  Tensor words = device_.to_host(totals_);
-  sum_integers(batch, {words.span<Whole>()});
-  backend_of(device_).upload(std::as_bytes(words.span<Whole>()), totals_);
 }
 
 std::int64_t LossTerms::bytes() const {

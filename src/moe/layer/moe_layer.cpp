@@ -19,6 +19,13 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
 
 std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
 
+// At one rank these are tensors that are counted as what they are.
+std::int64_t bytes_received(const Saved& saved) {
+  if (!saved.received || saved.plan.placement().num_ranks() == 1) return 0;
+  return saved.received->tokens.bytes() + saved.received->weights.bytes() +
+         saved.received->row_sources.bytes();
+}
+
 const Saved& filled(const Saved* saved) {
   require(saved != nullptr, "nothing is saved: no training forward has filled this");
   return *saved;
@@ -53,10 +60,11 @@ std::int64_t SavedForBackward::bytes() const {
   const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
          plan.slots().bytes() + plan.target_ranks().bytes() + data_of(plan).sources.bytes() +
-         data_of(plan).row_sources.bytes() + plan.source_offsets().bytes() +
+         data_of(plan).row_sources.bytes() + data_of(plan).places.bytes() +
+         data_of(plan).sent_sources.bytes() + plan.source_offsets().bytes() +
          plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
-         bytes_of(data_->inner) + bytes_of(data_->shared_inner) + bytes_of(data_->valid) +
-         bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
+         bytes_received(*data_) + bytes_of(data_->inner) + bytes_of(data_->shared_inner) +
+         bytes_of(data_->valid) + bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
          (data_->sums ? bytes_of(*data_->sums) : 0) +
          (data_->loss_terms ? data_->loss_terms->bytes() : 0);
 }
@@ -79,8 +87,10 @@ MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& t
       device(std::move(the_device)),
       router(options.router, device),
       experts(options.experts(), device),
-      planner(comm, placement, dispatcher_options(options).plan, device),
-      mover(make_mover(comm, dispatcher_options(options), device)) {
+      mover_kind(choose_mover(comm, dispatcher_options(options), device)),
+      planner(comm, placement, dispatcher_options(options).plan, device, exchange_of(mover_kind)),
+      mover(make_mover(mover_kind, comm, options.combine, planner, device)) {
+  make_sums_over_ranks();
   if (options.shared_intermediate > 0) shared.emplace(options.shared_expert(), device);
   statistics = backend_of(device).take({options.router.num_experts + 1}, Dtype::i64);
   statistics_before = backend_of(device).take(statistics.shape(), Dtype::i64);
@@ -89,7 +99,7 @@ MoeLayerData::MoeLayerData(const LayerComms& the_comms, const ExpertPlacement& t
     const auto numbers = placement.owners();
     owners = device.copy_of(ConstTensorView(numbers.data(), {options.router.num_experts}));
   }
-  if (device.memory() != Memory::host && comm.size() == 1) {
+  if (device.memory() != Memory::host) {
     step_words = backend_of(device).take({kStepWords}, Dtype::i64);
     backend_of(device).set_zero(*step_words);
   }

@@ -16,6 +16,7 @@
 #include "device/router_sums.h"
 #include "moe/dispatch/mover.h"
 #include "moe/plan/plan_maker.h"
+#include "peer/sum_over_ranks.h"
 #include "switchyard/communicator.h"
 #include "switchyard/device.h"
 #include "switchyard/losses.h"
@@ -38,11 +39,10 @@ inline std::int64_t bytes_of(const RouterSums& sums) {
 // Of one training forward.
 class LossTerms {
  public:
-  // Collective over `sequence` where sequences are cut over ranks, and over `batch` where the
-  // caller wants totals over it. Either may be null: no others. Where there are others the device
-  // is waited for; alone, nothing leaves it.
+  // Collective over `sequence` where sequences are cut over ranks, by way of the hosts, and over
+  // the ranks of `batch` where the caller wants totals over them. Either may be null: no others.
   LossTerms(Device device, const RouterSums& sums, std::int64_t top_k, Communicator* sequence,
-            Communicator* batch);
+            const SumOverRanks* batch);
 
   // [E] i64 in the device's memory, over what the losses are over: the ranks of `batch`, or this
   // one.
@@ -55,9 +55,7 @@ class LossTerms {
   RouterSlopes slopes(const RouterLosses& d_losses) const;
 
  private:
-  // Both collective, by way of the host.
   void join_over(Communicator& sequence);
-  void sum_over(Communicator& batch);
 
   Device device_;
   RouterSums own_;
@@ -112,7 +110,8 @@ struct Saved {
   // Of the experts' outputs: [E] f32, and the routing weights multiplied by them [T, K].
   std::optional<TensorView> output_scales = {};
   std::optional<TensorView> scaled_weights = {};
-  std::optional<TensorView> rows = {};
+  std::optional<TensorView> rows = {};          // that were dispatched,
+  std::optional<ReceivedTokens> received = {};  // or tokens; none of them where these are not kept
   std::optional<TensorView> inner = {};
   std::optional<TensorView> shared_inner = {};
 
@@ -168,6 +167,9 @@ struct MoeLayerData {
   Router router;
   Experts experts;
   std::optional<Experts> shared;
+  MoverKind mover_kind;
+  // Where losses or the scale of outputs are over all of these.
+  std::optional<SumOverRanks> sum_over_batch, sum_over_experts;
   PlanMaker planner;
   std::unique_ptr<Mover> mover;
   std::shared_ptr<const int> identity = std::make_shared<const int>(0);
@@ -178,9 +180,10 @@ struct MoeLayerData {
   // As run_step found them: kept, so that it takes nothing that a capture in it would look for.
   TensorView statistics_before;
   std::optional<TensorView> owners;  // [E] i32, where outputs are scaled
-  // Over the forwards since run_step began one; on a GPU that is alone, what its plans report.
+  // Over the forwards since run_step began one; on a GPU, what its plans report.
   std::optional<TensorView> step_words;  // [kStepWords] i64
   std::int64_t most_needed_rows = 0;
+  std::int64_t most_needed_tokens = 0;  // where they cross once
   std::string first_problem;
 
  private:
@@ -188,14 +191,21 @@ struct MoeLayerData {
     return options.losses.balance != BalanceLoss::none || options.losses.z;
   }
   bool weights_travel() const { return options.weight_stage != WeightStage::output; }
-  // Whether experts read tokens where they lie, so that no row is dispatched.
-  bool reads_tokens(const MoeWeights& weights) const {
-    return comm.size() == 1 && experts.reads_tokens(weights.experts);
+  // Whether tokens are received, and rows read or made from them, instead of being dispatched.
+  bool receives(const MoeWeights& weights, const Plan& plan) const {
+    return mover->receives(plan) && (comm.size() > 1 || experts.reads_tokens(weights.experts));
   }
   static TokenRows tokens_of(const Saved& saved) {
-    return {.x = saved.x, .row_sources = saved.plan.row_sources(), .top_k = saved.plan.top_k()};
+    return {.x = saved.received->tokens,
+            .row_sources = saved.received->row_sources,
+            .top_k = saved.plan.top_k()};
   }
+  // Rows of what was received, and their weights if wanted.
+  void fill_rows(const Saved& saved, const ConstTensorView& tokens, const TensorView& rows,
+                 const std::optional<TensorView>& row_weights) const;
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
+  // The same for what ranks read and write of each other.
+  TensorView take_moved_rows(const Plan& plan) const;
   TensorView take_row_weights(const Plan& plan) const;
   TensorView take_shared_inner(std::int64_t num_tokens) const;
 
@@ -218,6 +228,7 @@ struct MoeLayerData {
                        StageClock& clock);
   Routed route(const MoeWeights& weights, const LayerInput& in, Purpose purpose);
   Plan make_plan(const Routed& routed);
+  void make_sums_over_ranks();
   RouterSums make_sums(const LayerInput& in, Purpose purpose) const;
   TensorView within_capacity(const Routing& routing, const RouterSums& sums);
   void note_plan(const Plan& plan);
@@ -225,7 +236,7 @@ struct MoeLayerData {
   void scale_outputs(Saved& saved);
   ConstTensorView all_picks(const Saved& saved) const;
   // What the experts read: rows, which are filled here, or tokens; and the same for backward.
-  ExpertsInput bring_rows(const MoeWeights& weights, const Saved& saved, const TensorView& rows,
+  ExpertsInput bring_rows(const MoeWeights& weights, Saved& saved, const TensorView& rows,
                           StageClock& clock);
   ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Saved& saved,
                                        const ConstTensorView& d_y, StageClock& clock);
@@ -239,6 +250,9 @@ struct MoeLayerData {
                        const LayerBackwardOutput& out, StageClock& clock);
   void backward_shared(const MoeWeights& weights, Saved& saved, const ConstTensorView& d_y,
                        const LayerBackwardOutput& out, StageClock& clock);
+  ExpertsBackwardInput receive_gradients(const MoeWeights& weights, Saved& saved,
+                                         const ConstTensorView& d_y, StageClock& clock);
+  void spoil(const MoeGradients& gradients) const;
   void note_waits();
 
   std::vector<std::chrono::nanoseconds> waited_before_;  // as the last forward began

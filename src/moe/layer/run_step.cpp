@@ -21,7 +21,8 @@ using Layers = std::vector<MoeLayerData*>;
 bool has_overflowed(const MoeLayerData* layer) {
   const Sizing& sizing = layer->options.sizing;
   return sizing.is_bounded() && sizing.overflow() == Overflow::fail &&
-         layer->most_needed_rows > sizing.capacity();
+         (layer->most_needed_rows > sizing.capacity() ||
+          layer->most_needed_tokens > sizing.token_capacity());
 }
 
 // Room for the rows that were needed, and an eighth more: the next step is seldom the same.
@@ -106,19 +107,31 @@ void run_exactly(const Layers& layers, const std::function<void()>& step) {
   restore();
 }
 
+// Never less than it was, and as many tokens as rows unless it said otherwise.
+Sizing grown(const Sizing& sizing, std::int64_t needed_rows, std::int64_t needed_tokens,
+             std::int64_t alignment) {
+  const auto capacity = std::max(sizing.capacity(), grown(needed_rows, alignment));
+  const bool bounds_tokens = sizing.token_capacity() != sizing.capacity();
+  const auto tokens = std::max(sizing.token_capacity(), grown(needed_tokens, 1));
+  return Sizing::bounded(capacity, sizing.overflow(), bounds_tokens ? tokens : 0);
+}
+
 // Collective: groups of experts that had enough grow along, so that all keep one capacity.
 void grow(const Layers& layers) {
-  Tensor needed({static_cast<std::int64_t>(layers.size())}, Dtype::i64);
+  Tensor needed({static_cast<std::int64_t>(layers.size()), 2}, Dtype::i64);
+  const auto numbers = needed.span<std::int64_t>();
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    needed.span<std::int64_t>()[i] = layers[i]->most_needed_rows;
+    numbers[2 * i] = layers[i]->most_needed_rows;
+    numbers[2 * i + 1] = layers[i]->most_needed_tokens;
   }
   layers.front()->batch.all_reduce(needed, ReduceOp::max);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     MoeLayerData& layer = *layers[i];
-    layer.most_needed_rows = needed.span<std::int64_t>()[i];
+    layer.most_needed_rows = numbers[2 * i];
+    layer.most_needed_tokens = numbers[2 * i + 1];
     if (!has_overflowed(&layer)) continue;
-    layer.resize(Sizing::bounded(grown(layer.most_needed_rows, layer.options.alignment),
-                                 layer.options.sizing.overflow()));
+    layer.resize(grown(layer.options.sizing, layer.most_needed_rows, layer.most_needed_tokens,
+                       layer.options.alignment));
   }
 }
 
@@ -131,6 +144,7 @@ void MoeLayerData::resize(const Sizing& sizing) {
 
 void MoeLayerData::forget_step() {
   most_needed_rows = 0;
+  most_needed_tokens = 0;
   first_problem.clear();
   if (step_words) backend_of(device).set_zero(*step_words);
 }
@@ -138,11 +152,14 @@ void MoeLayerData::forget_step() {
 void MoeLayerData::learn_of_step() {
   if (!step_words) return;
   const Tensor fetched = device.to_host(*step_words);
+  mover->check();
   const auto words = fetched.span<std::int64_t>();
   most_needed_rows = words[kStepMostNeeded];
+  most_needed_tokens = words[kStepMostTokens];
   if (!first_problem.empty() || words[kStepHasProblem] == 0) return;
   PlanRecords records;
-  add_problems(records.headers.emplace_back(), fetched.view().slice(kStepProblem, kStepWords));
+  records.headers.resize(static_cast<std::size_t>(words[kStepProblemRank]) + 1);
+  add_problems(records.headers.back(), fetched.view().slice(kStepProblem, kStepWords));
   first_problem = describe_non_finite(records);
   if (first_problem.empty()) first_problem = describe_bad_ids(records, options.router.num_experts);
 }

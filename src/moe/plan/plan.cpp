@@ -7,7 +7,13 @@
 namespace switchyard {
 
 const PlanSummary& PlanData::summary() const {
-  if (!is_known) {
+  if (!is_known && reports) {
+    const PeerReports fetched = reports->on_host(backend_of(device), backend_of(host), *placement);
+    if (const auto ranks = check.lock()) ranks->check();
+    const PlanRecords records = records_of(fetched);
+    require_same_call(records);
+    known.fill(records, fetched.layout, options.sizing, rank);
+  } else if (!is_known) {
     const PlanReport fetched = report.on_host(backend_of(device), backend_of(host), *placement);
     known.fill(record_of(fetched), fetched.layout, options.sizing, rank);
   }
@@ -16,6 +22,10 @@ const PlanSummary& PlanData::summary() const {
 
 std::int64_t PlanData::row_capacity() const {
   return options.sizing.is_bounded() ? options.sizing.capacity() : summary().num_rows;
+}
+
+std::int64_t PlanData::token_capacity() const {
+  return options.sizing.is_bounded() ? options.sizing.token_capacity() : summary().num_tokens;
 }
 
 std::int64_t Plan::num_tokens() const { return data_->num_tokens; }

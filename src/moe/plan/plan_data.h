@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace switchyard {
 
 // The record of a rank that is alone, from its report in the host's memory.
 PlanRecords record_of(const PlanReport& report);
+// The records of ranks that have met, in the host's memory.
+PlanRecords records_of(const PeerReports& reports);
 
 struct PlanSummary {
   std::vector<std::int32_t> counts;           // [ranks, E] by source rank
@@ -24,6 +27,7 @@ struct PlanSummary {
   std::int64_t num_rows = 0;     // of this rank
   std::int64_t num_sources = 0;  // assignments of this rank
   std::int64_t num_remote = 0;   // those of them that have a slot at another rank
+  std::int64_t num_tokens = 0;   // that this rank receives, where they cross once
 
   // layout [layout_words(ranks)] i64 in the host's memory. Vectors of the same size stay where they
   // are.
@@ -57,11 +61,19 @@ struct PlanData {
   TensorView sources = {};       // [T·K] i32, the first Σ own counts used
   TensorView row_sources = {};   // [row_capacity] i32, at one rank alone
 
+  // Where ranks met in peer memory; and where tokens cross to a rank once, as SentTokens says.
+  std::optional<PeerReports> reports = {};
+  TensorView places = {};                     // [T, K] i32
+  TensorView sent_sources = {};               // [T, K] i32
+  std::weak_ptr<const PeerCheck> check = {};  // of these ranks
+  bool crosses_once() const { return places.data() != nullptr; }
+
   std::shared_ptr<const PackedRoute> route = {};  // only where the packed mover needs it
 
   // What the host knows of it; fetched first where it may have changed.
   const PlanSummary& summary() const;
   std::int64_t row_capacity() const;
+  std::int64_t token_capacity() const;  // where tokens cross once
   bool is_known = true;
   mutable PlanSummary known = {};
 };

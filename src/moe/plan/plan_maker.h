@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "moe/plan/plan_data.h"
+#include "peer/peer_memory.h"
 #include "switchyard/communicator.h"
 #include "switchyard/plan.h"
 #include "switchyard/router.h"
@@ -17,14 +18,23 @@ namespace switchyard {
 struct PlanProblems {
   ConstTensorView words;  // [kProblemWords] i64, contiguous, as the device's router writes them
   // [kStepWords] i64, contiguous: what the plans of a step report together, zeros to begin with.
-  // Added to at one rank; at several ranks status() says it all and this is left as it is.
+  // Left as it is where the host exchanges records: status() says it all.
   std::optional<TensorView> step = {};
 };
+
+// What slots are found from, besides where groups lie: [T, K] i32 as count_assignments gives them.
+struct Counted {
+  TensorView positions = {};
+  std::optional<TensorView> token_positions = {};  // where tokens cross once
+};
+
+// How ranks tell each other what they have counted.
+enum class Exchange { host, peer_memory };
 
 class PlanMaker {
  public:
   PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
-            Device device);
+            Device device, Exchange exchange = Exchange::host);
 
   // Collective.
   std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
@@ -34,12 +44,18 @@ class PlanMaker {
 
   void resize(const Sizing& sizing);
   const ExpertPlacement& placement() const { return *placement_; }
+  // Null unless ranks exchange records in peer memory.
+  const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }
 
  private:
   RecordHeader header_of(const ConstTensorView& expert_ids) const;
-  void count(const ConstTensorView& expert_ids, const PlanProblems& problems, PlanData& data) const;
+  bool crosses_once() const;
+  Counted count(const ConstTensorView& expert_ids, const PlanProblems& problems,
+                PlanData& data) const;
   void plan_alone(const RecordHeader& header, const PlanProblems& problems, PlanData& data);
   void plan_together(RecordHeader header, PlanData& data);
+  void plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
+                           PlanData& data);
   void require_possible(const PlanData& data) const;
 
   Communicator& comm_;
@@ -49,6 +65,7 @@ class PlanMaker {
   Device host_;  // lays out what several ranks have told each other
   PlacementTables device_tables_;
   PlacementTables host_tables_;
+  std::shared_ptr<PeerMeetings> meetings_;
   std::int64_t id_;
   std::int64_t num_plans_ = 0;
 };

@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kNumOptions = 11;
+constexpr std::size_t kNumOptions = 12;
 
 std::array<Field, kNumOptions> fields_of(const ExpertPlacement& placement,
                                          const PlanOptions& options, std::int64_t planner_id) {
@@ -27,6 +27,7 @@ std::array<Field, kNumOptions> fields_of(const ExpertPlacement& placement,
            {"alignment", options.alignment},
            {"whether sizing is bounded", options.sizing.is_bounded() ? 1 : 0},
            {"capacity", options.sizing.capacity()},
+           {"token_capacity", options.sizing.token_capacity()},
            {"the overflow policy", static_cast<std::int64_t>(options.sizing.overflow())},
            {"duplicate_ids", static_cast<std::int64_t>(options.duplicate_ids)}}};
 }
@@ -47,6 +48,7 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
   require(0 < alignment && alignment <= std::numeric_limits<std::int32_t>::max(),
           "rank {}: alignment ({}) must be positive and below 2^31", rank, alignment);
   if (bounded) require_valid_capacity(capacity, alignment, fmt::format("rank {}: ", rank));
+  require(values[9] >= 0, "rank {}: token_capacity ({}) must not be negative", rank, values[9]);
 }
 
 struct RankValue {
@@ -92,8 +94,8 @@ void add_problems(RecordHeader& header, const ConstTensorView& problems) {
 PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
                              std::span<const std::int32_t> counts,
                              std::span<const std::int32_t> distinct_tokens) {
-  constexpr auto kHeaderWords = sizeof(RecordHeader) / sizeof(std::int32_t);
-  const auto words = kHeaderWords + counts.size() + distinct_tokens.size();
+  constexpr auto kHeaderHalves = sizeof(RecordHeader) / sizeof(std::int32_t);
+  const auto words = kHeaderHalves + counts.size() + distinct_tokens.size();
   Tensor own({1, static_cast<std::int64_t>(words)}, Dtype::i32);
   auto* to = own.data();
   std::memcpy(to, &header, sizeof(header));
@@ -126,6 +128,22 @@ bool has_valid_form(const RecordHeader& header) {
          header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k;
 }
 
+void require_valid_form(const RecordHeader& header, int rank) {
+  require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
+          "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
+          name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
+  require(header.ids_memory == header.device_memory,
+          "rank {}: expert_ids is in {} memory, but the device works in {} memory; "
+          "Device::copy_of brings it there",
+          rank, name_of(static_cast<Memory>(header.ids_memory)),
+          name_of(static_cast<Memory>(header.device_memory)));
+  require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
+          header.top_k, std::int64_t{kMaxTopK});
+  require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,
+          "rank {}: {} tokens with {} picks each are more than 2^31 assignments", rank,
+          header.num_tokens, header.top_k);
+}
+
 void require_same_call(const PlanRecords& records) {
   const RecordHeader& first = records.headers.front();
   for (std::size_t i = 0; i < records.headers.size(); ++i) {
@@ -134,23 +152,13 @@ void require_same_call(const PlanRecords& records) {
     require_equal("the layer they plan for", {0, first.planner_id}, {rank, header.planner_id});
     require_equal("the number of plans made before", {0, first.plan_number},
                   {rank, header.plan_number});
-    require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
-            "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
-            name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
-    require(header.ids_memory == header.device_memory,
-            "rank {}: expert_ids is in {} memory, but the device works in {} memory; "
-            "Device::copy_of brings it there",
-            rank, name_of(static_cast<Memory>(header.ids_memory)),
-            name_of(static_cast<Memory>(header.device_memory)));
+    require_valid_form(header, rank);
     require_equal("K", {0, first.top_k}, {rank, header.top_k});
     require_equal("the capacity, -1 for exact sizing", {0, first.capacity},
                   {rank, header.capacity});
+    require_equal("the capacity for tokens, -1 for exact sizing", {0, first.token_capacity},
+                  {rank, header.token_capacity});
     require_equal("the overflow policy", {0, first.overflow}, {rank, header.overflow});
-    require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,
-            header.top_k, std::int64_t{kMaxTopK});
-    require(header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k,
-            "rank {}: {} tokens with {} picks each are more than 2^31 assignments", rank,
-            header.num_tokens, header.top_k);
   }
 }
 

@@ -28,22 +28,27 @@ void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
 
 // One rank's part of a plan. All numbers are plain, so that it travels as bytes.
 struct RecordHeader {
+  // Alike on all ranks.
   std::int64_t planner_id = 0;
+  std::int64_t top_k = 0;
+  std::int64_t capacity = -1;  // of a bounded plan
+  std::int64_t token_capacity = -1;
+  std::int64_t overflow = 0;     // its policy
   std::int64_t plan_number = 0;  // plans made by this planner before
   std::int64_t ids_dtype = 0;
   std::int64_t ids_dims = 0;
   std::int64_t ids_memory = 0;
   std::int64_t device_memory = 0;
   std::int64_t num_tokens = 0;
-  std::int64_t top_k = 0;
   std::int64_t bad_token = -1;
   std::int64_t bad_k = 0;
   std::int64_t bad_id = 0;
   std::int64_t bad_is_duplicate = 0;
   std::int64_t non_finite_token = -1;
-  std::int64_t capacity = -1;  // of a bounded plan
-  std::int64_t overflow = 0;   // its policy
 };
+constexpr std::int64_t kHeaderWords = sizeof(RecordHeader) / sizeof(std::int64_t);
+// Those at the beginning that a plan has no rows without: a graph replays the plan's number, too.
+constexpr std::int64_t kAlikeWords = 5;
 
 // The records of all ranks: headers, counts of the experts, distinct tokens for the ranks.
 struct PlanRecords {
@@ -62,6 +67,9 @@ PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
 
 // Whether this rank's ids can be counted; if not, require_same_call will throw on all ranks.
 bool has_valid_form(const RecordHeader& header);
+
+// Throws if the ids of this rank have not the form [T, K].
+void require_valid_form(const RecordHeader& header, int rank);
 
 // Throws if ranks are not in the same call with the same K, or gave ids of the wrong form.
 void require_same_call(const PlanRecords& records);

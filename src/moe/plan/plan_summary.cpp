@@ -1,5 +1,6 @@
 // From what devices and ranks report to what a plan says of itself, and the errors in it.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -16,6 +17,22 @@ PlanRecords record_of(const PlanReport& report) {
                      .distinct_tokens = {distinct.begin(), distinct.end()}};
   add_problems(record.headers[0], report.problems);
   return record;
+}
+
+PlanRecords records_of(const PeerReports& reports) {
+  PlanRecords records;
+  for (std::int64_t r = 0; r < reports.headers.rows(); ++r) {
+    RecordHeader& header = records.headers.emplace_back();
+    std::memcpy(&header, reports.headers.row(r), sizeof(header));
+    add_problems(header, reports.problems.slice(r, r + 1));
+    const auto append = [r](const TensorView& from, std::vector<std::int32_t>& to) {
+      const auto row = from.slice(r, r + 1).span<std::int32_t>();
+      to.insert(to.end(), row.begin(), row.end());
+    };
+    append(reports.counts, records.counts);
+    append(reports.distinct_tokens, records.distinct_tokens);
+  }
+  return records;
 }
 
 void PlanSummary::fill(const PlanRecords& records, const ConstTensorView& layout,
@@ -39,6 +56,11 @@ void PlanSummary::fill(const PlanRecords& records, const ConstTensorView& layout
   const auto dropped = words_from(dropped_word(num_ranks, 0));
   status.needed_rows.assign(needed.begin(), needed.end());
   status.dropped.assign(dropped.begin(), dropped.end());
+  const auto tokens = words_from(needed_tokens_word(num_ranks, 0));
+  status.needed_tokens.assign(tokens.begin(), tokens.end());
+  num_tokens = tokens[static_cast<std::size_t>(rank)];
+  const bool crosses_once = std::ranges::any_of(tokens, [](auto count) { return count > 0; });
+  status.available_tokens = crosses_once ? sizing.token_capacity() : 0;
   num_rows = words[static_cast<std::size_t>(used_rows_word(num_ranks, rank))];
   const auto own =
       std::span(counts).subspan(static_cast<std::size_t>(rank) * num_experts, num_experts);
@@ -74,10 +96,15 @@ void check_status(const PlanStatus& status, const Sizing& sizing) {
   require_sound_routing(status);
   if (!status.overflow || sizing.overflow() == Overflow::drop) return;
   const auto most = std::ranges::max_element(status.needed_rows);
+  require(*most <= status.available_rows,
+          "overflow: rank {} needs {} rows, but the capacity is {} on every rank; give the plan a "
+          "capacity of at least {}, or exact sizing",
+          most - status.needed_rows.begin(), *most, status.available_rows, *most);
+  const auto tokens = std::ranges::max_element(status.needed_tokens);
   throw InvalidArgument(fmt::format(
-      "overflow: rank {} needs {} rows, but the capacity is {} on every rank; give the plan a "
-      "capacity of at least {}, or exact sizing",
-      most - status.needed_rows.begin(), *most, status.available_rows, *most));
+      "overflow: rank {} receives {} tokens, but has room for {}; give the plan a token capacity "
+      "of at least {}, or exact sizing",
+      tokens - status.needed_tokens.begin(), *tokens, status.available_tokens, *tokens));
 }
 
 }  // namespace switchyard

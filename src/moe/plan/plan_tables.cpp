@@ -58,10 +58,54 @@ PlacementTables PlacementTables::make(const DeviceBackend& device,
 PlanReport PlanReport::take(const DeviceBackend& device, const ExpertPlacement& placement) {
   const std::int64_t ranks = placement.num_ranks();
   const auto views = take_together(device, {{{kProblemWords}, Dtype::i64},
-                                            {{layout_words(ranks)}, Dtype::i64},
                                             {{1, placement.num_experts()}},
-                                            {{ranks}}});
+                                            {{ranks}},
+                                            {{layout_words(ranks)}, Dtype::i64}});
   return {views[0], views[1], views[2], views[3], views[4]};
+}
+
+TensorView PlanReport::record() const {
+  return all.slice(0, (layout.data() - all.data()) / size_of(Dtype::i64));
+}
+
+PeerReports PeerReports::take(const DeviceBackend& device, const ExpertPlacement& placement) {
+  const std::int64_t ranks = placement.num_ranks();
+  const std::int64_t experts = placement.num_experts();
+  const std::int64_t words = kHeaderWords + record_words(placement);
+  const auto views =
+      take_together(device, {{{ranks, words}, Dtype::i64}, {{layout_words(ranks)}, Dtype::i64}});
+  const TensorView& gathered = views[1];
+  std::byte* next = gathered.data();
+  const auto columns = [&](Dtype dtype, std::int64_t count, std::int64_t bytes) {
+    TensorView view(next, dtype, {ranks, count}, words * (8 / size_of(dtype)), gathered.owner(),
+                    gathered.memory());
+    next += bytes;
+    return view;
+  };
+  PeerReports reports;
+  reports.all = views[0];
+  reports.gathered = gathered;
+  reports.layout = views[2];
+  reports.headers = columns(Dtype::i64, kHeaderWords, kHeaderWords * 8);
+  reports.problems =
+      columns(Dtype::i64, kProblemWords, padded_bytes({{kProblemWords}, Dtype::i64}));
+  reports.counts = columns(Dtype::i32, experts, padded_bytes({{experts}}));
+  reports.distinct_tokens = columns(Dtype::i32, ranks, padded_bytes({{ranks}}));
+  return reports;
+}
+
+std::int64_t record_words(const ExpertPlacement& placement) {
+  return (padded_bytes({{kProblemWords}, Dtype::i64}) + padded_bytes({{placement.num_experts()}}) +
+          padded_bytes({{placement.num_ranks()}})) /
+         size_of(Dtype::i64);
+}
+
+PeerReports PeerReports::on_host(const DeviceBackend& device, const DeviceBackend& host,
+                                 const ExpertPlacement& placement) const {
+  if (all.memory() == Memory::host) return *this;
+  PeerReports copy = take(host, placement);
+  device.fetch(all, bytes_of(copy.all));
+  return copy;
 }
 
 PlanReport PlanReport::on_host(const DeviceBackend& device, const DeviceBackend& host,
@@ -81,8 +125,9 @@ GroupTables GroupTables::take(const DeviceBackend& device, const ExpertPlacement
                                             {experts},
                                             {{placement.num_experts() + std::int64_t{1}}},
                                             {{local + 1}},
-                                            {{local}}});
-  return {views[0], views[1], views[2], views[3], views[4], views[5], views[6]};
+                                            {{local}},
+                                            {{placement.num_ranks()}}});
+  return {views[0], views[1], views[2], views[3], views[4], views[5], views[6], views[7]};
 }
 
 }  // namespace switchyard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/device_backend.h"
+#include "moe/plan/plan_record.h"
 #include "switchyard/placement.h"
 #include "switchyard/tensor.h"
 
@@ -21,14 +22,37 @@ struct PlacementTables {
 struct PlanReport {
   TensorView all;
   TensorView problems;         // [kProblemWords] i64
-  TensorView layout;           // [layout_words(ranks)] i64
   TensorView counts;           // [1, E] i32
   TensorView distinct_tokens;  // [ranks] i32
+  TensorView layout;           // [layout_words(ranks)] i64
+
+  // [m] i64: all but the layout, which is what other ranks are told.
+  TensorView record() const;
 
   static PlanReport take(const DeviceBackend& device, const ExpertPlacement& placement);
   // In the memory of `host`; this one if it is there, otherwise a copy that is waited for.
   PlanReport on_host(const DeviceBackend& device, const DeviceBackend& host,
                      const ExpertPlacement& placement) const;
+};
+
+// i64 of PlanReport::record().
+std::int64_t record_words(const ExpertPlacement& placement);
+
+// The reports of all ranks that have met in each other's memory, behind a header each, and the
+// layout that follows from them.
+struct PeerReports {
+  TensorView all;
+  TensorView gathered;         // [ranks, kHeaderWords + m] i64
+  TensorView layout;           // [layout_words(ranks)] i64
+  TensorView headers;          // [ranks, kHeaderWords] i64, apart as the next three are
+  TensorView problems;         // [ranks, kProblemWords] i64
+  TensorView counts;           // [ranks, E] i32
+  TensorView distinct_tokens;  // [ranks, ranks] i32
+
+  static PeerReports take(const DeviceBackend& device, const ExpertPlacement& placement);
+  // As PlanReport's.
+  PeerReports on_host(const DeviceBackend& device, const DeviceBackend& host,
+                      const ExpertPlacement& placement) const;
 };
 
 // Where the groups lie, as lay_out says.
@@ -40,6 +64,7 @@ struct GroupTables {
   TensorView source_offsets;  // [E + 1]
   TensorView row_offsets;     // [local + 1]
   TensorView group_rows;      // [local]
+  TensorView token_offsets;   // [ranks], where tokens cross once
 
   static GroupTables take(const DeviceBackend& device, const ExpertPlacement& placement, int rank);
 };

@@ -2,6 +2,8 @@
 // of every assignment.
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <limits>
 
 #include "comm/agreement.h"
 #include "core/check_memory.h"
@@ -22,6 +24,21 @@ TensorView flat(const TensorView& contiguous) {
 TensorView one_row(const TensorView& words) {
   return {words.data(), words.dtype(), {1, words.rows()},
           words.rows(), words.owner(), words.memory()};
+}
+
+// The first of them.
+TensorView columns(const TensorView& rows, std::int64_t count) {
+  return {rows.data(),       rows.dtype(), {rows.rows(), count},
+          rows.row_stride(), rows.owner(), rows.memory()};
+}
+
+// Every row names its source, a token and a pick of it, in 32 bits.
+void require_nameable_sources(std::span<const std::int64_t> tokens, std::int64_t top_k) {
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    require(tokens[r] <= std::numeric_limits<std::int32_t>::max() / top_k,
+            "rank {} would receive {} tokens, whose {} picks each are more than 2^31", r, tokens[r],
+            top_k);
+  }
 }
 
 // Counts [ranks, E] and everything that depends on them are in one memory, that of the groups.
@@ -57,15 +74,25 @@ std::int64_t count_remote(const PlanData& data, const GroupTables& groups) {
   return total;
 }
 
-// Groups are laid out, and slots hold positions.
-void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners, PlanData& data) {
+// The same where all have room.
+std::int64_t count_remote(const PlanSummary& known, const ExpertPlacement& placement, int rank) {
+  const auto owners = placement.owners();
+  const auto own = std::span(known.counts).subspan(static_cast<std::size_t>(rank) * owners.size());
+  std::int64_t total = 0;
+  for (std::size_t e = 0; e < owners.size(); ++e) total += owners[e] == rank ? 0 : own[e];
+  return total;
+}
+
+// Groups are laid out.
+void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
+                  const Counted& counted, PlanData& data) {
   AssignSlots args{.expert_ids = expert_ids,
                    .owners = owners,
                    .expert_offsets = data.groups.expert_offsets,
                    .rows_before = data.groups.rows_before,
                    .kept_rows = data.groups.kept_rows,
                    .source_offsets = data.groups.source_offsets,
-                   .positions = flat(data.slots),
+                   .positions = flat(counted.positions),
                    .slots = flat(data.slots),
                    .target_ranks = flat(data.target_ranks),
                    .sources = data.sources};
@@ -73,13 +100,21 @@ void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners, P
     data.row_sources = backend_of(data.device).take({data.row_capacity()}, Dtype::i32);
     args.row_sources = data.row_sources;
   }
+  if (counted.token_positions) {
+    data.places = backend_of(data.device).take(expert_ids.shape(), Dtype::i32);
+    data.sent_sources = backend_of(data.device).take(expert_ids.shape(), Dtype::i32);
+    args.sent = {.positions = flat(*counted.token_positions),
+                 .offsets = data.groups.token_offsets,
+                 .places = flat(data.places),
+                 .sources = flat(data.sent_sources)};
+  }
   backend_of(data.device).assign_slots(args);
 }
 
 }  // namespace
 
 PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
-                     Device device)
+                     Device device, Exchange exchange)
     : comm_(comm),
       placement_(std::make_shared<const ExpertPlacement>(std::move(placement))),
       options_(options),
@@ -91,6 +126,10 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
   host_tables_ = device_.memory() == Memory::host
                      ? device_tables_
                      : PlacementTables::make(backend_of(host_), *placement_);
+  if (exchange == Exchange::peer_memory) {
+    meetings_ =
+        std::make_shared<PeerMeetings>(PeerMemory::of(comm, device_), record_words(*placement_));
+  }
 }
 
 void PlanMaker::resize(const Sizing& sizing) {
@@ -126,46 +165,73 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& expert_ids,
                                                   .rank = comm_.rank(),
                                                   .plan_number = num_plans_});
   const RecordHeader header = header_of(expert_ids);
+  if (meetings_ != nullptr) {
+    meetings_->check();
+    check_arguments({&comm_}, "plan", [&] {
+      require_valid_form(header, comm_.rank());
+      const std::array<std::int64_t, 1> tokens{header.token_capacity};
+      require_nameable_sources(tokens, header.top_k);
+    });
+  }
   data->report = PlanReport::take(backend_of(device_), *placement_);
-  if (has_valid_form(header)) count(expert_ids, problems, *data);
+  Counted counted;
+  if (has_valid_form(header)) counted = count(expert_ids, problems, *data);
   if (comm_.size() == 1) {
     plan_alone(header, problems, *data);
+  } else if (meetings_ != nullptr) {
+    plan_in_peer_memory(header, problems, *data);
   } else {
     plan_together(header, *data);
   }
-  assign_slots(expert_ids, device_tables_.owners, *data);
+  assign_slots(expert_ids, device_tables_.owners, counted, *data);
   return data;
 }
 
 RecordHeader PlanMaker::header_of(const ConstTensorView& expert_ids) const {
+  const Sizing& sizing = options_.sizing;
   return {.planner_id = id_,
+          .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0,
+          .capacity = sizing.is_bounded() ? sizing.capacity() : -1,
+          .token_capacity = sizing.is_bounded() ? sizing.token_capacity() : -1,
+          .overflow = static_cast<std::int64_t>(sizing.overflow()),
           .plan_number = num_plans_,
           .ids_dtype = static_cast<std::int64_t>(expert_ids.dtype()),
           .ids_dims = expert_ids.shape().rank(),
           .ids_memory = static_cast<std::int64_t>(expert_ids.memory()),
           .device_memory = static_cast<std::int64_t>(device_.memory()),
-          .num_tokens = expert_ids.rows(),
-          .top_k = expert_ids.shape().rank() == 2 ? expert_ids.shape()[1] : 0,
-          .capacity = options_.sizing.is_bounded() ? options_.sizing.capacity() : -1,
-          .overflow = static_cast<std::int64_t>(options_.sizing.overflow())};
+          .num_tokens = expert_ids.rows()};
 }
 
-void PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& problems,
-                      PlanData& data) const {
+// Dropping depends on what all ranks ask for, so that rows then go straight to their slots.
+bool PlanMaker::crosses_once() const {
+  const bool drops = options_.sizing.is_bounded() && options_.sizing.overflow() == Overflow::drop;
+  return meetings_ != nullptr && !drops;
+}
+
+Counted PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& problems,
+                         PlanData& data) const {
   const DeviceBackend& device = backend_of(device_);
   data.num_tokens = expert_ids.rows();
   data.top_k = expert_ids.shape()[1];
   data.slots = device.take(expert_ids.shape(), Dtype::i32);
   data.target_ranks = device.take(expert_ids.shape(), Dtype::i32);
   data.sources = device.take({expert_ids.shape().num_elements()}, Dtype::i32);
+  Counted counted{.positions = data.slots};
+  if (crosses_once()) {
+    counted.positions = device.take(expert_ids.shape(), Dtype::i32);
+    counted.token_positions = device.take(expert_ids.shape(), Dtype::i32);
+  }
   device.copy(problems.words, data.report.problems);
-  device.count_assignments({.expert_ids = expert_ids,
-                            .owners = device_tables_.owners,
-                            .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
-                            .counts = flat(data.report.counts),
-                            .distinct_tokens = data.report.distinct_tokens,
-                            .positions = flat(data.slots),
-                            .problems = data.report.problems});
+  CountAssignments args{.expert_ids = expert_ids,
+                        .owners = device_tables_.owners,
+                        .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
+                        .counts = flat(data.report.counts),
+                        .distinct_tokens = data.report.distinct_tokens,
+                        .positions = flat(counted.positions),
+                        .problems = data.report.problems};
+  if (counted.token_positions) args.token_positions = flat(*counted.token_positions);
+  device.count_assignments(args);
+  return counted;
 }
 
 // The device lays out what it counted; a bounded plan on a GPU waits for nothing.
@@ -212,14 +278,52 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   backend_of(device_).upload(bytes_of(ConstTensorView(groups.all)), data.groups.all);
 }
 
+// Devices tell each other what they counted, and every one lays out all of it.
+void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
+                                    PlanData& data) {
+  const DeviceBackend& device = backend_of(device_);
+  const PeerReports reports = PeerReports::take(device, *placement_);
+  std::array<std::int64_t, kHeaderWords> words{};
+  std::memcpy(words.data(), &header, sizeof(header));
+  ++num_plans_;
+  meetings_->gather(Meeting::plan, words, data.report.record(), reports.gathered);
+  data.groups = GroupTables::take(device, *placement_, data.rank);
+  LayOut args = layout_of(reports.counts, device_tables_, data, data.groups, reports.layout);
+  args.must_agree = columns(reports.headers, kAlikeWords);
+  args.problems = reports.problems;
+  args.step = problems.step;
+  if (crosses_once()) {
+    args.distinct_tokens = reports.distinct_tokens;
+    args.token_offsets = data.groups.token_offsets;
+  }
+  device.lay_out(args);
+  data.reports = reports;
+  data.check = meetings_->memory_check();
+  data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();
+  if (!data.is_known) return;
+  const PeerReports fetched = reports.on_host(device, backend_of(host_), *placement_);
+  meetings_->check();
+  const PlanRecords records = records_of(fetched);
+  require_same_call(records);
+  data.known.fill(records, fetched.layout, options_.sizing, data.rank);
+  data.known.num_remote = device_.memory() == Memory::host
+                              ? count_remote(data, data.groups)
+                              : count_remote(data.known, *placement_, data.rank);
+  require_possible(data);
+  if (crosses_once()) require_nameable_sources(data.known.status.needed_tokens, data.top_k);
+}
+
 void PlanMaker::require_possible(const PlanData& data) const {
   if (!options_.sizing.is_bounded()) require_sound_routing(data.known.status);
   require_nameable_rows(data.known, *placement_, options_.sizing);
 }
 
 Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
-                 Device device)
-    : maker_(std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device))) {}
+                 Device device) {
+  const bool uses_peers = comm.size() > 1 && device.memory() == Memory::gpu;
+  maker_ = std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device),
+                                       uses_peers ? Exchange::peer_memory : Exchange::host);
+}
 
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
