@@ -450,20 +450,24 @@ TEST_P(RowsContract, FillOfNoRows) {
   EXPECT_TRUE(same_bits(get(rows), poisoned(1, {2, 8}, Dtype::f32)[0]));
 }
 
-TEST_P(RowsContract, MoreBuffersThanAKernelTakesAreRefused) {
-  Tensor row = device.empty({1, 4}, Dtype::f32);
-  const Tensor slots = put(Tensor::from<std::int32_t>({1}, {0}));
-  const std::vector<std::byte*> bases(257, row.data());
-  const RowTable table{1, 1, reinterpret_cast<const std::int32_t*>(slots.data()), nullptr, bases};
-  const auto& backend = backend_of(device);
-  Tensor dots = device.empty({1}, Dtype::f32);
-  if (device.memory() == Memory::host) {  // which takes any number of them
-    EXPECT_NO_THROW(backend.scatter_rows({.from = Tensor::zeros({1, 4}, Dtype::f32), .to = table}));
-    return;
-  }
-  EXPECT_THROW(backend.scatter_rows({.from = row, .to = table}), DeviceError);
-  EXPECT_THROW(backend.gather_rows({.from = table, .to = row}), DeviceError);
-  EXPECT_THROW(backend.dot_rows({row, table, reinterpret_cast<float*>(dots.data())}), DeviceError);
+TEST_P(RowsContract, TakesAnyNumberOfBuffers) {
+  constexpr std::int32_t kBuffers = 300;
+  Tensor rows = device.empty({kBuffers, 4}, Dtype::f32);
+  std::vector<std::byte*> bases;
+  for (std::int64_t b = 0; b < kBuffers; ++b) bases.push_back(rows.view().row(b));
+  const Tensor slots = put(Tensor::zeros({kBuffers}, Dtype::i32));
+  Tensor numbers({kBuffers}, Dtype::i32);
+  std::iota(numbers.span<std::int32_t>().begin(), numbers.span<std::int32_t>().end(), 0);
+  const Tensor buffers = put(numbers);
+  const RowTable table{kBuffers, 1, reinterpret_cast<const std::int32_t*>(slots.data()),
+                       reinterpret_cast<const std::int32_t*>(buffers.data()), bases};
+  const Tensor x = Random(1).tensor({kBuffers, 4}, Dtype::f32);
+  const Tensor from = put(x);
+  backend_of(device).scatter_rows({.from = from, .to = table});
+  EXPECT_TRUE(same_bits(get(rows), x));
+  Tensor back = device.empty(x.shape(), Dtype::f32);
+  backend_of(device).gather_rows({.from = table, .to = back});
+  EXPECT_TRUE(same_bits(get(back), x));
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
 // Test main: under mpirun it joins the world before the tests and leaves it after.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 
 #include "support/ranks.h"
 #include "switchyard/communicator.h"
 
 int main(int argc, char** argv) {
+  // Ranks that are threads wait for each other on one GPU.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::testing::InitGoogleTest(&argc, argv);
   std::unique_ptr<switchyard::Communicator> world;
   if (switchyard::testing::under_mpirun()) {

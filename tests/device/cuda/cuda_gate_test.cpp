@@ -1,13 +1,11 @@
 // A bounded step waits for nothing: it returns while its stream is held up.
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <future>
-#include <stdexcept>
 
+#include "device/cuda/gate.h"
 #include "support/compare.h"
 #include "support/device/devices.h"
 #include "support/random.h"
@@ -17,47 +15,6 @@
 
 namespace switchyard::testing::cuda_gate_test {
 namespace {
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-// Holds a stream up until it is opened.
-class Gate {
- public:
-  Gate() {
-    void* memory = nullptr;
-    check(cudaHostAlloc(&memory, sizeof(*flag_), cudaHostAllocMapped));
-    flag_ = new (memory) std::atomic<std::uint32_t>(0);
-    check(cudaHostGetDevicePointer(&on_device_, memory, 0));
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000,
-                                           cudaEnableDefault, &found));
-    if (function == nullptr) throw std::runtime_error("no cuStreamWaitValue32");
-    wait_ = reinterpret_cast<decltype(wait_)>(function);
-  }
-  ~Gate() {
-    open();
-    cudaDeviceSynchronize();
-    cudaFreeHost(flag_);
-  }
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
-
-  void close(Stream stream) {
-    const auto status =
-        wait_(static_cast<CUstream>(stream.handle), reinterpret_cast<CUdeviceptr>(on_device_), 1,
-              CU_STREAM_WAIT_VALUE_GEQ);
-    if (status != CUDA_SUCCESS) throw std::runtime_error("cuStreamWaitValue32 failed");
-  }
-  void open() { flag_->store(1); }
-
- private:
-  std::atomic<std::uint32_t>* flag_ = nullptr;
-  void* on_device_ = nullptr;
-  CUresult (*wait_)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
-};
 
 class CudaGate : public ::testing::TestWithParam<Biases> {};
 

@@ -1,6 +1,7 @@
 // A layer on a GPU beside the same layer on the CPU, and beside itself at other numbers of ranks.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -28,7 +29,7 @@ struct Form {
 };
 
 // Some that Hopper's own products take, and some that only the portable ones do. Without biases
-// the former read rows from tokens, at one rank.
+// the former read rows from tokens.
 class CudaLayerTest : public ::testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
@@ -85,13 +86,23 @@ MoeParameters widened(const MoeParameters& parameters, const MoeLayerOptions& op
 }
 
 LayerResults step_on_gpu(Communicator& comm, const LayerProblem& problem, const MoeLayerOptions& o,
-                         Biases biases) {
+                         Biases biases, const ExpertPlacement& placement) {
   const Device device = Device::cuda(cuda_options());
-  const auto placement = ExpertPlacement::contiguous(kExperts, comm.size());
   MoeLayer layer(comm, placement, o, device);
   const auto weights = MoeParameters::random(o, placement, comm.rank(), 5, biases, device);
   return run_step(layer, weights.weights(),
                   input_of(problem, awkward_piece(comm, problem.num_tokens)), biases, device);
+}
+
+LayerResults step_on_gpu(Communicator& comm, const LayerProblem& problem, const MoeLayerOptions& o,
+                         Biases biases) {
+  return step_on_gpu(comm, problem, o, biases, ExpertPlacement::contiguous(kExperts, comm.size()));
+}
+
+// The first and the last rank have all experts between them.
+ExpertPlacement uneven(int num_ranks) {
+  const int last = num_ranks - 1;
+  return ExpertPlacement::from_owners({last, 0, 0, 0, last, 0, last}, num_ranks);
 }
 
 // In f32, on the CPU, with the numbers that the GPU has.
@@ -156,7 +167,7 @@ TEST_P(CudaLayerTest, EqualsTheCpu) {
   }
 }
 
-TEST_P(CudaLayerTest, AnyNumberOfRanksSizingAndAlignmentEqualsOne) {
+TEST_P(CudaLayerTest, AnyNumberOfRanksPlacementSizingAndAlignmentEqualsOne) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     const LayerProblem problem(options(dtype));
     const auto alone = connect();
@@ -167,15 +178,20 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksSizingAndAlignmentEqualsOne) {
     auto bounded = problem.options;
     bounded.sizing = Sizing::bounded(128 * 30);
     bounded.alignment = 128;
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : {1, 2, 3, 4, 8}) {
       SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::string(name_of(dtype)));
-      run_ranks(ranks, [&](Communicator& comm) {
-        const auto piece = awkward_piece(comm, problem.num_tokens);
-        for (const auto& o : {problem.options, bounded}) {
-          const auto part = step_on_gpu(comm, problem, o, GetParam().biases);
-          EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
-        }
-      });
+      run_ranks(ranks,
+                [&](Communicator& comm) {
+                  const auto piece = awkward_piece(comm, problem.num_tokens);
+                  for (const auto& o : {problem.options, bounded}) {
+                    for (const auto& placement :
+                         {ExpertPlacement::contiguous(kExperts, ranks), uneven(ranks)}) {
+                      const auto part = step_on_gpu(comm, problem, o, GetParam().biases, placement);
+                      EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
+                    }
+                  }
+                },
+                {.timeout = std::chrono::seconds(20)});
     }
   }
 }

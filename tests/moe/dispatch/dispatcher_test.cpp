@@ -205,7 +205,7 @@ TEST_P(DispatcherTest, OverflowNeverWritesBeyondTheCapacity) {
     for (const MoverKind mover : movers_of(comm)) {
       for (const Overflow policy : {Overflow::fail, Overflow::drop}) {
         auto options = options_for(mover);
-        options.plan.sizing = Sizing::bounded(5, policy);
+        options.plan.sizing = Sizing::bounded(5, policy, 32);
         Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2, comm.size()), options);
         Tensor ids = Tensor::zeros({4, 1}, Dtype::i32);  // all to expert 0 on rank 0
         const Plan plan = dispatcher.plan(ids);
@@ -237,7 +237,7 @@ TEST_P(DispatcherTest, WhatFoundNoRoomIsNeitherSentNorCounted) {
     for (const MoverKind mover : movers_of(comm)) {
       for (const Overflow policy : {Overflow::fail, Overflow::drop}) {
         auto options = options_for(mover);
-        options.plan.sizing = Sizing::bounded(5, policy);
+        options.plan.sizing = Sizing::bounded(5, policy, 32);
         Dispatcher dispatcher(comm, ExpertPlacement::contiguous(2 * comm.size(), comm.size()),
                               options);
         const Plan plan = dispatcher.plan(Tensor::zeros({4, 1}, Dtype::i32));

@@ -16,6 +16,7 @@ using testing::awkward_piece;
 using testing::copy_of;
 using testing::gradients_for;
 using testing::LayerAlone;
+using testing::movers_of;
 using testing::near;
 using testing::on_all;
 using testing::on_ranks;
@@ -192,13 +193,16 @@ TEST_P(LayerTrainingOnRanks, HasTheBitsOfOneRankInBf16OnThreads) {
     const auto one = train(alone.layer, alone.weights, {.x = x}, d_y);
     const auto piece = awkward_piece(comm, 500);
     const auto placement = ExpertPlacement::contiguous(6, comm.size());
-    MoeLayer layer(comm, placement, options, Device::cpu({.num_threads = 3}));
     const auto weights = part_of(alone.weights, placement, comm.rank());
-    const auto many = train(layer, weights, {.x = piece.of(x)}, piece.of(d_y));
-    EXPECT_TRUE(on_all(comm, many.losses.balance == one.losses.balance));
-    EXPECT_TRUE(on_all(comm, many.losses.z == one.losses.z));
-    EXPECT_TRUE(on_all(comm, same_bits(many.y, piece.of(one.y))));
-    EXPECT_TRUE(on_all(comm, same_bits(many.d_x, piece.of(one.d_x))));
+    for (const MoverKind mover : movers_of(comm)) {
+      options.mover = mover;
+      MoeLayer layer(comm, placement, options, Device::cpu({.num_threads = 3}));
+      const auto many = train(layer, weights, {.x = piece.of(x)}, piece.of(d_y));
+      EXPECT_TRUE(on_all(comm, many.losses.balance == one.losses.balance));
+      EXPECT_TRUE(on_all(comm, many.losses.z == one.losses.z));
+      EXPECT_TRUE(on_all(comm, same_bits(many.y, piece.of(one.y))));
+      EXPECT_TRUE(on_all(comm, same_bits(many.d_x, piece.of(one.d_x))));
+    }
   });
 }
 

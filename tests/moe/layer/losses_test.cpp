@@ -19,6 +19,7 @@ using testing::copy_of;
 using testing::doubles_of;
 using testing::gradients_for;
 using testing::LayerAlone;
+using testing::movers_of;
 using testing::near;
 using testing::numeric_gradient;
 using testing::on_all;
@@ -157,12 +158,16 @@ TEST_P(LossesOnRanks, HaveTheBitsOfOneRankHoweverTokensAreCut) {
     for (const Case& c : cases()) {
       if (c.losses.balance == BalanceLoss::sequence) continue;
       const auto one = run({.experts = *alone}, options_of(c), {x, d_y});
-      const auto many = run({.experts = comm}, options_of(c), {piece.of(x), piece.of(d_y)});
-      EXPECT_TRUE(on_all(comm, same_losses(many.losses, one.losses))) << c.name;
-      EXPECT_TRUE(on_all(comm, same_bits(many.d_x, piece.of(one.d_x)))) << c.name;
-      Tensor d_gate = copy_of(many.d_gate);
-      comm.all_reduce(d_gate);
-      EXPECT_TRUE(near(d_gate, one.d_gate, 2e-6)) << c.name;
+      for (const MoverKind mover : movers_of(comm)) {
+        auto options = options_of(c);
+        options.mover = mover;
+        const auto many = run({.experts = comm}, options, {piece.of(x), piece.of(d_y)});
+        EXPECT_TRUE(on_all(comm, same_losses(many.losses, one.losses))) << c.name;
+        EXPECT_TRUE(on_all(comm, same_bits(many.d_x, piece.of(one.d_x)))) << c.name;
+        Tensor d_gate = copy_of(many.d_gate);
+        comm.all_reduce(d_gate);
+        EXPECT_TRUE(near(d_gate, one.d_gate, 2e-6)) << c.name;
+      }
     }
   });
 }
@@ -242,11 +247,15 @@ TEST_P(LossesOnMeshes, AreGlobalOverTheBatchNotOverTheExpertsGroup) {
           run({.experts = *alone}, options_of(c), {x, d_y, SequenceShard(batch, length, 1, 0)});
       const Tensor own_x = own(x);
       const Tensor own_d_y = own(d_y);
-      const auto many =
-          run({.experts = mesh.comm({"ep"}), .batch = &world, .sequence = &mesh.comm({"sp"})},
-              options_of(c), {own_x, own_d_y, shard});
-      EXPECT_TRUE(on_all(world, same_losses(many.losses, one.losses))) << c.name;
-      EXPECT_TRUE(on_all(world, same_bits(many.d_x, own(one.d_x)))) << c.name;
+      for (const MoverKind mover : movers_of(world)) {
+        auto options = options_of(c);
+        options.mover = mover;
+        const auto many =
+            run({.experts = mesh.comm({"ep"}), .batch = &world, .sequence = &mesh.comm({"sp"})},
+                options, {own_x, own_d_y, shard});
+        EXPECT_TRUE(on_all(world, same_losses(many.losses, one.losses))) << c.name;
+        EXPECT_TRUE(on_all(world, same_bits(many.d_x, own(one.d_x)))) << c.name;
+      }
     }
   });
 }

@@ -14,6 +14,7 @@ using testing::awkward_piece;
 using testing::expect_same_bits;
 using testing::gradients_for;
 using testing::LayerAlone;
+using testing::movers_of;
 using testing::near;
 using testing::on_all;
 using testing::on_ranks;
@@ -95,7 +96,7 @@ class OutputScalesOnRanks : public ::testing::TestWithParam<RankCase> {};
 
 TEST_P(OutputScalesOnRanks, GlobalOnesHaveTheBitsOfOneRank) {
   on_ranks(GetParam(), [](Communicator& comm) {
-    const auto options = scaled_options(GradientScale::global);
+    auto options = scaled_options(GradientScale::global);
     LayerAlone alone(options);
     const Tensor x = Random(3).tensor({500, 20}, Dtype::f32);
     const Tensor d_y = Random(4).tensor({500, 20}, Dtype::f32);
@@ -106,17 +107,20 @@ TEST_P(OutputScalesOnRanks, GlobalOnesHaveTheBitsOfOneRank) {
     const auto piece = awkward_piece(comm, 500);
     const auto placement = ExpertPlacement::contiguous(6, comm.size());
     const auto weights = part_of(alone.weights, placement, comm.rank());
-    MoeLayer layer(comm, placement, options);
-    const Tensor y = layer.forward(weights, {.x = piece.of(x)}, saved);
-    EXPECT_TRUE(on_all(comm, same_bits(y, piece.of(expected_y))));
-    Tensor d_x({piece.last - piece.first, 20}, Dtype::f32);
-    const auto gradients = gradients_for(weights);
-    layer.backward(weights, saved, piece.of(d_y), {.d_x = d_x, .gradients = gradients});
-    EXPECT_TRUE(on_all(comm, same_bits(d_x, piece.of(expected.d_x))));
-    const auto mine = placement.experts_of(comm.rank());
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      expect_same_bits(gradients.experts[i],
-                       expected.gradients.experts[static_cast<std::size_t>(mine[i])]);
+    for (const MoverKind mover : movers_of(comm)) {
+      options.mover = mover;
+      MoeLayer layer(comm, placement, options);
+      const Tensor y = layer.forward(weights, {.x = piece.of(x)}, saved);
+      EXPECT_TRUE(on_all(comm, same_bits(y, piece.of(expected_y))));
+      Tensor d_x({piece.last - piece.first, 20}, Dtype::f32);
+      const auto gradients = gradients_for(weights);
+      layer.backward(weights, saved, piece.of(d_y), {.d_x = d_x, .gradients = gradients});
+      EXPECT_TRUE(on_all(comm, same_bits(d_x, piece.of(expected.d_x))));
+      const auto mine = placement.experts_of(comm.rank());
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        expect_same_bits(gradients.experts[i],
+                         expected.gradients.experts[static_cast<std::size_t>(mine[i])]);
+      }
     }
   });
 }

@@ -1,6 +1,7 @@
 // Steps of several bounded layers that are run again exactly when one overflows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 
 #include "support/compare.h"
@@ -19,6 +20,7 @@ using testing::gradients_for;
 using testing::kLayers;
 using testing::kPlenty;
 using testing::LayerAlone;
+using testing::movers_of;
 using testing::on_all;
 using testing::on_ranks;
 using testing::part_of;
@@ -48,27 +50,47 @@ bool same_results(const TwoLayers& a, const TwoLayers& b) {
 
 class RunStep : public ::testing::TestWithParam<RankCase> {};
 
+// With room for so little in one of the layers.
+void expect_exact_step(Communicator& comm, const Sizing& little, std::size_t which,
+                       MoverKind mover) {
+  const Tensor x = tokens_of(comm.rank(), comm.rank() == 1 ? 0 : 24);
+  TwoLayers expected({.experts = comm}, {}, mover);
+  std::array<Sizing, kLayers> sizings{Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)};
+  sizings.at(which) = little;
+  TwoLayers bounded({.experts = comm}, sizings, mover);
+  for (const bool replayed : {true, false}) {  // the second time there is room
+    expected.step(x);
+    EXPECT_EQ(bounded.run(x), replayed);
+    EXPECT_TRUE(on_all(comm, same_results(bounded, expected)));
+  }
+  const Sizing& grown = bounded.layers[which]->options().sizing;
+  EXPECT_TRUE(grown.is_bounded());
+  EXPECT_GT(grown.token_capacity(), little.token_capacity());
+  EXPECT_EQ(grown.capacity() % 4, 0);
+  if (little.capacity() == kPlenty) {
+    EXPECT_EQ(grown.capacity(), kPlenty);
+  } else {
+    EXPECT_GT(grown.capacity(), little.capacity());
+  }
+  EXPECT_EQ(bounded.layers[1 - which]->options().sizing.capacity(), kPlenty);
+}
+
 TEST_P(RunStep, IsTheExactStepWhenOneLayerOverflows) {
   on_ranks(GetParam(), [](Communicator& comm) {
-    const Tensor x = tokens_of(comm.rank(), comm.rank() == 1 ? 0 : 24);
-    const std::array<Sizing, kLayers> exact{};
-    TwoLayers expected({.experts = comm}, exact);
-    for (int which = 0; which < kLayers; ++which) {
-      std::array<Sizing, kLayers> sizings{Sizing::bounded(kPlenty), Sizing::bounded(kPlenty)};
-      sizings.at(static_cast<std::size_t>(which)) = Sizing::bounded(4);
-      TwoLayers bounded({.experts = comm}, sizings);
-      for (const bool replayed : {true, false}) {  // the second time there is room
-        expected.step(x);
-        EXPECT_EQ(bounded.run(x), replayed);
-        EXPECT_TRUE(on_all(comm, same_results(bounded, expected)));
+    for (const MoverKind mover : movers_of(comm)) {
+      for (const std::size_t which : {0, 1}) {
+        expect_exact_step(comm, Sizing::bounded(4), which, mover);
       }
-      const Sizing& grown = bounded.layers[static_cast<std::size_t>(which)]->options().sizing;
-      EXPECT_TRUE(grown.is_bounded());
-      EXPECT_GT(grown.capacity(), 4);
-      EXPECT_EQ(grown.capacity() % 4, 0);
-      EXPECT_EQ(bounded.layers[static_cast<std::size_t>(1 - which)]->options().sizing.capacity(),
-                kPlenty);
-      for (const auto& layer : expected.layers) (void)layer->take_pick_counts();
+    }
+  });
+}
+
+// All rows have room; the tokens that they are copies of do not.
+TEST_P(RunStep, IsTheExactStepWhenTokensOverflow) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    if (std::ranges::count(movers_of(comm), MoverKind::peer) == 0) return;
+    for (const std::size_t which : {0, 1}) {
+      expect_exact_step(comm, Sizing::bounded(kPlenty, Overflow::fail, 2), which, MoverKind::peer);
     }
   });
 }
@@ -147,7 +169,7 @@ TEST(RunStep, MayRunALayerSeveralTimes) {
 // What a forward saved stays good when the layer's capacity has changed since.
 TEST(RunStep, LeavesEarlierPlansAsTheyWere) {
   run_ranks(2, [](Communicator& comm) {
-    for (const auto mover : {MoverKind::direct, MoverKind::packed}) {
+    for (const auto mover : {MoverKind::direct, MoverKind::packed, MoverKind::peer}) {
       auto options = small_layer_options();
       options.mover = mover;
       const auto placement = ExpertPlacement::contiguous(6, 2);

@@ -4,12 +4,14 @@
 
 namespace switchyard::testing {
 
-TwoLayers::TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings)
+TwoLayers::TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings,
+                     MoverKind mover)
     : placement(ExpertPlacement::contiguous(6, groups.experts.size())) {
   for (std::size_t l = 0; l < kLayers; ++l) {
     auto options = small_layer_options();
     options.sizing = sizings.at(l);
     options.alignment = 4;
+    options.mover = mover;
     options.losses = {.balance = BalanceLoss::batch, .z = true};
     Random random(l + 1);
     weights.push_back(

@@ -14,7 +14,8 @@ constexpr std::int64_t kPlenty = 4096;  // rows: more than any test needs
 
 // On this rank of the groups, with losses.
 struct TwoLayers {
-  TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings);
+  TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings,
+            MoverKind mover = MoverKind::automatic);
 
   // Writes y, d_x, losses and gradients, whatever they were before.
   void step(const Tensor& x);
