@@ -89,9 +89,10 @@ void add_dispatch(CLI::App& bench) {
           "Tokens over all ranks, hidden size, experts, picks a token [8192,2048,64,2]")
       ->type_name("T,H,E,K");
   add_launch_and_device(command, o->launch, o->device);
-  add_choice(command, "--mover", o->mover, "How rows travel [direct where memory is shared]",
-             std::map<std::string, MoverKind>{{"direct", MoverKind::direct},
-                                              {"packed", MoverKind::packed}});
+  add_choice(
+      command, "--mover", o->mover, "How rows travel [direct where memory is shared]",
+      std::map<std::string, MoverKind>{
+          {"direct", MoverKind::direct}, {"packed", MoverKind::packed}, {"peer", MoverKind::peer}});
   add_choice(command, "--dtype", o->dtype, "Type of the rows [f32]", kDtypes);
   add_choice(command, "--routing", o->routing, "How tokens pick experts [uniform]", kRoutings);
   command->add_option("--repeat", o->repeat, "Rounds on CPUs; the best counts [20]")

@@ -134,7 +134,10 @@ void print_table(const std::vector<MovementTimes>& all, const Communicator& comm
                  const BenchDispatchOptions& o) {
   fmt::print("{} tokens of {} x {}, {} experts, {} picks; {} ranks over {}, {} mover\n\n",
              o.num_tokens, o.hidden, name_of(o.dtype), o.num_experts, o.top_k, comm.size(),
-             comm.backend(), mover == MoverKind::direct ? "direct" : "packed");
+             comm.backend(),
+             mover == MoverKind::direct ? "direct"
+             : mover == MoverKind::peer ? "peer"
+                                        : "packed");
   fmt::print("{:<18} {:>9} {:>10} {:>9} {:>9} {:>11} {:>12}\n", "", "ms", "MB", "GB/s", "ceiling",
              "of ceiling", "MB on wire");
   for (const MovementTimes& m : all) {

@@ -59,7 +59,7 @@ class GpuDispatchBench {
     x_ = device_.copy_of(random_rows({ids_.rows(), o.hidden}, o.dtype, seed));
     weights_ = device_.copy_of(random_rows({ids_.rows(), o.top_k}, Dtype::f32, seed));
     y_ = device_.empty(x_.shape(), o.dtype);
-    rows_ = device_.empty({plan_.row_capacity(), o.hidden}, o.dtype);
+    rows_ = dispatcher_.take_rows(plan_);
   }
 
   GpuDispatchResult run() {
@@ -82,7 +82,8 @@ class GpuDispatchBench {
  private:
   // What the routing asks for.
   struct Load {
-    std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs
+    std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs,
+    std::int64_t token_capacity = 0;   // and tokens
     std::int64_t distinct_tokens = 0;  // over all pairs of ranks
   };
 
@@ -91,23 +92,31 @@ class GpuDispatchBench {
     const Plan plan = dispatcher.plan(ids_);
     const auto rows = reduce_number(comm_, plan.num_rows(), ReduceOp::max);
     Load load{.capacity = rows + rows / 8};
-    for (int from = 0; from < comm_.size(); ++from) {
-      for (int to = 0; to < comm_.size(); ++to) {
-        load.distinct_tokens += plan.distinct_tokens(from, to);
-      }
+    for (int to = 0; to < comm_.size(); ++to) {
+      std::int64_t received = 0;
+      for (int from = 0; from < comm_.size(); ++from) received += plan.distinct_tokens(from, to);
+      load.distinct_tokens += received;
+      load.token_capacity = std::max(load.token_capacity, received + received / 8);
     }
     return load;
   }
-  Sizing sizing() const { return Sizing::bounded(load_.capacity); }
+  Sizing sizing() const {
+    return Sizing::bounded(load_.capacity, Overflow::fail, load_.token_capacity);
+  }
   DispatcherOptions dispatcher_options(const Sizing& sizing) const {
     return {.plan = {.hidden = o_.hidden, .dtype = o_.dtype, .sizing = sizing}, .mover = o_.mover};
   }
 
+  // As a layer does, whose experts read rows from tokens; at one rank these are there already.
   void dispatch(Dispatcher& dispatcher, const Plan& plan) {
+    if (comm_.size() == 1) return dispatch_rows(dispatcher, plan);
+    (void)dispatcher.receive(plan, x_, weights_);
+  }
+  void dispatch_rows(Dispatcher& dispatcher, const Plan& plan) {
     dispatcher.dispatch(plan, {.x = x_}, {.rows = rows_});
   }
-  void combine(Dispatcher& dispatcher, const Plan& plan) {
-    dispatcher.combine(plan, {.rows = rows_, .weights = weights_}, y_);
+  void combine(Dispatcher& dispatcher, const Plan& plan, const TensorView& rows) {
+    dispatcher.combine(plan, {.rows = rows, .weights = weights_}, y_);
   }
 
   // What moves rows comes before what needs them.
@@ -123,12 +132,13 @@ class GpuDispatchBench {
     auto together = both_ways("dispatch+combine");
     together.run = [this] {
       dispatch(dispatcher_, plan_);
-      combine(dispatcher_, plan_);
+      combine(dispatcher_, plan_, rows_);
     };
     return {
         {"plan", ids, ids, [this] { plan_ = dispatcher_.plan(ids_); }},
         scatter("dispatch", [this] { dispatch(dispatcher_, plan_); }),
-        gather("combine", [this] { combine(dispatcher_, plan_); }),
+        scatter("  and make rows", [this] { dispatch_rows(dispatcher_, plan_); }),
+        gather("combine", [this] { combine(dispatcher_, plan_, rows_); }),
         scatter("combine_backward",
                 [this] {
                   dispatcher_.combine_backward(plan_, {.d_y = x_, .weights = weights_},
@@ -165,9 +175,10 @@ class GpuDispatchBench {
   void measure_graphs(Communicator& ranks, GpuOperation& operation) {
     Dispatcher dispatcher(ranks, placement_, dispatcher_options(sizing()), device_);
     const Plan plan = dispatcher.plan(ids_);
+    const TensorView rows = dispatcher.take_rows(plan);
     const auto step = [&] {
       dispatch(dispatcher, plan);
-      combine(dispatcher, plan);
+      combine(dispatcher, plan, rows);
     };
     step();
     const Tensor expected = device_.to_host(y_);
@@ -200,7 +211,8 @@ class GpuDispatchBench {
   Load load_;
   Dispatcher dispatcher_;
   Plan plan_;
-  Tensor x_, y_, weights_, rows_;
+  Tensor x_, y_, weights_;
+  TensorView rows_;
 };
 
 nlohmann::ordered_json cool_and_hot(const CoolAndHot& v, double scale = 1.0) {

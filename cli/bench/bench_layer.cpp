@@ -15,7 +15,7 @@
 
 namespace switchyard::cli {
 
-MoeLayerOptions layer_options(const BenchLayerOptions& o, std::int64_t capacity) {
+MoeLayerOptions layer_options(const BenchLayerOptions& o, const Sizing& bounded) {
   return {
       .hidden = o.hidden,
       .intermediate = o.intermediate,
@@ -23,7 +23,7 @@ MoeLayerOptions layer_options(const BenchLayerOptions& o, std::int64_t capacity)
       .dtype = o.dtype,
       .weight_stage = o.weight_stage,
       .losses = o.losses ? LossOptions{.balance = BalanceLoss::batch, .z = true} : LossOptions{},
-      .sizing = o.sizing == BenchSizing::bounded ? Sizing::bounded(capacity) : Sizing::exact(),
+      .sizing = o.sizing == BenchSizing::bounded ? bounded : Sizing::exact(),
       .keep = o.keep};
 }
 
@@ -47,7 +47,7 @@ class LayerBench {
         o_(options),
         placement_(ExpertPlacement::contiguous(options.num_experts, comm.size())),
         device_(make_device(comm, threads)),
-        layer_(comm, placement_, layer_options(options, worst_rows()), device_),
+        layer_(comm, placement_, layer_options(options, Sizing::bounded(worst_rows())), device_),
         weights_(MoeParameters::random(layer_.options(), placement_, comm.rank(), 1)),
         gradients_(layer_.options(), placement_, comm.rank()),
         ceiling_({options.dtype, threads, comm.rank() * threads}) {

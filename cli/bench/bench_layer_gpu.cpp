@@ -19,9 +19,7 @@ namespace switchyard::cli {
 namespace {
 
 MoeLayerOptions exact_options(const BenchLayerOptions& o) {
-  auto options = layer_options(o, 0);
-  options.sizing = Sizing::exact();
-  return options;
+  return layer_options(o, Sizing::exact());
 }
 
 class GpuLayerBench {
@@ -42,7 +40,7 @@ class GpuLayerBench {
         y_(device_.empty(x_.shape(), o.dtype)),
         d_x_(device_.empty(x_.shape(), o.dtype)),
         load_(find_load()),
-        layer_(comm, placement_, layer_options(o, load_.capacity), device_),
+        layer_(comm, placement_, layer_options(o, load_.sizing()), device_),
         timed_layer_(comm, placement_, layer_.options(), timing_device_) {}
 
   GpuLayerResult run() {
@@ -71,8 +69,11 @@ class GpuLayerBench {
  private:
   // What the routing asks for.
   struct Load {
-    std::int64_t capacity = 0;         // rows that a rank with bounded sizing has
+    std::int64_t capacity = 0;         // rows that a rank with bounded sizing has,
+    std::int64_t token_capacity = 0;   // and tokens
     std::int64_t distinct_tokens = 0;  // over all pairs of ranks
+
+    Sizing sizing() const { return Sizing::bounded(capacity, Overflow::fail, token_capacity); }
   };
 
   // On the same stream.
@@ -105,10 +106,13 @@ class GpuLayerBench {
     layer.forward(weights_.weights(), input(), y_, &saved);
     const auto rows = std::ranges::max(layer.stats().rows_by_rank);
     Load load{.capacity = rows + rows / 8};
-    for (int from = 0; from < comm_.size(); ++from) {
-      for (int to = 0; to < comm_.size(); ++to) {
-        load.distinct_tokens += saved.plan().distinct_tokens(from, to);
+    for (int to = 0; to < comm_.size(); ++to) {
+      std::int64_t received = 0;
+      for (int from = 0; from < comm_.size(); ++from) {
+        received += saved.plan().distinct_tokens(from, to);
       }
+      load.distinct_tokens += received;
+      load.token_capacity = std::max(load.token_capacity, received + received / 8);
     }
     return load;
   }

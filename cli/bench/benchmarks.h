@@ -54,7 +54,7 @@ struct BenchLayerOptions {
   bool json = false;
 };
 
-MoeLayerOptions layer_options(const BenchLayerOptions& options, std::int64_t capacity);
+MoeLayerOptions layer_options(const BenchLayerOptions& options, const Sizing& bounded);
 
 // The whole layer, beside the matrix library's own speed.
 void bench_layer(const BenchLayerOptions& options);
