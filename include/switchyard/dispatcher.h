@@ -102,15 +102,15 @@ class SWITCHYARD_API Dispatcher {
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);
   Tensor dispatch(const Plan& plan, const ConstTensorView& x);
 
-  // Whether receive() can be called for plans of this dispatcher: at one rank, where tokens stay
-  // where they are, and with the peer mover unless rows may be dropped.
+  // Whether receive() can be called for a plan: at one rank (but for the packed mover), where
+  // tokens stay where they are, and with the peer mover unless rows may be dropped.
   bool receives_tokens(const Plan& plan) const;
   // In place of dispatch, for experts that read rows from tokens: nothing is permuted. The memory
   // is the dispatcher's while a view of it is kept.
   ReceivedTokens receive(const Plan& plan, const ConstTensorView& x,
                          const ConstTensorView& weights);
-  // Rows [R, H] that combine and dispatch_backward need not copy first. Write to them after
-  // dispatch or receive.
+  // Rows [R, H] that combine and dispatch_backward need not copy first: on all ranks, or on none.
+  // Write to them after dispatch or receive.
   TensorView take_rows(const Plan& plan) const;
 
   // y[t] = Σ_k weights[t, k] · rows[slot(t, k)], in f32, k in order.

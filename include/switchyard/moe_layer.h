@@ -129,7 +129,8 @@ struct SWITCHYARD_API LayerStats {
   std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
   std::int64_t over_capacity = 0;  // assignments of this rank that capacity dropped before that
   bool overflow = false;
-  std::int64_t bytes_on_wire = 0;  // of rows, weights and slots that this rank exchanged
+  // Of rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
+  std::int64_t bytes_on_wire = 0;
   std::vector<Stage> forward;      // in order; on a GPU those that CudaOptions::time_stages times
   std::vector<Stage> backward;     // in order
   std::vector<double> waited_for;  // [ranks] seconds that this rank waited for each to arrive
@@ -141,8 +142,8 @@ struct PickCounts {
   std::int64_t num_tokens = 0;      // without padding
 };
 
-// All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing at one
-// rank never waits for it: what only the routing knows is read when it is asked for, anew by every
+// All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing
+// never waits for it: what only the routing knows is read when it is asked for, anew by every
 // call of pick_counts(), stats(), plan_status() and check(), which wait. With exact sizing forward
 // waits once.
 //
@@ -212,7 +213,7 @@ class SWITCHYARD_API MoeLayer {
 // it runs must be listed, once or more; they share one batch. Layers that are to drop rows do not
 // make a step run again, but are exact too when another layer does.
 //
-// On a GPU at one rank the step may replay a graph that was captured from it. A graph has the sizes
+// On a GPU the step may replay a graph that was captured from it. A graph has the sizes
 // it was captured with: so the step looks at layer.options().sizing, runs eagerly where that is
 // exact, and captures anew where the capacity has grown.
 //

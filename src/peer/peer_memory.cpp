@@ -137,12 +137,14 @@ Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own) {
 // the GPU that streams share, or the loading of a kernel.
 void warn_of_environment(const Device& device, int rank) {
   static std::once_flag warned;
-  const auto is_set = [](const char* name, std::string_view wanted) {
+  const auto value_of = [](const char* name) -> std::string {
     const char* const value = std::getenv(name);
-    return value != nullptr && (wanted.empty() || value == wanted);
+    return value == nullptr ? "" : value;
   };
   if (device.memory() == Memory::host || rank != 0) return;
-  if (is_set("CUDA_DEVICE_MAX_CONNECTIONS", "") && is_set("CUDA_MODULE_LOADING", "EAGER")) return;
+  constexpr int kMostStreams = 32;
+  const int connections = std::atoi(value_of("CUDA_DEVICE_MAX_CONNECTIONS").c_str());
+  if (connections >= kMostStreams && value_of("CUDA_MODULE_LOADING") == "EAGER") return;
   std::call_once(warned, [] {
     std::cerr << "switchyard: ranks are threads that share GPUs: set "
                  "CUDA_DEVICE_MAX_CONNECTIONS=32 and CUDA_MODULE_LOADING=EAGER before the program "

@@ -2,6 +2,7 @@
 
 #include "comm/sum_integers.h"
 #include "device/device_backend.h"
+#include "switchyard/error.h"
 
 namespace switchyard {
 
@@ -13,6 +14,18 @@ SumOverRanks::SumOverRanks(Communicator& comm, const Device& device, bool uses_p
     meetings_ = std::make_shared<PeerMeetings>(PeerMemory::of(comm, device), num_words);
   } catch (const Unsupported&) {  // on all ranks: this group is larger than a process
   }
+}
+
+void SumOverRanks::check() const {
+  if (meetings_ != nullptr) meetings_->check();
+}
+
+void SumOverRanks::spoil(std::span<const TensorView> views) const {
+  if (meetings_ != nullptr) backend_of(device_).spoil(meetings_->memory().failed(), views);
+}
+
+std::weak_ptr<const PeerCheck> SumOverRanks::peer_check() const {
+  return meetings_ != nullptr ? meetings_->memory_check() : std::weak_ptr<const PeerCheck>();
 }
 
 void SumOverRanks::add_up(const TensorView& words) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "peer/peer_memory.h"
 #include "switchyard/communicator.h"
@@ -20,6 +21,12 @@ class SumOverRanks {
 
   // Collective: words [num_words] i64 in the device's memory become their sums.
   void add_up(const TensorView& words) const;
+
+  // As a mover's: what a sum before this could not throw, and NaN for what is made of it.
+  void check() const;
+  void spoil(std::span<const TensorView> views) const;
+  // Who knows whether a rank has failed; none where hosts add up.
+  std::weak_ptr<const PeerCheck> peer_check() const;
 
  private:
   Communicator& comm_;

@@ -165,7 +165,7 @@ class CudaContext final : public Context {
   }
   void pace(std::int64_t meetings) override {
     num_meetings_ += meetings;
-    if (num_meetings_ < kPace) return;
+    if (num_meetings_ < kPace || capture_of(stream_) != 0) return;
     num_meetings_ = 0;
     CUevent_st*& event = passed_[next_passed_++ % passed_.size()];
     if (event == nullptr) {

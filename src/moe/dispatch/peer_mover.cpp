@@ -18,10 +18,12 @@ namespace switchyard {
 namespace {
 
 // What ranks that meet do, which must be alike.
-enum class Movement : std::uint32_t { receive = 1, scatter, gather, dots };
+enum class Movement : std::uint32_t { receive = 1, receive_again, scatter, gather, dots };
 
-std::uint32_t detail_of(Movement movement, bool has_scalars) {
-  return static_cast<std::uint32_t>(movement) * 2 + (has_scalars ? 1 : 0);
+// In 24 bits, the last 20 of the plan's number among them: buffers have the sizes of their plan.
+std::uint32_t detail_of(const Plan& plan, Movement movement, bool has_scalars) {
+  const auto number = static_cast<std::uint32_t>(data_of(plan).plan_number) & 0xfffffU;
+  return number << 4 | static_cast<std::uint32_t>(movement) << 1 | (has_scalars ? 1U : 0U);
 }
 
 class PeerMover final : public Mover {
@@ -48,7 +50,7 @@ class PeerMover final : public Mover {
   ConstTensorView receive(const Plan& plan, const ConstTensorView& tokens) override {
     check();
     const TensorView received = take_tokens(plan);
-    const auto detail = detail_of(Movement::receive, false);
+    const auto detail = detail_of(plan, Movement::receive_again, false);
     const TensorView lent = meetings_->lend(std::array{received}, detail);
     backend().scatter_rows(
         {.from = tokens, .to = table(plan, data_of(plan).places, bases_of(lent, 0))});
@@ -74,7 +76,7 @@ class PeerMover final : public Mover {
     const bool has_scalars = args.row_scalars.has_value();
     // Owners may have them either way: one without experts knows of none.
     if (has_scalars) lent.insert(lent.begin() + (args.scalars_by_source ? 1 : 2), TensorView());
-    const TensorView bases = meetings_->lend(lent, detail_of(Movement::gather, has_scalars));
+    const TensorView bases = meetings_->lend(lent, detail_of(plan, Movement::gather, has_scalars));
     backend().gather_rows({.from = table(plan, data_of(plan).slots, bases_of(bases, 0)),
                            .weights = floats_of(args.weights),
                            .to = args.tokens,
@@ -101,7 +103,7 @@ class PeerMover final : public Mover {
     const PlanData& data = data_of(plan);
     const std::array lent{take_tokens(plan), take({data.token_capacity(), data.top_k}, Dtype::f32),
                           take({data.row_capacity()}, Dtype::i32)};
-    const auto detail = detail_of(Movement::receive, weights.has_value());
+    const auto detail = detail_of(plan, Movement::receive, weights.has_value());
     const TensorView bases = meetings_->lend(lent, detail);
     backend().scatter_rows({.from = tokens,
                             .to = table(plan, data.places, bases_of(bases, 0)),
@@ -131,7 +133,7 @@ class PeerMover final : public Mover {
   void write_rows(const Plan& plan, const Scatter& args) {
     const bool has_scalars = args.row_scalars.has_value();
     const std::vector<TensorView> lent = in_heap({args.rows, args.row_scalars});
-    const auto detail = detail_of(Movement::scatter, has_scalars);
+    const auto detail = detail_of(plan, Movement::scatter, has_scalars);
     const TensorView bases = meetings_->lend(lent, detail);
     const auto scalars = has_scalars ? std::optional(lent[1]) : std::nullopt;
     backend().scatter_rows({.from = args.tokens,
@@ -148,7 +150,7 @@ class PeerMover final : public Mover {
 
   void find_dots(const Plan& plan, const Scatter& args) {
     const std::vector<TensorView> lent = in_heap({args.dot_rows});
-    const TensorView bases = meetings_->lend(lent, detail_of(Movement::dots, false));
+    const TensorView bases = meetings_->lend(lent, detail_of(plan, Movement::dots, false));
     backend().dot_rows(
         {args.tokens, table(plan, data_of(plan).slots, bases_of(bases, 0)), floats_of(args.dots)});
     count_rows(plan, args.tokens.row_bytes());

@@ -1,4 +1,6 @@
 // A layer's forward and backward: which tensors go where, and what is kept.
+#include <array>
+
 #include "core/given.h"
 #include "moe/layer/moe_layer_data.h"
 
@@ -19,7 +21,7 @@ TensorView MoeLayerData::take_shared_inner(std::int64_t num_tokens) const {
 
 Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                             Purpose purpose) {
-  mover->check();
+  or_abort(comms_of(purpose), kForward, [&] { check_ranks(); });
   const auto bytes_before = mover->bytes_on_wire();
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
@@ -103,6 +105,7 @@ void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, cons
   Gather returned{.rows = results, .tokens = y};
   if (!weights_travel()) returned.weights = saved.weights();
   mover->gather(saved.plan, returned);
+  if (&batch != &comm) spoil(std::array{y});
   clock.end("combine");
 }
 
@@ -122,7 +125,7 @@ void MoeLayerData::forward_shared(const MoeWeights& weights, Saved& saved, const
 
 void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const LayerBackwardInput& in,
                             const LayerBackwardOutput& out) {
-  mover->check();
+  or_abort(comms, kBackward, [&] { check_ranks(); });
   const auto bytes_before = mover->bytes_on_wire();
   StageClock clock(backend_of(device), stats.backward, backward_timer_);
   or_abort(comms, kBackward, [&] {
@@ -230,6 +233,7 @@ void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
                                         .from = *out.d_weights,
                                         .to = *out.d_weights});
   }
+  if (&batch != &comm) spoil(std::array{out.d_x, *out.d_weights});
   spoil(out.gradients);
   clock.end("dispatch_backward");
 }
@@ -243,7 +247,17 @@ void MoeLayerData::spoil(const MoeGradients& gradients) const {
       if (is_given(view)) views.push_back(view);
     }
   }
+  spoil(views);
+}
+
+void MoeLayerData::spoil(std::span<const TensorView> views) const {
   mover->spoil(views);
+  if (sum_over_batch && &batch != &comm) sum_over_batch->spoil(views);
+}
+
+void MoeLayerData::check_ranks() const {
+  mover->check();
+  if (sum_over_batch) sum_over_batch->check();
 }
 
 void MoeLayerData::backward_router(const MoeWeights& weights, const Saved& saved,

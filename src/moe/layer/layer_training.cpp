@@ -138,15 +138,15 @@ void MoeLayerData::note_plan(const Plan& plan) {
 }
 
 PlanStatus MoeLayerData::read_status() const {
-  mover->check();
+  check_ranks();
   if (!last_plan_) return status;
   PlanStatus read = last_plan_->status();
-  mover->check();  // what came to light while it was fetched
+  check_ranks();  // what came to light while it was fetched
   return read;
 }
 
 LayerStats MoeLayerData::read_stats() const {
-  mover->check();
+  check_ranks();
   LayerStats read = stats;
   if (device.memory() == Memory::host) return read;
   if (last_plan_) describe_plan(*last_plan_, read);

@@ -77,7 +77,9 @@ LossTerms::LossTerms(Device device, const RouterSums& sums, std::int64_t top_k,
   if (joined_) args.joined = joined_->by_sequence;
   args.counts_sequences = batch == nullptr || !is_cut || sequence->rank() == 0;
   backend_of(device_).loss_totals(args);
-  if (batch != nullptr) batch->add_up(totals_);
+  if (batch == nullptr) return;
+  batch->add_up(totals_);
+  check_ = batch->peer_check();
 }
 
 void LossTerms::join_over(Communicator& sequence) {
@@ -93,6 +95,7 @@ std::int64_t LossTerms::bytes() const {
 
 RouterLosses LossTerms::values() const {
   const Tensor words = device_.to_host(totals_);
+  if (const auto ranks = check_.lock()) ranks->check();
   return values_of({words.span<Whole>(), own_.num_experts}, own_.losses.balance, top_k_);
 }
 

@@ -62,7 +62,8 @@ class LossTerms {
   // Of sequences cut over ranks: the rows of all ranks that have a part of them.
   std::optional<RouterSums> joined_;
   std::int64_t top_k_;
-  TensorView totals_;  // [loss_total_words(E)] i64
+  TensorView totals_;                     // [loss_total_words(E)] i64
+  std::weak_ptr<const PeerCheck> check_;  // of the ranks that they are over
 };
 
 // Cuts a call into stages: each call of end() names the time since the one before. On a GPU that is
@@ -146,6 +147,7 @@ struct MoeLayerData {
   void learn_of_step();
 
   // On a GPU these are read when they are asked for, every time: a graph may have run again.
+  void check_ranks() const;
   PickCounts read_pick_counts() const;
   LayerStats read_stats() const;
   PlanStatus read_status() const;
@@ -252,6 +254,8 @@ struct MoeLayerData {
                        const LayerBackwardOutput& out, StageClock& clock);
   ExpertsBackwardInput receive_gradients(const MoeWeights& weights, Saved& saved,
                                          const ConstTensorView& d_y, StageClock& clock);
+  // NaN, where ranks have failed whom this layer's devices waited for; and what then is thrown.
+  void spoil(std::span<const TensorView> views) const;
   void spoil(const MoeGradients& gradients) const;
   void note_waits();
 

@@ -72,7 +72,9 @@ std::exception_ptr run(const Layers& layers, const std::function<void()>& step) 
 void run_once(const Layers& layers, const std::function<void()>& step) {
   for (auto* layer : layers) layer->forget_step();
   const auto shared = run(layers, step);
-  for (auto* layer : layers) layer->learn_of_step();
+  or_abort(comms_of(layers), kRunStep, [&] {
+    for (auto* layer : layers) layer->learn_of_step();
+  });
   const auto problem = problem_of(layers);
   try {
     agree(layers.front()->batch, kRunStep, [&] { require(problem.empty(), "{}", problem); });
@@ -152,7 +154,7 @@ void MoeLayerData::forget_step() {
 void MoeLayerData::learn_of_step() {
   if (!step_words) return;
   const Tensor fetched = device.to_host(*step_words);
-  mover->check();
+  check_ranks();
   const auto words = fetched.span<std::int64_t>();
   most_needed_rows = words[kStepMostNeeded];
   most_needed_tokens = words[kStepMostTokens];

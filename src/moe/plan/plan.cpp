@@ -9,8 +9,9 @@ namespace switchyard {
 const PlanSummary& PlanData::summary() const {
   if (!is_known && reports) {
     const PeerReports fetched = reports->on_host(backend_of(device), backend_of(host), *placement);
-    if (const auto ranks = check.lock()) ranks->check();
     const PlanRecords records = records_of(fetched);
+    const auto ranks = have_met(records) ? nullptr : check.lock();
+    if (ranks != nullptr) ranks->check();
     require_same_call(records);
     known.fill(records, fetched.layout, options.sizing, rank);
   } else if (!is_known) {

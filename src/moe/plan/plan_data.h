@@ -19,6 +19,8 @@ namespace switchyard {
 PlanRecords record_of(const PlanReport& report);
 // The records of ranks that have met, in the host's memory.
 PlanRecords records_of(const PeerReports& reports);
+// Whether that is so: a meeting that failed leaves zeros.
+inline bool have_met(const PlanRecords& records) { return records.headers.front().ids_dims != 0; }
 
 struct PlanSummary {
   std::vector<std::int32_t> counts;           // [ranks, E] by source rank

@@ -134,6 +134,8 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
 
 void PlanMaker::resize(const Sizing& sizing) {
   if (sizing.is_bounded()) require_valid_capacity(sizing.capacity(), options_.alignment);
+  require(sizing.token_capacity() >= 0, "token_capacity ({}) must not be negative",
+          sizing.token_capacity());
   options_.sizing = sizing;
 }
 
@@ -170,7 +172,7 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& expert_ids,
     check_arguments({&comm_}, "plan", [&] {
       require_valid_form(header, comm_.rank());
       const std::array<std::int64_t, 1> tokens{header.token_capacity};
-      require_nameable_sources(tokens, header.top_k);
+      if (crosses_once()) require_nameable_sources(tokens, header.top_k);
     });
   }
   data->report = PlanReport::take(backend_of(device_), *placement_);
@@ -302,8 +304,8 @@ void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProble
   data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();
   if (!data.is_known) return;
   const PeerReports fetched = reports.on_host(device, backend_of(host_), *placement_);
-  meetings_->check();
   const PlanRecords records = records_of(fetched);
+  if (!have_met(records)) meetings_->check();
   require_same_call(records);
   data.known.fill(records, fetched.layout, options_.sizing, data.rank);
   data.known.num_remote = device_.memory() == Memory::host

@@ -74,6 +74,14 @@ class MappedHeap final : public BlockSource {
       const bool is_known = std::ranges::any_of(
           access_, [&](const CUmemAccessDesc& known) { return known.location.id == other; });
       if (is_known) continue;
+      int reaches = 1;
+      if (other != ordinal) {
+        check(cudaDeviceCanAccessPeer(&reaches, other, ordinal), "asking whether GPUs are peers");
+      }
+      require<Unsupported>(reaches != 0,
+                           "GPU {} cannot reach the memory of GPU {}: ranks on GPUs need GPUs that "
+                           "are peers",
+                           other, ordinal);
       access_.push_back(
           {.location = location_of(other), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
     }
@@ -158,10 +166,11 @@ class MappedHeap final : public BlockSource {
       const CUresult status = driver_.map(to, static_cast<std::size_t>(size), 0, memory, 0);
       driver_.release(memory);  // which stays while it is mapped
       check_driver(status, "mapping memory of a heap");
+      const CUresult reached =
+          driver_.set_access(to, static_cast<std::size_t>(size), access_.data(), access_.size());
+      if (reached != CUDA_SUCCESS) driver_.unmap(to, static_cast<std::size_t>(size));
+      check_driver(reached, "letting ranks reach a heap");
       mapped_.emplace_back(to, size);
-      check_driver(
-          driver_.set_access(to, static_cast<std::size_t>(size), access_.data(), access_.size()),
-          "letting ranks reach a heap");
       add_free(mapped_bytes_, size);
       mapped_bytes_ += size;
       return true;

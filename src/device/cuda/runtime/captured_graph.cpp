@@ -56,7 +56,9 @@ CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 
 void CapturedGraph::replay() const {
   for (const auto& meeting : data_->meetings) {
-    if (const auto ranks = meeting.lock()) ranks->check();
+    const auto ranks = meeting.lock();
+    require(ranks != nullptr, "the layers whose step this graph replays are gone");
+    ranks->check();
   }
   const cuda::OnGpu gpu(data_->context.ordinal());
   data_->context.pace(static_cast<std::int64_t>(data_->meetings.size()));
