@@ -69,8 +69,8 @@ class Context {
   // Those whose ranks meet in the captured step, since begin_capture().
   virtual void note_meeting(const std::weak_ptr<const PeerCheck>& check) = 0;
   virtual std::vector<std::weak_ptr<const PeerCheck>> take_meetings() = 0;
-  // So many meetings go onto the stream. The host waits where it is some dozens ahead of the GPU:
-  // with its queue full, CUDA would hold up the threads of the ranks that it waits for.
+  // So many meetings go onto the stream. The host waits where it is some dozens ahead of the GPU,
+  // so that it never waits inside of CUDA for a full queue.
   virtual void pace(std::int64_t meetings) = 0;
 
   // The bytes in device memory, aligned to 128: uploaded on `stream` when they are first asked for,
