@@ -57,7 +57,7 @@ void add_launch(CLI::App* command, LaunchOptions& launch,
       ->check(CLI::IsMember({"threads", "mpi"}));
 }
 
-// Of benchmarks that can run on GPUs.
+// For benchmarks that run on CPUs and on GPUs.
 void add_launch_and_device(CLI::App* command, LaunchOptions& launch, DeviceChoice& device) {
   add_launch(command, launch, "Ranks [one a core, at most 8; with --device cuda 1]");
   add_device_options(

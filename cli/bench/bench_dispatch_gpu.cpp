@@ -80,7 +80,7 @@ class GpuDispatchBench {
   }
 
  private:
-  // What the routing asks for.
+  // The sizes that this routing needs.
   struct Load {
     std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs,
     std::int64_t token_capacity = 0;   // and tokens
@@ -119,7 +119,7 @@ class GpuDispatchBench {
     dispatcher.combine(plan, {.rows = rows, .weights = weights_}, y_);
   }
 
-  // What moves rows comes before what needs them.
+  // Operations that write rows come before those that read them.
   std::vector<GpuOperation> operations() {
     const GpuMovement m = movement();
     const auto ids = static_cast<double>(2 * o_.num_tokens * o_.top_k * size_of(Dtype::i32));
@@ -219,7 +219,7 @@ nlohmann::ordered_json cool_and_hot(const CoolAndHot& v, double scale = 1.0) {
   return {{"cool", v.cool * scale}, {"hot", v.hot * scale}};
 }
 
-// Of what is reached, as a share of a copy of so many bytes.
+// The time of a copy of so many bytes, as a share of the operation's time.
 CoolAndHot share(double bytes, const GpuOperation& operation, const CoolAndHot& copy) {
   return {bytes / copy.cool / operation.seconds.cool, bytes / copy.hot / operation.seconds.hot};
 }

@@ -67,7 +67,7 @@ class GpuLayerBench {
   }
 
  private:
-  // What the routing asks for.
+  // The sizes that this routing needs.
   struct Load {
     std::int64_t capacity = 0;         // rows that a rank with bounded sizing has,
     std::int64_t token_capacity = 0;   // and tokens

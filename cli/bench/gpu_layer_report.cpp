@@ -29,7 +29,7 @@ GpuMovement movement_of(const BenchLayerOptions& o, const GpuLayerResult& r) {
           .row_bytes = o.hidden * size_of(o.dtype)};
 }
 
-// Of forward; forward and backward move twice as much.
+// The bytes that forward moves; forward and backward together move twice as many.
 double forward_movement_bytes(const BenchLayerOptions& o, const GpuLayerResult& r) {
   const GpuMovement movement = movement_of(o, r);
   return movement.scatter_bytes() + movement.gather_bytes();
