@@ -25,10 +25,9 @@ std::uint64_t capture_of(CUstream_st* stream) {
 
 namespace {
 
-// A stream-ordered pool of its own. In the GPU's common one, memory that another stream has given
-// back may make this stream wait for that one, and a host that waits for its stream may give memory
-// back to the system, for which it waits for the whole GPU: where ranks wait for each other,
-// neither may happen.
+// A stream-ordered pool of its own, which keeps its memory. CUDA may make a stream that takes
+// memory of the GPU's common pool wait for the stream that gave it back, and ranks that wait for
+// each other must not wait for anything else.
 class StreamPool final : public BlockSource {
  public:
   explicit StreamPool(int ordinal) : ordinal_(ordinal) {
