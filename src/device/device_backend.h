@@ -364,10 +364,16 @@ class DeviceBackend {
 
   // Ranks meet; the device waits for the others, the host only where it is the device.
   virtual void meet(const Meet& args) const = 0;
-  // A heap in this device's memory; `ordinals` are the GPUs that reach it.
-  virtual std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const = 0;
-  // Zeros in the host's memory that all devices of this kind reach.
-  virtual std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const = 0;
+  // A heap in this device's memory.
+  virtual std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const = 0;
+  // Addresses for the heap of a rank in another process, whose pieces are yet to be mapped.
+  virtual std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes) const = 0;
+  // Lets all devices of this kind reach whole pages of the host's memory, as long as the result
+  // lives.
+  virtual std::shared_ptr<void> share_host_memory(std::span<std::byte> memory) const = 0;
+  virtual DeviceIdentity identity() const { return {}; }
+  // Why this device cannot reach the memory of another one in another process; empty if it can.
+  virtual std::string reason_against_reaching(const DeviceIdentity& /*other*/) const { return {}; }
 
   virtual Memory memory() const { return Memory::host; }
   // Uninitialised memory, kept for reuse when the last view of it is gone.

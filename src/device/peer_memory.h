@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -26,12 +27,15 @@ struct PeerFailure {
     none,
     missing,     // `ranks` did not arrive in time
     other_call,  // `ranks` are in another call
-    gave_up,     // the rank itself did
+    ended,       // the processes of `ranks` did
+    gave_up,     // the rank itself did, for `reason`
   };
   struct Part {
     std::uint32_t kind;
     std::uint32_t operation;  // that it was in: a Meeting
     std::array<std::uint32_t, kMostRanks / 32> ranks;
+    std::uint32_t has_reason;
+    std::array<char, 468> reason;  // ends with 0
   };
 
   std::uint32_t by;  // 1 + the rank whose part counts; 0: nobody gave up
@@ -39,7 +43,7 @@ struct PeerFailure {
 };
 
 // What ranks meet for. Those that meet for different things are in different calls.
-enum class Meeting : std::uint32_t { plan = 1, ready, done, close, sums };
+enum class Meeting : std::uint32_t { plan = 1, ready, done, close, sums, growth };
 
 // Who knows whether a rank has given up.
 class PeerCheck {
@@ -104,9 +108,37 @@ class PeerHeap {
  public:
   virtual ~PeerHeap() = default;
   virtual std::byte* base() const = 0;
+  // What lies behind the base, now or once it has grown.
+  virtual std::int64_t reserved_bytes() const = 0;
   virtual TensorView take(const Shape& shape, Dtype dtype) = 0;
   virtual bool holds(const ConstTensorView& view) const = 0;
   virtual std::int64_t bytes_held() const = 0;
 };
+
+// Memory that a heap has grown by, for other processes to map.
+struct HeapPiece {
+  int descriptor = -1;  // of the one who calls
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+struct PeerHeapOptions {
+  std::span<const int> ordinals = {};  // the GPUs of this process that reach the heap
+  // For ranks in other processes, if given: called as the heap grows, and returns when they have
+  // mapped the piece.
+  std::function<void(const HeapPiece&)> announce = nullptr;
+};
+
+// The heap of a rank in another process, as this one reaches it.
+class ReachedHeap {
+ public:
+  virtual ~ReachedHeap() = default;
+  virtual std::byte* base() const = 0;
+  // May be called from any thread. Throws DeviceError.
+  virtual void map(const HeapPiece& piece) = 0;
+};
+
+// Tells GPUs apart, in whatever process; zeros for a CPU.
+using DeviceIdentity = std::array<std::int64_t, 2>;
 
 }  // namespace switchyard

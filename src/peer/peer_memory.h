@@ -9,31 +9,36 @@
 #include <vector>
 
 #include "device/device_backend.h"
+#include "peer/peer_group.h"
 #include "switchyard/communicator.h"
 
 namespace switchyard {
 
-struct PeerGroup;
+class GroupListener;
 
-// One rank's part of it. Ranks are threads of one process, each with a device of its own; the
-// communicator is used to set it up, and to tell who failed.
+// One rank's part of it. Ranks are threads of one process or processes of one host, each with a
+// device of its own; the communicator is used to set it up, and to tell who failed.
 //
 // A failure is for good: every later call throws, and the heaps, which a late rank may still write
 // to, are given back when all ranks have let go of them.
 class PeerMemory final : public PeerCheck {
  public:
   // Collective. What the group has already for these devices, or a new one. Throws Unsupported on
-  // every rank where ranks are in different processes, or on GPUs that do not reach each other.
+  // every rank where ranks cannot reach each other's memory: on other hosts, or on GPUs that are
+  // no peers.
   static std::shared_ptr<PeerMemory> of(Communicator& comm, const Device& device);
 
-  PeerMemory(Communicator& comm, Device device, std::shared_ptr<PeerGroup> group);
+  PeerMemory(Communicator& comm, Device device, PeerGroup group,
+             std::shared_ptr<GroupListener> listener);
   ~PeerMemory() override;
 
   // Of this rank's heap. Peers may still read or write what was there before: nothing is written to
   // it before a meeting.
-  TensorView take(const Shape& shape, Dtype dtype) const { return heap_->take(shape, dtype); }
-  bool holds(const ConstTensorView& view) const { return heap_->holds(view); }
-  std::int64_t offset_of(const ConstTensorView& lent) const { return lent.data() - heap_->base(); }
+  TensorView take(const Shape& shape, Dtype dtype) const { return group_.heap->take(shape, dtype); }
+  bool holds(const ConstTensorView& view) const { return group_.heap->holds(view); }
+  std::int64_t offset_of(const ConstTensorView& lent) const {
+    return lent.data() - group_.heap->base();
+  }
 
   // The same error on every rank.
   void check() const override;
@@ -48,8 +53,8 @@ class PeerMemory final : public PeerCheck {
 
   Communicator& comm_;
   Device device_;
-  std::shared_ptr<PeerGroup> group_;
-  std::shared_ptr<PeerHeap> heap_;
+  PeerGroup group_;
+  std::shared_ptr<GroupListener> listener_;
   int num_exceptions_ = std::uncaught_exceptions();
   TensorView words_;  // [2] i32: failed
   TensorView bases_;  // [ranks] i64

@@ -2,117 +2,58 @@
 // CommunicationError that names it, and no job hangs.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
-#include <thread>
+
+#include "support/mpi_job.h"
 
 namespace switchyard::mpi_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
-namespace fs = std::filesystem;
+using testing::MpiJob;
 
 class MpiFailureTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "switchyard-failure-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-  }
-  void TearDown() override {
-    end_job();
-    fs::remove_all(folder_);
-  }
-
-  // Starts ranks; mpirun lets the survivors of a death live on.
   void start(const std::string& scenario, std::chrono::milliseconds timeout, int num_ranks = 4) {
-    const std::string command =
-        std::string(SWITCHYARD_MPIRUN) + " -n " + std::to_string(num_ranks) +
-        " --enable-recovery " + SWITCHYARD_RANK_FAILURE + " " + folder_.string() + " " + scenario +
-        " " + std::to_string(timeout.count()) + " > " + (folder_ / "log").string() + " 2>&1";
-    job_ = std::thread([this, command] {
-      (void)std::system(command.c_str());
-      job_has_ended_ = true;
-    });
-  }
-
-  // What a rank wrote, when it has; empty if it has not within the time.
-  std::string outcome_of(int rank, std::chrono::seconds wait) const {
-    const auto file = folder_ / ("rank" + std::to_string(rank));
-    for (auto end = std::chrono::steady_clock::now() + wait;
-         !fs::exists(file) && !job_has_ended_ && std::chrono::steady_clock::now() < end;) {
-      std::this_thread::sleep_for(20ms);
-    }
-    return read(file);
-  }
-
-  static std::string read(const fs::path& file) {
-    std::ostringstream text;
-    text << std::ifstream(file).rdbuf();
-    return text.str();
-  }
-
-  static double seconds_in(const std::string& outcome) {
-    const auto at = outcome.rfind("seconds: ");
-    return at == std::string::npos ? 1e9 : std::stod(outcome.substr(at + 9));
+    job_.start(SWITCHYARD_MPIRUN, num_ranks, SWITCHYARD_RANK_FAILURE,
+               scenario + " " + std::to_string(timeout.count()));
   }
 
   // Survivors name rank 2, in less than so many seconds.
   void expect_survivors_name_the_victim(double within_seconds) const {
     for (const int rank : {0, 1, 3}) {
-      const auto outcome = outcome_of(rank, 30s);
+      const auto outcome = job_.outcome_of(rank, 30s);
       EXPECT_NE(outcome.find("CommunicationError: "), std::string::npos)
-          << "rank " << rank << ": " << outcome << read(folder_ / "log");
+          << "rank " << rank << ": " << outcome << job_.log();
       EXPECT_NE(outcome.find("rank 2"), std::string::npos) << outcome;
       EXPECT_NE(outcome.find("\nranks: 2\n"), std::string::npos) << outcome;
       EXPECT_NE(outcome.find(" #"), std::string::npos) << outcome;
-      EXPECT_LT(seconds_in(outcome), within_seconds) << outcome;
+      EXPECT_LT(MpiJob::seconds_in(outcome), within_seconds) << outcome;
     }
   }
 
-  bool job_ends_within(std::chrono::seconds wait) const {
-    const auto end = std::chrono::steady_clock::now() + wait;
-    while (!job_has_ended_ && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(20ms);
-    }
-    return job_has_ended_;
-  }
-
-  void end_job() {
-    for (int rank = 0; rank < 4; ++rank) {
-      const auto text = read(folder_ / ("pid" + std::to_string(rank)));
-      if (!text.empty()) ::kill(std::stoi(text), SIGKILL);
-    }
-    if (job_.joinable()) job_.join();
-  }
-
-  fs::path folder_;
-  std::thread job_;
-  std::atomic<bool> job_has_ended_ = false;
+  MpiJob job_;
 };
 
 TEST_F(MpiFailureTest, AKilledRankIsNamedLongBeforeTheDeadline) {
   start("kill", 20s);
   expect_survivors_name_the_victim(5.0);
-  EXPECT_NE(outcome_of(0, 1s).find("rank 2 died"), std::string::npos);
+  EXPECT_NE(job_.outcome_of(0, 1s).find("rank 2 died"), std::string::npos);
 }
 
 TEST_F(MpiFailureTest, AStoppedRankIsNamedByTheDeadline) {
   start("stop", 3s);
   expect_survivors_name_the_victim(8.0);
-  const auto outcome = outcome_of(0, 1s);
+  const auto outcome = job_.outcome_of(0, 1s);
   EXPECT_NE(outcome.find("rank 2 did not arrive within 3 s"), std::string::npos) << outcome;
 }
 
 TEST_F(MpiFailureTest, ARankThatThrowsIsNamedWithItsReason) {
   start("throw", 20s);
   expect_survivors_name_the_victim(5.0);
-  EXPECT_NE(outcome_of(1, 1s).find("rank 2 gave up: out of coffee"), std::string::npos);
+  EXPECT_NE(job_.outcome_of(1, 1s).find("rank 2 gave up: out of coffee"), std::string::npos);
 }
 
 TEST_F(MpiFailureTest, ARankThatExitsIsNamed) {
@@ -123,32 +64,32 @@ TEST_F(MpiFailureTest, ARankThatExitsIsNamed) {
 TEST_F(MpiFailureTest, ARankThatComesLateIsNamedAndLearnsOfIt) {
   start("late", 2s);
   expect_survivors_name_the_victim(6.0);
-  const auto late = outcome_of(2, 30s);
+  const auto late = job_.outcome_of(2, 30s);
   EXPECT_NE(late.find("CommunicationError"), std::string::npos) << late;
 }
 
 // With two ranks, what the late one waits for is already there: MPI would let it pass.
 TEST_F(MpiFailureTest, OneOfTwoThatComesLateLearnsOfIt) {
   start("late", 1s, 2);
-  const auto late = outcome_of(1, 30s);
+  const auto late = job_.outcome_of(1, 30s);
   EXPECT_NE(late.find("CommunicationError"), std::string::npos) << late;
-  EXPECT_TRUE(job_ends_within(10s));
+  EXPECT_TRUE(job_.ends_within(10s));
 }
 
 TEST_F(MpiFailureTest, AGroupMayOutliveItsWorld) {
   start("subgroup", 20s);
-  EXPECT_TRUE(job_ends_within(10s));
+  EXPECT_TRUE(job_.ends_within(10s));
 }
 
 TEST_F(MpiFailureTest, AFailureInAGroupDoesNotHangTheEnd) {
   start("subgroup-fails", 20s);
-  EXPECT_TRUE(job_ends_within(10s));
+  EXPECT_TRUE(job_.ends_within(10s));
 }
 
 TEST_F(MpiFailureTest, ARankThatMakesAnotherCallIsNamed) {
   start("mismatch", 20s);
   expect_survivors_name_the_victim(10.0);
-  const auto outcome = outcome_of(0, 1s);
+  const auto outcome = job_.outcome_of(0, 1s);
   // Whichever of the two notices first says so.
   EXPECT_TRUE(outcome.find("rank 2 called barrier") != std::string::npos ||
               outcome.find("rank 2 gave up: barrier") != std::string::npos)
@@ -158,7 +99,7 @@ TEST_F(MpiFailureTest, ARankThatMakesAnotherCallIsNamed) {
 TEST_F(MpiFailureTest, RowsThatNobodyExpectsAreNoticed) {
   start("counts", 20s);
   for (const int rank : {0, 1, 2, 3}) {
-    const auto outcome = outcome_of(rank, 30s);
+    const auto outcome = job_.outcome_of(rank, 30s);
     EXPECT_NE(outcome.find("CommunicationError: all_to_all #"), std::string::npos)
         << "rank " << rank << ": " << outcome;
   }
@@ -167,7 +108,7 @@ TEST_F(MpiFailureTest, RowsThatNobodyExpectsAreNoticed) {
 TEST_F(MpiFailureTest, SizesThatDifferAreNamedByAll) {
   start("sizes", 20s);
   for (const int rank : {0, 1, 2, 3}) {
-    std::istringstream lines(outcome_of(rank, 30s));
+    std::istringstream lines(job_.outcome_of(rank, 30s));
     for (const std::string call : {"all_gather #", "broadcast #", "all_to_all #"}) {
       for (const char* size : {"short", "long"}) {
         std::string line;
@@ -176,7 +117,7 @@ TEST_F(MpiFailureTest, SizesThatDifferAreNamedByAll) {
                               line.find(" bytes where rank ") != std::string::npos;
         EXPECT_TRUE(is_named && line.find("overwritten") == std::string::npos)
             << "rank " << rank << ", " << call << ", " << size << ": " << line << "\n"
-            << read(folder_ / "log");
+            << job_.log();
       }
     }
   }
@@ -185,9 +126,9 @@ TEST_F(MpiFailureTest, SizesThatDifferAreNamedByAll) {
 TEST_F(MpiFailureTest, WithoutAFailureAllEndWell) {
   start("none", 20s);
   for (const int rank : {0, 1, 2, 3}) {
-    EXPECT_NE(outcome_of(rank, 30s).find("no error"), std::string::npos);
+    EXPECT_NE(job_.outcome_of(rank, 30s).find("no error"), std::string::npos);
   }
-  EXPECT_TRUE(job_ends_within(10s));
+  EXPECT_TRUE(job_.ends_within(10s));
 }
 
 }  // namespace

@@ -159,8 +159,8 @@ class WatchedDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
 
-  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const override {
-    auto made = base().make_peer_heap(ordinals);
+  std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const override {
+    auto made = base().make_peer_heap(options);
     heap = made;
     return made;
   }

@@ -12,12 +12,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
+#include "support/mpi_job.h"
 #include "switchyard/switchyard.h"
 
 namespace {
@@ -121,7 +121,7 @@ int main(int /*argc*/, char** argv) {
   const std::filesystem::path folder = argv[1];
   const std::string scenario = argv[2];
   auto comm = connect({.backend = "mpi", .timeout = std::chrono::milliseconds(std::atoi(argv[3]))});
-  std::ofstream(folder / ("pid" + std::to_string(comm->rank()))) << ::getpid();
+  testing::write_pid(folder, comm->rank(), ::getpid());
   if (scenario.starts_with("subgroup")) {
     use_subgroup(std::move(comm), scenario == "subgroup-fails");
     return 0;
@@ -142,8 +142,6 @@ int main(int /*argc*/, char** argv) {
     comm->abort(error.what());
   }
   const auto seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  const auto name = "rank" + std::to_string(comm->rank());
-  std::ofstream(folder / (name + ".part")) << outcome << "\nseconds: " << seconds << "\n";
-  std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
+  testing::write_outcome(folder, comm->rank(), outcome, seconds);
   return 0;
 }

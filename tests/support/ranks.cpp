@@ -53,8 +53,8 @@ void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)
 }
 
 std::vector<MoverKind> movers_of(Communicator& comm) {
-  if (comm.size() > 1 && comm.mapped_buffers() == nullptr) return {MoverKind::packed};
   if (comm.size() == 1) return {MoverKind::direct, MoverKind::packed};
+  if (comm.mapped_buffers() == nullptr) return {MoverKind::packed, MoverKind::peer};
   return {MoverKind::direct, MoverKind::packed, MoverKind::peer};
 }
 

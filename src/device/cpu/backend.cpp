@@ -88,12 +88,15 @@ class CpuDevice final : public DeviceBackend {
     workers_.split(count, piece);
   }
   void meet(const Meet& args) const override { cpu::meet(args); }
-  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> /*ordinals*/) const override {
-    return cpu::make_peer_heap();
+  std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const override {
+    return options.announce != nullptr ? cpu::make_shared_heap(options.announce)
+                                       : cpu::make_peer_heap();
   }
-  std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const override {
-    const auto words = std::make_shared<std::vector<std::int64_t>>((bytes + 7) / 8);
-    return {words, reinterpret_cast<std::byte*>(words->data())};
+  std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes) const override {
+    return cpu::reach_heap(reserved_bytes);
+  }
+  std::shared_ptr<void> share_host_memory(std::span<std::byte> /*memory*/) const override {
+    return nullptr;
   }
   TensorView take(const Shape& shape, Dtype dtype) const override {
     return memory_.take(shape, dtype);

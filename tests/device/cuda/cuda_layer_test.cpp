@@ -1,20 +1,18 @@
 // A layer on a GPU beside the same layer on the CPU, and beside itself at other numbers of ranks.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "support/compare.h"
-#include "support/device/devices.h"
+#include "support/device/gpu_ranks.h"
 #include "support/errors.h"
 #include "support/layer/layer_step.h"
 #include "support/random.h"
 #include "support/reference/cut.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
-#include "switchyard/run_ranks.h"
 
 namespace switchyard::testing::cuda_layer_test {
 namespace {
@@ -86,8 +84,8 @@ MoeParameters widened(const MoeParameters& parameters, const MoeLayerOptions& op
 }
 
 LayerResults step_on_gpu(Communicator& comm, const LayerProblem& problem, const MoeLayerOptions& o,
-                         Biases biases, const ExpertPlacement& placement) {
-  const Device device = Device::cuda(cuda_options());
+                         Biases biases, const ExpertPlacement& placement,
+                         const Device& device = Device::cuda(cuda_options())) {
   MoeLayer layer(comm, placement, o, device);
   const auto weights = MoeParameters::random(o, placement, comm.rank(), 5, biases, device);
   return run_step(layer, weights.weights(),
@@ -178,20 +176,18 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksPlacementSizingAndAlignmentEqualsOne) {
     auto bounded = problem.options;
     bounded.sizing = Sizing::bounded(128 * 30);
     bounded.alignment = 128;
-    for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const int ranks : gpu_rank_counts()) {
       SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::string(name_of(dtype)));
-      run_ranks(ranks,
-                [&](Communicator& comm) {
-                  const auto piece = awkward_piece(comm, problem.num_tokens);
-                  for (const auto& o : {problem.options, bounded}) {
-                    for (const auto& placement :
-                         {ExpertPlacement::contiguous(kExperts, ranks), uneven(ranks)}) {
-                      const auto part = step_on_gpu(comm, problem, o, GetParam().biases, placement);
-                      EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
-                    }
-                  }
-                },
-                {.timeout = std::chrono::seconds(20)});
+      on_gpu_ranks(ranks, [&](Communicator& comm, const Device& device) {
+        const auto piece = awkward_piece(comm, problem.num_tokens);
+        for (const auto& o : {problem.options, bounded}) {
+          for (const auto& placement :
+               {ExpertPlacement::contiguous(kExperts, ranks), uneven(ranks)}) {
+            const auto part = step_on_gpu(comm, problem, o, GetParam().biases, placement, device);
+            EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
+          }
+        }
+      });
     }
   }
 }

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "support/compare.h"
-#include "support/device/devices.h"
+#include "support/device/gpu_ranks.h"
 #include "support/random.h"
 #include "switchyard/captured_graph.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
-#include "switchyard/run_ranks.h"
 
 namespace switchyard::testing {
 
@@ -34,18 +33,6 @@ inline std::int64_t rows_of(int num_ranks) {
   std::int64_t rows = 0;
   for (int r = 0; r < num_ranks; ++r) rows += tokens_of(r, num_ranks) * kTopK;
   return rows;
-}
-
-// Calls body on every rank, each with a device of its own that outlives all of them. A rank that
-// never comes fails a test instead of holding it up.
-inline void on_gpu_ranks(int num_ranks,
-                         const std::function<void(Communicator&, const Device&)>& body,
-                         std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  std::vector<Device> devices;
-  for (int r = 0; r < num_ranks; ++r) devices.push_back(Device::cuda(cuda_options()));
-  run_ranks(num_ranks,
-            [&](Communicator& comm) { body(comm, devices[static_cast<std::size_t>(comm.rank())]); },
-            {.timeout = timeout});
 }
 
 // Afterwards no rank's kernel waits for another rank, and so nobody waits who captures or frees.

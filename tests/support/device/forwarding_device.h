@@ -59,11 +59,18 @@ class ForwardingDevice : public DeviceBackend {
   }
 
   void meet(const Meet& args) const override { base().meet(args); }
-  std::shared_ptr<PeerHeap> make_peer_heap(std::span<const int> ordinals) const override {
-    return base().make_peer_heap(ordinals);
+  std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const override {
+    return base().make_peer_heap(options);
   }
-  std::shared_ptr<std::byte> take_shared(std::int64_t bytes) const override {
-    return base().take_shared(bytes);
+  std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes) const override {
+    return base().reach_heap(reserved_bytes);
+  }
+  std::shared_ptr<void> share_host_memory(std::span<std::byte> memory) const override {
+    return base().share_host_memory(memory);
+  }
+  DeviceIdentity identity() const override { return base().identity(); }
+  std::string reason_against_reaching(const DeviceIdentity& other) const override {
+    return base().reason_against_reaching(other);
   }
 
   Memory memory() const override { return base().memory(); }

@@ -45,6 +45,7 @@ class HostHeap final : public PeerHeap {
  public:
   // Offsets may be of any sign: whatever address they begin at will do.
   std::byte* base() const override { return reinterpret_cast<std::byte*>(blocks_.get()); }
+  std::int64_t reserved_bytes() const override { return 0; }
   TensorView take(const Shape& shape, Dtype dtype) override {
     const std::shared_ptr<std::byte> owner(
         blocks_->take(size_class(shape.num_elements() * size_of(dtype))),

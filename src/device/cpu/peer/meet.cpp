@@ -112,7 +112,8 @@ class Visit {
 
   bool give_up(PeerFailure::Kind kind, const std::vector<int>& ranks) const {
     auto& part = channel_.failure->parts[static_cast<std::size_t>(channel_.rank)];
-    part = {kind, static_cast<std::uint32_t>(args_.meeting), {}};
+    part.kind = kind;
+    part.operation = static_cast<std::uint32_t>(args_.meeting);
     for (const int r : ranks) part.ranks[static_cast<std::size_t>(r / 32)] |= 1U << (r % 32);
     std::uint32_t nobody = 0;
     failed_by_.compare_exchange_strong(nobody, static_cast<std::uint32_t>(channel_.rank) + 1);

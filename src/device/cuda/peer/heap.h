@@ -1,13 +1,16 @@
-// A heap on a GPU that the ranks of this process reach, on the same GPU or on others.
+// Heaps on GPUs that other ranks reach: of this process or another, on the same GPU or others.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "device/cuda/runtime/device_memory.h"
+#include "device/peer_memory.h"
 
 namespace switchyard::cuda {
+
+// A heap grows by multiples of this, which every mapping is aligned to.
+inline constexpr std::int64_t kHeapStep = std::int64_t{32} << 20;
 
 // Addresses for all of a GPU's memory, behind which memory is mapped as it is needed: so the heap
 // begins at one address for as long as it lives, wherever it is mapped. Nothing is unmapped before
@@ -17,6 +20,8 @@ struct HeapSource {
   std::byte* base = nullptr;
   std::int64_t reserved_bytes = 0;
 };
-HeapSource make_heap_source(int ordinal, std::span<const int> reached_from);
+HeapSource make_heap_source(int ordinal, const PeerHeapOptions& options);
+
+std::shared_ptr<ReachedHeap> reach_heap(int ordinal, std::int64_t reserved_bytes);
 
 }  // namespace switchyard::cuda

@@ -1,5 +1,8 @@
 // Sums and products of rows that lie among those of the experts: every byte is read once, sixteen
 // at a time, and several of those are under way a thread.
+#include <algorithm>
+#include <cstdlib>
+
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"
 
@@ -15,12 +18,19 @@ struct GatherWork {
   float* scalars;
   std::byte* const* source_bases;
   const std::int32_t* sources;
-  unsigned segments;  // a row
-  unsigned units;
+  unsigned parts;  // of a token's columns, each a block's
+  unsigned units;  // parts of all tokens
   DeviceTable<Where> from;
 };
 
-// Rows that are read together, and chunks of each a lane: about eight loads under way a thread.
+// A row that is added to a token, if it is there.
+template <typename T>
+struct Addend {
+  const T* row;
+  float weight;
+};
+
+// Rows that are read together, and chunks of each a thread: about eight loads under way a thread.
 template <int Width>
 inline constexpr int kGatherAhead = Width > 0 ? Width : 8;
 template <int Width>
@@ -29,53 +39,58 @@ inline constexpr int kGatherSteps = Width == 1 || Width == 2 ? 4
                                                              : 1;
 
 template <Buffers Where>
-__device__ void gather_scalars(const GatherWork<Where>& work, std::int64_t first,
-                               std::int64_t width) {
-  for (std::int64_t j = threadIdx.x % kWarp; j < width; j += kWarp) {
-    const std::int32_t slot = work.from.slots[first + j];
-    const float* from = nullptr;
-    if (slot >= 0 && work.source_bases != nullptr) {
-      from = reinterpret_cast<const float*>(work.source_bases[work.from.buffers[first + j]]);
-      if (from != nullptr) from += work.sources[first + j];
-    }
-    if (slot >= 0 && from == nullptr) from = work.from.scalar(first + j, slot);
-    work.scalars[first + j] = from == nullptr ? 0.0F : *from;
+__device__ void gather_scalar(const GatherWork<Where>& work, std::int64_t entry,
+                              std::int32_t slot) {
+  const float* from = nullptr;
+  if (slot >= 0 && work.source_bases != nullptr) {
+    from = reinterpret_cast<const float*>(work.source_bases[work.from.buffers[entry]]);
+    if (from != nullptr) from += work.sources[entry];
   }
+  if (slot >= 0 && from == nullptr) from = work.from.scalar(entry, slot);
+  work.scalars[entry] = from == nullptr ? 0.0F : *from;
 }
 
-// A warp sums a segment of a row. Sums begin with −0, and where no row is named −0 is added: both
-// leave every bit of what is there.
-template <typename T, bool Wide, int Width, Buffers Where>
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(const __grid_constant__ GatherWork<Where> work) {
+// Finds the addends of a unit's token, and whether this thread found any that is there. The first
+// unit of a token brings its scalars too.
+template <typename T, Buffers Where>
+__device__ bool find_addends(const GatherWork<Where>& work, unsigned unit, int width,
+                             Addend<T>* addends) {
+  if (unit >= work.units) return false;
+  const std::int64_t first = static_cast<std::int64_t>(unit / work.parts) * width;
+  const bool with_scalars = work.scalars != nullptr && unit % work.parts == 0;
+  bool found = false;
+  for (int j = static_cast<int>(threadIdx.x); j < width; j += static_cast<int>(blockDim.x)) {
+    const std::int32_t slot = work.from.slots[first + j];
+    addends[j] = {slot < 0 ? nullptr : work.from.template row<const T>(first + j, slot),
+                  slot < 0 || work.weights == nullptr ? 1.0F : work.weights[first + j]};
+    found = found || addends[j].row != nullptr;
+    if (with_scalars) gather_scalar(work, first + j, slot);
+  }
+  return found;
+}
+
+// The sum of a chunk's columns, kGatherSteps times. Sums begin with −0, and where no row is named
+// −0 is added: both leave every bit of what is there.
+template <typename T, bool Wide, int Width>
+__device__ void add_rows(const Addend<T>* addends, int width, std::int64_t first, int stride,
+                         std::int64_t columns,
+                         float (&sums)[kGatherSteps<Width>][kChunkElements<T>]) {
   constexpr int kAhead = kGatherAhead<Width>;
   constexpr int kSteps = kGatherSteps<Width>;
-  const unsigned unit = blockIdx.x * kWarps + threadIdx.x / kWarp;
-  if (unit >= work.units) return;
-  const Segment<T, kSteps> segment(unit, work.segments);
-  const std::int64_t width = Width > 0 ? Width : work.from.width;
-  const std::int64_t first = segment.row * width;
-  float sums[kSteps][kChunkElements<T>];
 #pragma unroll
   for (auto& sum : sums) unpack<T>(minus_zeros<T>(), sum);
-  bool any = false;
-  for (std::int64_t begin = 0; begin < width; begin += kAhead) {
-    const T* rows[kAhead];
-    float weights[kAhead];
+  for (int begin = 0; begin < width; begin += kAhead) {
+    Addend<T> ahead[kAhead];
+    uint4 data[kSteps][kAhead];
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      const std::int64_t entry = first + begin + j;
-      const std::int32_t slot = Width > 0 || begin + j < width ? work.from.slots[entry] : -1;
-      rows[j] = slot < 0 ? nullptr : work.from.template row<const T>(entry, slot);
-      weights[j] = slot < 0 || work.weights == nullptr ? 1.0F : work.weights[entry];
-      any = any || rows[j] != nullptr;
+      ahead[j] = Width > 0 || begin + j < width ? addends[begin + j] : Addend<T>{nullptr, 1.0F};
     }
-    uint4 data[kSteps][kAhead];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        data[s][j] = load_chunk<T, Wide, Use::once>(rows[j], segment.column(s), work.columns,
+        data[s][j] = load_chunk<T, Wide, Use::once>(ahead[j].row, first + s * stride, columns,
                                                     minus_zeros<T>());
       }
     }
@@ -87,24 +102,68 @@ __global__ void __launch_bounds__(kThreads)
         unpack<T>(data[s][j], values);
 #pragma unroll
         for (int e = 0; e < kChunkElements<T>; ++e) {
-          sums[s][e] = __fmaf_rn(weights[j], values[e], sums[s][e]);
+          sums[s][e] = __fmaf_rn(ahead[j].weight, values[e], sums[s][e]);
         }
       }
     }
   }
-  auto* to = reinterpret_cast<T*>(work.to + segment.row * work.to_stride);
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const uint4 chunk = any ? pack<T>(sums[s]) : uint4{};
-    store_chunk<T, Wide, Use::again>(to, segment.column(s), work.columns, chunk);
-  }
-  if (work.scalars != nullptr && unit % work.segments == 0) gather_scalars(work, first, width);
 }
+
+// A block sums a token's rows, or a part of their columns, and finds the next token's rows
+// meanwhile.
+template <typename T, bool Wide, int Width, Buffers Where>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ GatherWork<Where> work) {
+  constexpr int kSteps = kGatherSteps<Width>;
+  extern __shared__ uint4 staged[];
+  const int width = Width > 0 ? Width : static_cast<int>(work.from.width);
+  auto* addends = reinterpret_cast<Addend<T>*>(staged);
+  auto* next = addends + width;
+  const int stride = static_cast<int>(blockDim.x) * kChunkElements<T>;
+  unsigned unit = blockIdx.x;
+  bool any = __syncthreads_or(find_addends(work, unit, width, addends));
+  while (unit < work.units) {
+    const bool found = find_addends(work, unit + gridDim.x, width, next);
+    auto* to = reinterpret_cast<T*>(work.to + unit / work.parts * work.to_stride);
+    std::int64_t c = static_cast<std::int64_t>(unit % work.parts) * kSteps * stride +
+                     static_cast<int>(threadIdx.x) * kChunkElements<T>;
+    for (; c < work.columns; c += static_cast<std::int64_t>(work.parts) * kSteps * stride) {
+      float sums[kSteps][kChunkElements<T>];
+      add_rows<T, Wide, Width>(addends, width, c, stride, work.columns, sums);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint4 chunk = any ? pack<T>(sums[s]) : uint4{};
+        store_chunk<T, Wide, Use::once>(to, c + s * stride, work.columns, chunk);
+      }
+    }
+    unit += gridDim.x;
+    any = __syncthreads_or(found);
+    auto* const read = addends;
+    addends = next;
+    next = read;
+  }
+}
+
+// How a token's columns are cut: into rounds that take the same number of threads.
+struct GatherCut {
+  unsigned threads;
+  unsigned parts;  // more than one where tokens are few
+
+  GatherCut(std::int64_t chunks, int steps, std::int64_t tokens, const Context& context) {
+    const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+    const std::int64_t rounds = std::max<std::int64_t>(1, divide(chunks, kThreads * steps));
+    const std::int64_t lanes = std::max<std::int64_t>(1, divide(chunks, rounds * steps));
+    threads = static_cast<unsigned>(divide(lanes, kWarp) * kWarp);
+    const std::int64_t wanted = divide(8 * context.num_multiprocessors(), tokens);
+    parts = static_cast<unsigned>(std::min(wanted, rounds));
+  }
+};
 
 template <typename T, bool Wide, int Width, Buffers Where>
 void launch_gather(const GatherRows& args, Context& context) {
   const std::int64_t columns = args.to.shape().row_elements();
-  const unsigned segments = Segment<T, kGatherSteps<Width>>::per_row(columns);
+  const GatherCut cut((columns + kChunkElements<T> - 1) / kChunkElements<T>, kGatherSteps<Width>,
+                      args.from.count, context);
   const GatherWork<Where> work{
       args.to.data(),
       args.to.row_stride_bytes(),
@@ -113,12 +172,14 @@ void launch_gather(const GatherRows& args, Context& context) {
       args.scalars,
       args.peer_source_bases,
       args.sources,
-      segments,
-      static_cast<unsigned>(args.from.count * segments),
+      cut.parts,
+      static_cast<unsigned>(args.from.count * cut.parts),
       device_table<Where>(args.from, args.scalar_bases, args.peer_scalar_bases, args.to.row_bytes(),
                           context)};
-  gather_kernel<T, Wide, Width, Where>
-      <<<blocks_for(work.units, kWarps), kThreads, 0, context.stream()>>>(work);
+  static const int kGB = std::getenv("GB") ? std::atoi(std::getenv("GB")) : 100000;
+  const auto blocks = std::min<unsigned>(work.units, kGB * context.num_multiprocessors());
+  const std::size_t shared = 2 * args.from.width * sizeof(Addend<T>);
+  gather_kernel<T, Wide, Width, Where><<<blocks, cut.threads, shared, context.stream()>>>(work);
   check(cudaGetLastError(), "gather_rows");
 }
 

@@ -3,7 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bit>
+
 #include "core/require.h"
+#include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -48,6 +51,32 @@ Feature device_feature() {
                       static_cast<const char*>(properties.name), properties.major, properties.minor,
                       properties.multiProcessorCount,
                       static_cast<double>(properties.totalGlobalMem) / (1 << 30))};
+}
+
+DeviceIdentity identity_of(int ordinal) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's identity");
+  return std::bit_cast<DeviceIdentity>(properties.uuid);
+}
+
+std::string reason_against_reaching(int ordinal, const DeviceIdentity& other) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "counting GPUs");
+  for (int visible = 0; visible < count; ++visible) {
+    if (identity_of(visible) != other) continue;
+    int reaches = 1;
+    if (visible != ordinal) {
+      check(cudaDeviceCanAccessPeer(&reaches, ordinal, visible), "asking whether GPUs are peers");
+    }
+    return reaches != 0 ? "" : fmt::format("its GPUs {} and {} are no peers", ordinal, visible);
+  }
+  return "it does not see that rank's GPU: let every rank see all GPUs (CUDA_VISIBLE_DEVICES)";
+}
+
+bool is_under_mps(int ordinal) {
+  int enabled = 0;
+  return cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, ordinal) == cudaSuccess &&
+         enabled != 0;
 }
 
 }  // namespace switchyard::cuda

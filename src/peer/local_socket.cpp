@@ -1,0 +1,143 @@
+#include "peer/local_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <string>
+#include <system_error>
+
+#include "core/require.h"
+
+namespace switchyard {
+namespace {
+
+std::string last_error() { return std::generic_category().message(errno); }
+
+struct Address {
+  sockaddr_un value{};
+  socklen_t size = 0;
+
+  // Names that begin with 0 are in no folder.
+  explicit Address(const LocalListener::Name& name) {
+    const auto text = fmt::format("switchyard-{:016x}{:016x}", static_cast<std::uint64_t>(name[0]),
+                                  static_cast<std::uint64_t>(name[1]));
+    value.sun_family = AF_UNIX;
+    std::ranges::copy(text, value.sun_path + 1);
+    size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
+};
+
+Descriptor make_socket() {
+  Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  require<Unsupported>(made.is_open(), "making a local socket: {}", last_error());
+  return made;
+}
+
+// Whether it can be read before the deadline.
+bool wait_for(int socket, Deadline deadline) {
+  while (true) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd wanted{.fd = socket, .events = POLLIN, .revents = 0};
+    const int found =
+        ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1000)));
+    if (found > 0) return true;
+    if (found < 0 && errno != EINTR) return false;
+    if (left.count() <= 0) return false;
+  }
+}
+
+bool is_of_this_user(int socket) {
+  ucred other{};
+  socklen_t size = sizeof(other);
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
+         other.uid == ::geteuid();
+}
+
+constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int));
+
+}  // namespace
+
+bool LocalConnection::send(std::span<const std::byte> message, int descriptor) const {
+  iovec part{.iov_base = const_cast<std::byte*>(message.data()), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, kControlBytes> control{};
+  if (descriptor >= 0) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+  }
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(message.size());
+}
+
+Received LocalConnection::receive(std::span<std::byte> message, Descriptor& descriptor,
+                                  Deadline deadline) const {
+  if (!wait_for(socket(), deadline)) return Received::nothing;
+  iovec part{.iov_base = message.data(), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, kControlBytes> control{};
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Received::nothing;
+  for (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr;
+       rights = CMSG_NXTHDR(&header, rights)) {
+    if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(rights), sizeof(int));
+    descriptor = Descriptor(number);
+  }
+  return got == static_cast<ssize_t>(message.size()) ? Received::message : Received::end;
+}
+
+LocalListener::LocalListener() : socket_(make_socket()) {
+  std::random_device random;
+  for (std::int64_t& word : name_) {
+    word = static_cast<std::int64_t>(std::uint64_t{random()} << 32 | random());
+  }
+  const Address address(name_);
+  require<Unsupported>(::bind(socket_.get(), address.get(), address.size) == 0 &&
+                           ::listen(socket_.get(), SOMAXCONN) == 0,
+                       "listening on a local socket: {}", last_error());
+}
+
+LocalConnection LocalListener::accept(Deadline deadline) const {
+  while (wait_for(socket_.get(), deadline)) {
+    Descriptor made(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (made.is_open() && is_of_this_user(made.get())) return LocalConnection(std::move(made));
+  }
+  return {};
+}
+
+LocalConnection connect_to(const LocalListener::Name& name) {
+  Descriptor made = make_socket();
+  const Address address(name);
+  require<Unsupported>(::connect(made.get(), address.get(), address.size) == 0,
+                       "no connection by a local socket ({}): ranks in containers must share their "
+                       "network namespace",
+                       last_error());
+  return LocalConnection(std::move(made));
+}
+
+}  // namespace switchyard

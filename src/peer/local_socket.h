@@ -1,0 +1,55 @@
+// Connections between processes of one host, which carry small messages and descriptors of files.
+// Their names are in no folder, so nothing is left behind.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/descriptor.h"
+
+namespace switchyard {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+enum class Received { message, nothing, end };
+
+class LocalConnection {
+ public:
+  LocalConnection() = default;
+  explicit LocalConnection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  int socket() const { return socket_.get(); }
+  bool is_open() const { return socket_.is_open(); }
+
+  // Whole messages, with a copy of a descriptor if there is one. Returns false where the other
+  // process is gone, or takes no more.
+  bool send(std::span<const std::byte> message, int descriptor = -1) const;
+  // Waits until the deadline for a message of this size. What has another size is the end of it.
+  Received receive(std::span<std::byte> message, Descriptor& descriptor, Deadline deadline) const;
+
+ private:
+  Descriptor socket_;
+};
+
+// Where other processes of the same user connect to this one.
+class LocalListener {
+ public:
+  using Name = std::array<std::int64_t, 2>;
+
+  LocalListener();
+  const Name& name() const { return name_; }
+  // Not open if nobody came until the deadline.
+  LocalConnection accept(Deadline deadline) const;
+
+ private:
+  Name name_;
+  Descriptor socket_;
+};
+
+// Throws Unsupported where the listener cannot be reached.
+LocalConnection connect_to(const LocalListener::Name& name);
+
+}  // namespace switchyard

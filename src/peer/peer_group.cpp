@@ -1,0 +1,58 @@
+#include "peer/peer_group.h"
+
+#include <array>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+
+#include "device/device_backend.h"
+
+namespace switchyard {
+namespace {
+
+std::int64_t random_number() {
+  std::random_device random;
+  return static_cast<std::int64_t>(std::uint64_t{random()} << 32 | random());
+}
+
+std::int64_t this_process() {
+  static const std::int64_t number = random_number();
+  return number;
+}
+
+std::int64_t this_host() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return static_cast<std::int64_t>(std::hash<std::string>{}(boot_id));
+}
+
+}  // namespace
+
+Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own) {
+  const auto n = static_cast<std::int64_t>(own.size());
+  Tensor all({comm.size(), n}, Dtype::i64);
+  comm.all_gather(ConstTensorView(own.data(), {1, n}), all);
+  return all;
+}
+
+std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,
+                                       std::int64_t group) {
+  const DeviceBackend& backend = backend_of(device);
+  const DeviceIdentity identity = backend.identity();
+  const std::array<std::int64_t, 6> own{group,       this_process(), this_host(), backend.ordinal(),
+                                        identity[0], identity[1]};
+  const Tensor all = gather_numbers(comm, own);
+  std::vector<PeerHello> hellos;
+  for (std::int64_t r = 0; r < comm.size(); ++r) {
+    const auto words = all.view().slice(r, r + 1).span<std::int64_t>();
+    hellos.push_back({.group = words[0],
+                      .process = words[1],
+                      .host = words[2],
+                      .ordinal = words[3],
+                      .device = {words[4], words[5]}});
+  }
+  return hellos;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,150 @@
+#include <array>
+#include <chrono>
+#include <random>
+
+#include "comm/agreement.h"
+#include "core/require.h"
+#include "device/device_backend.h"
+#include "peer/local_socket.h"
+#include "peer/peer_group.h"
+#include "peer/process_links.h"
+
+namespace switchyard {
+namespace {
+
+// Tells who connects, and from rank 0 brings the memory of the group's failure.
+struct Introduction {
+  std::int64_t rank = 0;
+};
+
+// Sends or waits for an introduction.
+std::span<const std::byte> bytes_of(const Introduction& own) {
+  return std::as_bytes(std::span(&own, 1));
+}
+
+void require_reachable(const std::vector<PeerHello>& hellos, int rank,
+                       const DeviceBackend& device) {
+  const PeerHello& own = hellos[static_cast<std::size_t>(rank)];
+  for (std::size_t r = 0; r < hellos.size(); ++r) {
+    if (static_cast<int>(r) == rank) continue;
+    require<Unsupported>(
+        hellos[r].host == own.host,
+        "ranks {} and {} are on different hosts, and reach no memory of each other", rank, r);
+    require<Unsupported>(hellos[r].process != own.process,
+                         "ranks {} and {} are threads of one process, and others are processes: "
+                         "let all be either",
+                         rank, r);
+    const std::string reason = device.reason_against_reaching(hellos[r].device);
+    require<Unsupported>(reason.empty(), "rank {} cannot reach the memory of rank {}: {}", rank, r,
+                         reason);
+  }
+}
+
+// By rank; this rank's own is not open. Those with a higher rank connect to this one.
+std::vector<LocalConnection> connect_all(Communicator& comm) {
+  const auto deadline = std::chrono::steady_clock::now() + comm.timeout();
+  const int rank = comm.rank();
+  std::unique_ptr<LocalListener> listener;
+  agree(comm, "peer memory", [&] { listener = std::make_unique<LocalListener>(); });
+  const Tensor names = gather_numbers(comm, listener->name());
+  std::vector<LocalConnection> connections(static_cast<std::size_t>(comm.size()));
+  agree(comm, "peer memory", [&] {
+    for (int r = 0; r < rank; ++r) {
+      const auto name = names.view().slice(r, r + 1).span<std::int64_t>();
+      auto& connection = connections[static_cast<std::size_t>(r)];
+      try {
+        connection = connect_to({name[0], name[1]});
+      } catch (const Unsupported& error) {
+        throw Unsupported(fmt::format("rank {} to rank {}: {}", rank, r, error.what()));
+      }
+      connection.send(bytes_of({.rank = rank}));
+    }
+  });
+  agree(comm, "peer memory", [&] {
+    for (int missing = comm.size() - 1 - rank; missing > 0; --missing) {
+      LocalConnection connection = listener->accept(deadline);
+      require<Unsupported>(connection.is_open(), "{} ranks did not connect to rank {}", missing,
+                           rank);
+      Introduction other;
+      Descriptor none;
+      const auto received =
+          connection.receive(std::as_writable_bytes(std::span(&other, 1)), none, deadline);
+      require<Unsupported>(received == Received::message && rank < other.rank &&
+                               other.rank < comm.size() &&
+                               !connections[static_cast<std::size_t>(other.rank)].is_open(),
+                           "a stranger connected to rank {}", rank);
+      connections[static_cast<std::size_t>(other.rank)] = std::move(connection);
+    }
+  });
+  return connections;
+}
+
+// Rank 0 makes the memory, and the others map it.
+std::shared_ptr<GroupFailure> share_failure(Communicator& comm, const DeviceBackend& device,
+                                            const std::vector<LocalConnection>& connections) {
+  std::shared_ptr<GroupFailure> failure;
+  agree(comm, "peer memory", [&] {
+    if (comm.rank() != 0) return;
+    failure =
+        std::make_shared<GroupFailure>(std::make_unique<SharedPages>(sizeof(PeerFailure)), device);
+    for (const LocalConnection& connection : connections) {
+      if (connection.is_open()) {
+        connection.send(bytes_of({.rank = 0}), failure->pages().file().get());
+      }
+    }
+  });
+  agree(comm, "peer memory", [&] {
+    if (comm.rank() == 0) return;
+    Introduction first;
+    Descriptor file;
+    connections[0].receive(std::as_writable_bytes(std::span(&first, 1)), file,
+                           std::chrono::steady_clock::now() + comm.timeout());
+    require<Unsupported>(file.is_open(), "rank {} got no memory of rank 0", comm.rank());
+    failure = std::make_shared<GroupFailure>(
+        std::make_unique<SharedPages>(std::move(file), sizeof(PeerFailure)), device);
+  });
+  return failure;
+}
+
+}  // namespace
+
+PeerGroup make_process_group(Communicator& comm, const Device& device,
+                             const std::vector<PeerHello>& hellos) {
+  const DeviceBackend& backend = backend_of(device);
+  const int rank = comm.rank();
+  PeerGroup group;
+  agree(comm, "peer memory", [&] { require_reachable(hellos, rank, backend); });
+  std::vector<LocalConnection> connections = connect_all(comm);
+  group.failure = share_failure(comm, backend, connections);
+  const auto links = std::make_shared<std::weak_ptr<ProcessLinks>>();
+  agree(comm, "peer memory", [&] {
+    group.heap = backend.make_peer_heap({.announce = [links](const HeapPiece& piece) {
+      const auto alive = links->lock();
+      require<DeviceError>(alive != nullptr, "a heap grows whose group is gone");
+      alive->announce(piece);
+    }});
+  });
+  const std::array<std::int64_t, 1> own{group.heap->reserved_bytes()};
+  const Tensor reserved = gather_numbers(comm, own);
+  std::shared_ptr<ProcessLinks> made;
+  agree(comm, "peer memory", [&] {
+    std::vector<std::shared_ptr<ReachedHeap>> heaps;
+    for (int r = 0; r < comm.size(); ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      heaps.push_back(r == rank ? nullptr : backend.reach_heap(reserved.span<std::int64_t>()[at]));
+      group.bases.push_back(r == rank ? group.heap->base() : heaps.back()->base());
+    }
+    made = std::make_shared<ProcessLinks>(rank, std::move(connections), std::move(heaps),
+                                          group.failure, comm.timeout());
+    *links = made;
+  });
+  group.kept = made;
+  // The first memory, so that one who cannot map it is known here.
+  agree(comm, "peer memory", [&] { group.heap->take({1}, Dtype::i64); });
+  std::random_device random;
+  group.number = 1 + static_cast<std::int64_t>(random());
+  comm.broadcast(TensorView(&group.number, {1}), 0);
+  return group;
+}
+
+}  // namespace switchyard

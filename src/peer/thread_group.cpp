@@ -1,0 +1,100 @@
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "comm/agreement.h"
+#include "core/require.h"
+#include "device/device_backend.h"
+#include "peer/peer_group.h"
+
+namespace switchyard {
+namespace {
+
+// All ranks hold it, so a heap stays until the last of them has let go.
+struct Threads {
+  std::shared_ptr<GroupFailure> failure;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<PeerHeap>> heaps;
+};
+
+// Groups that are being made, by a number that their ranks tell each other.
+class Registry {
+ public:
+  static Registry& instance() {
+    static Registry registry;
+    return registry;
+  }
+  std::int64_t add(const std::shared_ptr<Threads>& threads) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(groups_, [](const auto& entry) { return entry.second.expired(); });
+    groups_[++last_] = threads;
+    return last_;
+  }
+  std::shared_ptr<Threads> find(std::int64_t number) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = groups_.find(number);
+    return found == groups_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::int64_t last_ = 0;
+  std::map<std::int64_t, std::weak_ptr<Threads>> groups_;
+};
+
+// Kernels that wait for other ranks of this process must not hold up what those need: a queue of
+// the GPU that streams share, or the loading of a kernel.
+void warn_of_environment(const Device& device, int rank) {
+  static std::once_flag warned;
+  const auto value_of = [](const char* name) -> std::string {
+    const char* const value = std::getenv(name);
+    return value == nullptr ? "" : value;
+  };
+  if (device.memory() == Memory::host || rank != 0) return;
+  constexpr int kMostStreams = 32;
+  const int connections = std::atoi(value_of("CUDA_DEVICE_MAX_CONNECTIONS").c_str());
+  if (connections >= kMostStreams && value_of("CUDA_MODULE_LOADING") == "EAGER") return;
+  std::call_once(warned, [] {
+    std::cerr << "switchyard: ranks are threads that share GPUs: set "
+                 "CUDA_DEVICE_MAX_CONNECTIONS=32 and CUDA_MODULE_LOADING=EAGER before the program "
+                 "starts, or a rank that waits may hold up the one it waits for\n";
+  });
+}
+
+}  // namespace
+
+PeerGroup make_thread_group(Communicator& comm, const Device& device,
+                            const std::vector<PeerHello>& hellos) {
+  warn_of_environment(device, comm.rank());
+  const DeviceBackend& backend = backend_of(device);
+  std::shared_ptr<Threads> threads;
+  std::int64_t number = 0;
+  agree(comm, "peer memory", [&] {
+    if (comm.rank() != 0) return;
+    threads = std::make_shared<Threads>();
+    threads->failure =
+        std::make_shared<GroupFailure>(std::make_unique<SharedPages>(sizeof(PeerFailure)), backend);
+    threads->heaps.resize(hellos.size());
+    number = Registry::instance().add(threads);
+  });
+  comm.broadcast(TensorView(&number, {1}), 0);
+  if (threads == nullptr) threads = Registry::instance().find(number);
+  agree(comm, "peer memory", [&] {
+    require<InternalError>(threads != nullptr, "rank 0 has gone");
+    std::vector<int> ordinals;
+    for (const PeerHello& hello : hellos) ordinals.push_back(static_cast<int>(hello.ordinal));
+    auto heap = backend.make_peer_heap({.ordinals = ordinals});
+    const std::scoped_lock lock(threads->mutex);
+    threads->heaps[static_cast<std::size_t>(comm.rank())] = std::move(heap);
+  });
+  PeerGroup group{.number = number,
+                  .failure = threads->failure,
+                  .heap = threads->heaps[static_cast<std::size_t>(comm.rank())],
+                  .kept = threads};
+  for (const auto& heap : threads->heaps) group.bases.push_back(heap->base());
+  return group;
+}
+
+}  // namespace switchyard

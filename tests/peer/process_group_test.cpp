@@ -1,0 +1,143 @@
+// Memory that ranks reach, be they threads or processes: how it grows, and what is left of it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/heap_space.h"
+#include "peer/peer_memory.h"
+#include "support/device/forwarding_device.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace switchyard::testing::process_group_test {
+namespace {
+
+class PeerGroupTest : public ::testing::TestWithParam<RankCase> {};
+
+std::int64_t value_at(int rank, int from, std::int64_t piece) {
+  return 1000 * piece + 10 * rank + from;
+}
+
+// Pieces larger than those by which a heap grows, none of which was there when the group was made.
+TEST_P(PeerGroupTest, WhatAHeapGrowsByIsThereForAll) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto memory = PeerMemory::of(comm, Device());
+    const PeerMeetings meetings(memory, 0);
+    std::vector<TensorView> kept;
+    for (std::int64_t piece = 1; piece < 5; ++piece) {
+      // Another size on every rank.
+      const std::int64_t count = (std::int64_t{1} << 20) * (piece + comm.rank()) + 17;
+      kept.push_back(memory->take({count}, Dtype::i64));
+      const TensorView table = meetings.lend({&kept.back(), 1}, 0);
+      for (int to = 0; to < comm.size(); ++to) {
+        auto* const words = reinterpret_cast<std::int64_t*>(bases_of(table, 0)[to]);
+        const std::int64_t theirs = (std::int64_t{1} << 20) * (piece + to) + 17;
+        words[comm.rank()] = value_at(to, comm.rank(), piece);
+        words[theirs - 1 - comm.rank()] = value_at(to, comm.rank(), piece);
+      }
+      meetings.finish({}, 0);
+      const auto words = kept.back().span<std::int64_t>();
+      for (int from = 0; from < comm.size(); ++from) {
+        EXPECT_EQ(words[static_cast<std::size_t>(from)], value_at(comm.rank(), from, piece));
+        EXPECT_EQ(words[words.size() - 1 - static_cast<std::size_t>(from)],
+                  value_at(comm.rank(), from, piece));
+      }
+    }
+    meetings.close();
+  });
+}
+
+// One rank's heap grows while the others are in a meeting that it has not come to.
+TEST_P(PeerGroupTest, AHeapGrowsWhileOthersWait) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto memory = PeerMemory::of(comm, Device());
+    const PeerMeetings meetings(memory, 0);
+    for (int round = 0; round < 3; ++round) {
+      TensorView large;
+      if (comm.rank() == comm.size() - 1) {
+        large = memory->take({(std::int64_t{3} << 20) << round}, Dtype::i64);
+      }
+      meetings.close();
+    }
+  });
+}
+
+std::ptrdiff_t num_descriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+TEST_P(PeerGroupTest, NothingIsLeftOpen) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const auto use = [&] {
+      const auto part = comm.split(0, comm.rank());
+      const auto memory = PeerMemory::of(*part, Device());
+      const PeerMeetings meetings(memory, 0);
+      meetings.close();
+    };
+    use();
+    comm.barrier();
+    const auto before = num_descriptors();
+    comm.barrier();
+    for (int i = 0; i < 3; ++i) use();
+    comm.barrier();
+    EXPECT_EQ(num_descriptors(), before);
+    comm.barrier();
+  });
+}
+
+// Reaches no other.
+class LonelyDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::string reason_against_reaching(const DeviceIdentity& /*other*/) const override {
+    return "its GPUs 0 and 1 are no peers";
+  }
+};
+
+// Threads reach all memory of their process, and are not asked.
+TEST_P(PeerGroupTest, ProcessesThatCannotReachEachOtherAreNamed) {
+  const bool are_processes = GetParam().backend != "threads" && GetParam().size > 1;
+  on_ranks(GetParam(), [&](Communicator& comm) {
+    const Device lonely(std::make_shared<const LonelyDevice>(Device()));
+    const auto message =
+        error_of<Unsupported>([&] { PeerMemory::of(comm, comm.rank() == 1 ? lonely : Device()); });
+    const std::string expected =
+        are_processes ? "rank 1 cannot reach the memory of rank 0: its GPUs 0 and 1 are no peers"
+                      : "no error";
+    EXPECT_NE(message.find(expected), std::string::npos) << message;
+    PeerMeetings(PeerMemory::of(comm, Device()), 0).close();  // nothing is broken
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerGroupTest, ::testing::ValuesIn(rank_cases()), rank_case_name);
+
+TEST(HeapSpace, NeighboursThatAreFreeAreOne) {
+  HeapSpace space;
+  EXPECT_FALSE(space.take(1));
+  space.grow(100);
+  const auto a = space.take(30);
+  const auto b = space.take(30);
+  const auto c = space.take(40);
+  ASSERT_TRUE(a && b && c);
+  EXPECT_EQ(*a, 0);
+  EXPECT_EQ(*b, 30);
+  EXPECT_EQ(*c, 60);
+  EXPECT_FALSE(space.take(1));
+  space.give_back(*a);
+  space.give_back(*c);
+  EXPECT_FALSE(space.take(50));
+  space.give_back(*b);
+  EXPECT_EQ(space.take(100), 0);
+  space.grow(20);
+  EXPECT_EQ(space.end(), 120);
+  EXPECT_EQ(space.take(20), 100);
+}
+
+}  // namespace
+}  // namespace switchyard::testing::process_group_test

@@ -1,0 +1,100 @@
+// A job under mpirun whose ranks write what they saw to rank<N> of a folder, and their pids to
+// pid<N>.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+namespace switchyard::testing {
+
+class MpiJob {
+ public:
+  MpiJob() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "switchyard-failure-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~MpiJob() {
+    end();
+    std::filesystem::remove_all(folder_);
+  }
+  MpiJob(const MpiJob&) = delete;
+  MpiJob& operator=(const MpiJob&) = delete;
+
+  // Starts ranks of a program, whose first argument is the folder; mpirun lets the survivors of a
+  // death live on.
+  void start(const std::string& mpirun, int num_ranks, const std::string& program,
+             const std::string& arguments) {
+    num_ranks_ = num_ranks;
+    const std::string command = mpirun + " -n " + std::to_string(num_ranks) +
+                                " --enable-recovery " + program + " " + folder_.string() + " " +
+                                arguments + " > " + (folder_ / "log").string() + " 2>&1";
+    thread_ = std::thread([this, command] {
+      (void)std::system(command.c_str());
+      has_ended_ = true;
+    });
+  }
+
+  // What a rank wrote, when it has; empty if it has not within the time.
+  std::string outcome_of(int rank, std::chrono::seconds wait) const {
+    const auto file = folder_ / ("rank" + std::to_string(rank));
+    wait_until(wait, [&] { return std::filesystem::exists(file) || has_ended_; });
+    return read(file);
+  }
+  static double seconds_in(const std::string& outcome) {
+    const auto at = outcome.rfind("seconds: ");
+    return at == std::string::npos ? 1e9 : std::stod(outcome.substr(at + 9));
+  }
+  bool ends_within(std::chrono::seconds wait) const {
+    wait_until(wait, [&] { return has_ended_.load(); });
+    return has_ended_;
+  }
+  std::string log() const { return read(folder_ / "log"); }
+
+  void end() {
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      const auto text = read(folder_ / ("pid" + std::to_string(rank)));
+      if (!text.empty()) ::kill(std::stoi(text), SIGKILL);
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  template <typename Happened>
+  static void wait_until(std::chrono::seconds wait, Happened happened) {
+    const auto end = std::chrono::steady_clock::now() + wait;
+    while (!happened() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  static std::string read(const std::filesystem::path& file) {
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+  }
+
+  std::filesystem::path folder_;
+  int num_ranks_ = 0;
+  std::thread thread_;
+  std::atomic<bool> has_ended_ = false;
+};
+
+// The other end of it: what a rank of the program writes.
+inline void write_pid(const std::filesystem::path& folder, int rank, int pid) {
+  std::ofstream(folder / ("pid" + std::to_string(rank))) << pid;
+}
+inline void write_outcome(const std::filesystem::path& folder, int rank, const std::string& outcome,
+                          double seconds) {
+  const auto name = "rank" + std::to_string(rank);
+  std::ofstream(folder / (name + ".part")) << outcome << "\nseconds: " << seconds << "\n";
+  std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
+}
+
+}  // namespace switchyard::testing
