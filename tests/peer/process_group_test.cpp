@@ -73,7 +73,9 @@ std::ptrdiff_t num_descriptors() {
 }
 
 TEST_P(PeerGroupTest, NothingIsLeftOpen) {
-  on_ranks(GetParam(), [](Communicator& comm) {
+  const bool are_threads = GetParam().backend == "threads";
+  on_ranks(GetParam(), [&](Communicator& comm) {
+    const bool counts = !are_threads || comm.rank() == 0;  // threads would count each other's
     const auto use = [&] {
       const auto part = comm.split(0, comm.rank());
       const auto memory = PeerMemory::of(*part, Device());
@@ -82,11 +84,11 @@ TEST_P(PeerGroupTest, NothingIsLeftOpen) {
     };
     use();
     comm.barrier();
-    const auto before = num_descriptors();
+    const auto before = counts ? num_descriptors() : 0;
     comm.barrier();
     for (int i = 0; i < 3; ++i) use();
     comm.barrier();
-    EXPECT_EQ(num_descriptors(), before);
+    EXPECT_EQ(counts ? num_descriptors() : 0, before);
     comm.barrier();
   });
 }
