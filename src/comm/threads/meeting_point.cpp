@@ -89,7 +89,9 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
 
 bool MeetingPoint::spin(std::uint64_t phase) const {
   // More ranks than cores: whoever is awaited needs this core.
-  const int spins = size() > static_cast<int>(std::thread::hardware_concurrency()) ? 0 : kSpins;
+  // Asked once: the answer comes out of a file.
+  static const int num_cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int spins = size() > num_cores ? 0 : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (completed_phase_.load(std::memory_order_acquire) >= phase) return true;
     if (failed_.load(std::memory_order_relaxed)) return false;
