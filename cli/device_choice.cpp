@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "add_choice.h"
@@ -31,12 +32,10 @@ void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks) {
     if (!choice.kernels) return;
     throw CLI::ValidationError("--kernels", "only a GPU has a choice: add --device cuda");
   }
-  if (ranks.comm != "threads") {
-    throw CLI::ValidationError("--device", "on a GPU ranks are threads: leave --comm away");
-  }
-  if (ranks.ranks > kMostGpuRanks) {
+  if (ranks.comm == "threads" && ranks.ranks > kMostGpuRanks) {
     throw CLI::ValidationError(
-        "--ranks", fmt::format("{} are too many: with --device cuda there are at most {}",
+        "--ranks", fmt::format("{} are too many: with --device cuda there are at most {}, unless "
+                               "they are processes (--comm mpi)",
                                ranks.ranks, kMostGpuRanks));
   }
 }
@@ -51,6 +50,8 @@ void prepare_environment(const DeviceChoice& choice) {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kMostGpuRanks).c_str(), kKeep);
 }
 
+namespace {
+
 DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks) {
   choice.make();
   if (choice.kind != DeviceKind::cuda) return choice;
@@ -64,8 +65,6 @@ DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks) {
   }
   return choice;
 }
-
-namespace {
 
 ConstTensorView moved(const Device& device, const ConstTensorView& view) {
   if (view.data() == nullptr) return view;
@@ -83,6 +82,17 @@ ExpertWeights moved(const Device& device, const ExpertWeights& e) {
 }
 
 }  // namespace
+
+void launch_on(const DeviceChoice& choice, LaunchOptions options,
+               const std::function<void(Communicator&, const DeviceChoice&)>& body) {
+  if (options.comm != "threads") {
+    launch(options, [&](Communicator& comm) { body(comm, spread_over_gpus(choice, comm.size())); });
+    return;
+  }
+  if (choice.kind == DeviceKind::cuda) options.ranks = std::max(1, options.ranks);
+  const DeviceChoice spread = spread_over_gpus(choice, options.ranks);
+  launch(options, [&](Communicator& comm) { body(comm, spread); });
+}
 
 MoeWeights on_device(const Device& device, const MoeWeights& weights) {
   if (device.memory() == Memory::host) return weights;

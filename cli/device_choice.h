@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -34,9 +35,10 @@ void add_device_options(CLI::App* command, DeviceChoice& choice, const std::stri
 void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks);
 // With --device cuda, before anything uses CUDA: sets what it reads from the environment.
 void prepare_environment(const DeviceChoice& choice);
-// The choice with the number of GPUs that can be used, at most one a rank. Throws, with the reason,
-// where there is none: so it is said once, and not by every rank.
-DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks);
+// Launches ranks, one on a GPU unless more were asked for, with the choice of the device that tells
+// how many GPUs they are spread over. Where there is none, threads say so once.
+void launch_on(const DeviceChoice& choice, LaunchOptions options,
+               const std::function<void(Communicator&, const DeviceChoice&)>& body);
 
 // Weights in the device's memory: where they lie, if they are there already.
 MoeWeights on_device(const Device& device, const MoeWeights& weights);

@@ -1,5 +1,6 @@
 // switchyard info: what this build has, and what can be used now.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 
@@ -25,11 +26,34 @@ nlohmann::json to_json(const std::vector<Feature>& features) {
   return result;
 }
 
+void print_gpus(const std::vector<Gpu>& gpus) {
+  if (gpus.empty()) return;
+  fmt::print("GPUs\n");
+  for (const Gpu& gpu : gpus) {
+    const std::string reached =
+        gpu.reaches.empty() ? "no other" : fmt::format("{}", fmt::join(gpu.reaches, ", "));
+    fmt::print("  {:<9} {}, reaches the memory of {}, processes share it {}\n", gpu.ordinal,
+               gpu.name, reached, gpu.is_under_mps ? "by MPS" : "in turns, without MPS");
+  }
+}
+
+nlohmann::json to_json(const std::vector<Gpu>& gpus) {
+  auto result = nlohmann::json::array();
+  for (const Gpu& gpu : gpus) {
+    result.push_back({{"ordinal", gpu.ordinal},
+                      {"name", gpu.name},
+                      {"reaches", gpu.reaches},
+                      {"mps", gpu.is_under_mps}});
+  }
+  return result;
+}
+
 void print_info(bool as_json) {
   if (as_json) {
     const nlohmann::json info = {{"version", version()},
                                  {"build", to_json(build_features())},
                                  {"devices", to_json(devices())},
+                                 {"gpus", to_json(gpus())},
                                  {"communicators", to_json(communicator_backends())}};
     fmt::print("{}\n", info.dump());
     return;
@@ -37,6 +61,7 @@ void print_info(bool as_json) {
   fmt::print("Switchyard {}\n\n", version());
   print_features("Built with", build_features());
   print_features("Devices that can be used now", devices());
+  print_gpus(gpus());
   print_features("Communicators that can be used now", communicator_backends());
 }
 

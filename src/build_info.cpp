@@ -52,4 +52,6 @@ std::vector<Feature> devices() {
   };
 }
 
+std::vector<Gpu> gpus() { return cuda::gpus(); }
+
 }  // namespace switchyard

@@ -62,7 +62,7 @@ void add_launch_and_device(CLI::App* command, LaunchOptions& launch, DeviceChoic
   add_launch(command, launch, "Ranks [one a core, at most 8; with --device cuda 1]");
   add_device_options(
       command, device,
-      "Where to compute; with cuda ranks are threads, at most 32, spread over the GPUs [cpu]");
+      "Where to compute; with cuda ranks are spread over the GPUs, at most 32 threads [cpu]");
 }
 
 const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};

@@ -282,10 +282,10 @@ void print_table(const BenchDispatchOptions& o, const GpuDispatchResult& r) {
 }  // namespace
 
 void bench_dispatch_gpu(const BenchDispatchOptions& options) {
-  BenchDispatchOptions o = options;
-  o.launch.ranks = std::max(1, options.launch.ranks);
-  o.device = spread_over_gpus(options.device, o.launch.ranks);
-  launch(o.launch, [&](Communicator& comm) {
+  launch_on(options.device, options.launch, [&](Communicator& comm, const DeviceChoice& device) {
+    BenchDispatchOptions o = options;
+    o.launch.ranks = comm.size();
+    o.device = device;
     GpuDispatchBench bench(comm, o);
     const auto result = bench.run();
     if (comm.rank() == 0) o.json ? print_json(o, result) : print_table(o, result);

@@ -208,10 +208,10 @@ class GpuLayerBench {
 }  // namespace
 
 void bench_layer_gpu(const BenchLayerOptions& options) {
-  BenchLayerOptions o = options;
-  o.launch.ranks = std::max(1, options.launch.ranks);
-  o.device = spread_over_gpus(options.device, o.launch.ranks);
-  launch(o.launch, [&](Communicator& comm) {
+  launch_on(options.device, options.launch, [&](Communicator& comm, const DeviceChoice& device) {
+    BenchLayerOptions o = options;
+    o.launch.ranks = comm.size();
+    o.device = device;
     show_progress(comm, "drawing weights …");
     GpuLayerBench bench(comm, o);
     const GpuLayerResult result = bench.run();

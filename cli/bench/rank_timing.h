@@ -9,8 +9,8 @@
 
 namespace switchyard::cli {
 
-// Collective, over ranks that are threads: seconds of one call of `work`, which fills the stream of
-// this rank's device, on all ranks. Many calls in a row are timed, from when the first rank begins
+// Collective, over ranks of one host: seconds of one call of `work`, which fills the stream of this
+// rank's device, on all ranks. Many calls in a row are timed, from when the first rank begins
 // to when the last one's device has done all of them.
 CoolAndHot time_on_ranks(Communicator& comm, const Device& device,
                          const std::function<void()>& work);

@@ -89,20 +89,21 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
     const auto sizes = sizes_of(golden, options.ranks);
     all_sizes.insert(sizes.begin(), sizes.end());
   }
-  const DeviceChoice device = spread_over_gpus(options.device, *all_sizes.rbegin());
   auto reports = empty_reports(cases);
   for (const int size : all_sizes) {
-    launch({.comm = "threads", .ranks = size}, [&](Communicator& comm) {
+    const auto run = [&](Communicator& comm, const DeviceChoice& device) {
       auto others = empty_reports(cases);  // all ranks have the same results; one is enough
       run_cases(comm, cases, options.ranks, device, comm.rank() == 0 ? reports : others);
-    });
+    };
+    launch_on(options.device, {.comm = "threads", .ranks = size}, run);
   }
   return reports;
 }
 
-std::vector<CaseReport> verify_on(Communicator& comm, const std::vector<GoldenCase>& cases) {
+std::vector<CaseReport> verify_on(Communicator& comm, const std::vector<GoldenCase>& cases,
+                                  const DeviceChoice& device) {
   auto reports = empty_reports(cases);
-  run_cases(comm, cases, {comm.size()}, {}, reports);
+  run_cases(comm, cases, {comm.size()}, device, reports);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (!reports[i].runs.empty()) continue;
     reports[i].skipped =
@@ -128,8 +129,8 @@ bool verify(const VerifyOptions& options) {
     return all_passed(reports);
   }
   bool passed = false;
-  launch({.comm = options.comm}, [&](Communicator& comm) {
-    const auto reports = verify_on(comm, cases);
+  launch_on(options.device, {.comm = options.comm}, [&](Communicator& comm, const auto& device) {
+    const auto reports = verify_on(comm, cases, device);
     if (comm.rank() == 0) print(reports, options);
     // mpirun ends all ranks when one leaves with an error, or after a failed case without having
     // finalised MPI: not before all is said.
@@ -158,7 +159,7 @@ void add_verify_command(CLI::App& app) {
   command->add_option("--comm", o->comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
   add_device_options(command, o->device,
-                     "Where to compute; with cuda ranks are threads, spread over the GPUs [cpu]");
+                     "Where to compute; with cuda ranks are spread over the GPUs [cpu]");
   command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
   command->callback([o, ranks] {
     if (o->comm != "threads" && ranks->count() > 0) {

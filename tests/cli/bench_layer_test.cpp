@@ -87,7 +87,6 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--device tpu", "--device: \"tpu\" is not one of cpu|cuda");
   expect_error("--device cuda --kernels own", "--kernels: \"own\" is not one of best|portable");
   expect_error("--kernels portable", "--kernels: only a GPU has a choice: add --device cuda");
-  expect_error("--device cuda --comm mpi", "--device: on a GPU ranks are threads");
   expect_error("--device cuda --ranks 64", "--ranks: 64 are too many");
   expect_error("--device cuda --threads 2", "--threads: a GPU has none: leave it away");
   expect_error("--threads 0", "--threads");

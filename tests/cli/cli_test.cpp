@@ -98,8 +98,6 @@ TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("bench dispatch --kernels best", "--kernels: only a GPU has a choice");
   expect_error("bench dispatch --device cuda --mover packed",
                "--mover: packed is for CPUs: leave it away");
-  expect_error("bench dispatch --device cuda --comm mpi",
-               "--device: on a GPU ranks are threads: leave --comm away");
   expect_error("bench dispatch --device cuda --ranks 33",
                "--ranks: 33 are too many: with --device cuda there are at most 32");
   expect_error("bench", "subcommand");

@@ -168,8 +168,6 @@ TEST_F(Verify, WrongPathsAreNamed) {
   expect_error(golden("local") + " --device tpu", 2, "--device: \"tpu\" is not one of cpu|cuda");
   expect_error(golden("local") + " --kernels best", 2,
                "--kernels: only a GPU has a choice: add --device cuda");
-  expect_error(golden("local") + " --device cuda --comm mpi", 2,
-               "--device: on a GPU ranks are threads: leave --comm away");
   expect_error(golden("local") + " --device cuda --ranks 1,33", 2,
                "--ranks: 33 are too many: with --device cuda there are at most 32");
 }

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,14 +16,31 @@
 
 namespace switchyard::cuda {
 
+namespace {
+
+// Asked for while nothing was broken yet.
+std::atomic<bool> uses_mps = false;
+
+// Errors after which nothing works any more in this process.
+bool is_final(cudaError_t error) {
+  return error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure ||
+         error == cudaErrorMpsClientTerminated || error == cudaErrorMpsRpcFailure;
+}
+
+}  // namespace
+
 void check(int status, std::string_view what) {
   const auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) [[likely]] {
     return;
   }
   cudaGetLastError();  // so that it is not met again where it did not happen
-  throw DeviceError(fmt::format("CUDA failed at {}: {} ({})", what, cudaGetErrorString(error),
-                                cudaGetErrorName(error)));
+  throw DeviceError(fmt::format(
+      "CUDA failed at {}: {} ({}){}", what, cudaGetErrorString(error), cudaGetErrorName(error),
+      is_final(error) && uses_mps
+          ? "; under MPS a process that is killed takes all others on its GPU along: see which "
+            "rank ended first"
+          : ""));
 }
 
 OnGpu::OnGpu(int ordinal) {
@@ -183,6 +201,7 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
   const auto reason = reason_against(options.ordinal);
   require<Unsupported>(reason.empty(), "GPU {} cannot be used: {}", options.ordinal, reason);
   const OnGpu gpu(options.ordinal);
+  if (is_under_mps(options.ordinal)) uses_mps = true;
   return std::make_shared<const CudaDevice>(options);
 }
 

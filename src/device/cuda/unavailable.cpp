@@ -11,6 +11,8 @@ std::string reason_against(int /*ordinal*/) { return "this build has no CUDA"; }
 
 Feature device_feature() { return {"cuda", false, reason_against(0)}; }
 
+std::vector<Gpu> gpus() { return {}; }
+
 std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
   throw Unsupported("GPU " + std::to_string(options.ordinal) +
                     " cannot be used: " + reason_against(options.ordinal));

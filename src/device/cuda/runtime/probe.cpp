@@ -53,6 +53,29 @@ Feature device_feature() {
                       static_cast<double>(properties.totalGlobalMem) / (1 << 30))};
 }
 
+std::vector<Gpu> gpus() {
+  std::vector<Gpu> all;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return all;
+  }
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties{};
+    cudaGetDeviceProperties(&properties, ordinal);
+    Gpu gpu{.ordinal = ordinal,
+            .name = static_cast<const char*>(properties.name),
+            .is_under_mps = is_under_mps(ordinal)};
+    for (int other = 0; other < count; ++other) {
+      int reaches = 0;
+      if (other != ordinal) cudaDeviceCanAccessPeer(&reaches, ordinal, other);
+      if (reaches != 0) gpu.reaches.push_back(other);
+    }
+    all.push_back(std::move(gpu));
+  }
+  return all;
+}
+
 DeviceIdentity identity_of(int ordinal) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's identity");

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device/peer_memory.h"
 #include "switchyard/build_info.h"
@@ -12,6 +13,7 @@ namespace switchyard::cuda {
 
 std::string toolkit_version();
 Feature device_feature();
+std::vector<Gpu> gpus();
 // Why a GPU cannot be used; empty if it can.
 std::string reason_against(int ordinal);
 DeviceIdentity identity_of(int ordinal);
