@@ -40,11 +40,12 @@ void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks) {
   }
 }
 
-// A kernel that waits for another rank must not hold up what that rank needs to come: its place in
-// a queue to the GPU, which CUDA has 8 of unless told, or a kernel that is loaded at its first
-// launch, for which the GPU must be idle. Who has set these already knows better.
-void prepare_environment(const DeviceChoice& choice) {
-  if (choice.kind != DeviceKind::cuda) return;
+// A kernel that waits for another rank of this process must not hold up what that rank needs to
+// come: its place in a queue to the GPU, which CUDA has 8 of unless told, or a kernel that is
+// loaded at its first launch, for which the GPU must be idle. Who has set these already knows
+// better. Processes do without: under MPS so many queues are more than four of them can have.
+void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks) {
+  if (choice.kind != DeviceKind::cuda || ranks.comm != "threads") return;
   constexpr int kKeep = 0;
   ::setenv("CUDA_MODULE_LOADING", "EAGER", kKeep);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kMostGpuRanks).c_str(), kKeep);

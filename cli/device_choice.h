@@ -34,7 +34,7 @@ void add_device_options(CLI::App* command, DeviceChoice& choice, const std::stri
 // ranks.
 void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks);
 // With --device cuda, before anything uses CUDA: sets what it reads from the environment.
-void prepare_environment(const DeviceChoice& choice);
+void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks);
 // Launches ranks, one on a GPU unless more were asked for, with the choice of the device that tells
 // how many GPUs they are spread over. Where there is none, threads say so once.
 void launch_on(const DeviceChoice& choice, LaunchOptions options,

@@ -104,7 +104,7 @@ void add_dispatch(CLI::App& bench) {
     if (o->device.kind == DeviceKind::cuda && o->mover == MoverKind::packed) {
       throw CLI::ValidationError("--mover", "packed is for CPUs: leave it away");
     }
-    prepare_environment(o->device);
+    prepare_environment(o->device, o->launch);
     bench_dispatch(*o);
   });
 }
@@ -171,7 +171,7 @@ void add_layer(CLI::App& bench) {
     if (o->device.kind == DeviceKind::cuda && o->threads > 0) {
       throw CLI::ValidationError("--threads", "a GPU has none: leave it away");
     }
-    prepare_environment(o->device);
+    prepare_environment(o->device, o->launch);
     bench_layer(*o);
   });
 }

@@ -165,8 +165,9 @@ void add_verify_command(CLI::App& app) {
     if (o->comm != "threads" && ranks->count() > 0) {
       throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
     }
-    require_sound(o->device, {o->comm, std::ranges::max(o->ranks)});
-    prepare_environment(o->device);
+    const LaunchOptions most_ranks{o->comm, std::ranges::max(o->ranks)};
+    require_sound(o->device, most_ranks);
+    prepare_environment(o->device, most_ranks);
     if (!verify(*o)) throw CLI::RuntimeError(1);
   });
 }

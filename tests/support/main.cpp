@@ -8,9 +8,10 @@
 #include "switchyard/communicator.h"
 
 int main(int argc, char** argv) {
-  // Ranks that are threads wait for each other on one GPU.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  if (!switchyard::testing::under_mpirun()) {  // ranks that are threads wait for each other
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  }
   ::testing::InitGoogleTest(&argc, argv);
   std::unique_ptr<switchyard::Communicator> world;
   if (switchyard::testing::under_mpirun()) {

@@ -1,7 +1,6 @@
 // Sums and products of rows that lie among those of the experts: every byte is read once, sixteen
 // at a time, and several of those are under way a thread.
 #include <algorithm>
-#include <cstdlib>
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"
@@ -19,15 +18,21 @@ struct GatherWork {
   std::byte* const* source_bases;
   const std::int32_t* sources;
   unsigned parts;  // of a token's columns, each a block's
-  unsigned units;  // parts of all tokens
   DeviceTable<Where> from;
 };
 
-// A row that is added to a token, if it is there.
+// The rows that are added to a token, null where there is none, and their weights.
 template <typename T>
-struct Addend {
-  const T* row;
-  float weight;
+struct Addends {
+  const T** rows;
+  float* weights;
+
+  // In shared memory.
+  __device__ Addends(void* memory, int width)
+      : rows(static_cast<const T**>(memory)), weights(reinterpret_cast<float*>(rows + width)) {}
+  static std::size_t bytes(std::int64_t width) {
+    return static_cast<std::size_t>(width) * (sizeof(T*) + sizeof(float));
+  }
 };
 
 // Rows that are read together, and chunks of each a thread: about eight loads under way a thread.
@@ -50,97 +55,75 @@ __device__ void gather_scalar(const GatherWork<Where>& work, std::int64_t entry,
   work.scalars[entry] = from == nullptr ? 0.0F : *from;
 }
 
-// Finds the addends of a unit's token, and whether this thread found any that is there. The first
-// unit of a token brings its scalars too.
+// By all threads of a block. Returns whether a row is there. The first part of a token brings its
+// scalars too.
 template <typename T, Buffers Where>
-__device__ bool find_addends(const GatherWork<Where>& work, unsigned unit, int width,
-                             Addend<T>* addends) {
-  if (unit >= work.units) return false;
-  const std::int64_t first = static_cast<std::int64_t>(unit / work.parts) * width;
-  const bool with_scalars = work.scalars != nullptr && unit % work.parts == 0;
+__device__ bool find_addends(const GatherWork<Where>& work, std::int64_t token, unsigned part,
+                             int width, const Addends<T>& addends) {
   bool found = false;
   for (int j = static_cast<int>(threadIdx.x); j < width; j += static_cast<int>(blockDim.x)) {
-    const std::int32_t slot = work.from.slots[first + j];
-    addends[j] = {slot < 0 ? nullptr : work.from.template row<const T>(first + j, slot),
-                  slot < 0 || work.weights == nullptr ? 1.0F : work.weights[first + j]};
-    found = found || addends[j].row != nullptr;
-    if (with_scalars) gather_scalar(work, first + j, slot);
+    const std::int64_t entry = token * width + j;
+    const std::int32_t slot = work.from.slots[entry];
+    const T* row = slot < 0 ? nullptr : work.from.template row<const T>(entry, slot);
+    addends.rows[j] = row;
+    addends.weights[j] = slot < 0 || work.weights == nullptr ? 1.0F : work.weights[entry];
+    found = found || row != nullptr;
+    if (work.scalars != nullptr && part == 0) gather_scalar(work, entry, slot);
   }
-  return found;
+  return __syncthreads_or(found ? 1 : 0) != 0;
 }
 
-// The sum of a chunk's columns, kGatherSteps times. Sums begin with −0, and where no row is named
-// −0 is added: both leave every bit of what is there.
-template <typename T, bool Wide, int Width>
-__device__ void add_rows(const Addend<T>* addends, int width, std::int64_t first, int stride,
-                         std::int64_t columns,
-                         float (&sums)[kGatherSteps<Width>][kChunkElements<T>]) {
-  constexpr int kAhead = kGatherAhead<Width>;
-  constexpr int kSteps = kGatherSteps<Width>;
-#pragma unroll
-  for (auto& sum : sums) unpack<T>(minus_zeros<T>(), sum);
-  for (int begin = 0; begin < width; begin += kAhead) {
-    Addend<T> ahead[kAhead];
-    uint4 data[kSteps][kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      ahead[j] = Width > 0 || begin + j < width ? addends[begin + j] : Addend<T>{nullptr, 1.0F};
-    }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        data[s][j] = load_chunk<T, Wide, Use::once>(ahead[j].row, first + s * stride, columns,
-                                                    minus_zeros<T>());
-      }
-    }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        float values[kChunkElements<T>];
-        unpack<T>(data[s][j], values);
-#pragma unroll
-        for (int e = 0; e < kChunkElements<T>; ++e) {
-          sums[s][e] = __fmaf_rn(ahead[j].weight, values[e], sums[s][e]);
-        }
-      }
-    }
-  }
-}
-
-// A block sums a token's rows, or a part of their columns, and finds the next token's rows
-// meanwhile.
+// A block sums a token's rows, or a part of their columns. Sums begin with −0, and where no row is
+// named −0 is added: both leave every bit of what is there.
 template <typename T, bool Wide, int Width, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const __grid_constant__ GatherWork<Where> work) {
+  constexpr int kAhead = kGatherAhead<Width>;
   constexpr int kSteps = kGatherSteps<Width>;
-  extern __shared__ uint4 staged[];
+  extern __shared__ uint4 shared_memory[];
   const int width = Width > 0 ? Width : static_cast<int>(work.from.width);
-  auto* addends = reinterpret_cast<Addend<T>*>(staged);
-  auto* next = addends + width;
+  const Addends<T> addends(shared_memory, width);
+  const std::int64_t token = blockIdx.x / work.parts;
+  const unsigned part = blockIdx.x % work.parts;
+  const bool any = find_addends(work, token, part, width, addends);
+  auto* to = reinterpret_cast<T*>(work.to + token * work.to_stride);
   const int stride = static_cast<int>(blockDim.x) * kChunkElements<T>;
-  unsigned unit = blockIdx.x;
-  bool any = __syncthreads_or(find_addends(work, unit, width, addends));
-  while (unit < work.units) {
-    const bool found = find_addends(work, unit + gridDim.x, width, next);
-    auto* to = reinterpret_cast<T*>(work.to + unit / work.parts * work.to_stride);
-    std::int64_t c = static_cast<std::int64_t>(unit % work.parts) * kSteps * stride +
-                     static_cast<int>(threadIdx.x) * kChunkElements<T>;
-    for (; c < work.columns; c += static_cast<std::int64_t>(work.parts) * kSteps * stride) {
-      float sums[kSteps][kChunkElements<T>];
-      add_rows<T, Wide, Width>(addends, width, c, stride, work.columns, sums);
+  std::int64_t column = static_cast<std::int64_t>(part) * kSteps * stride +
+                        static_cast<int>(threadIdx.x) * kChunkElements<T>;
+  for (; column < work.columns; column += static_cast<std::int64_t>(work.parts) * kSteps * stride) {
+    float sums[kSteps][kChunkElements<T>];
+#pragma unroll
+    for (auto& sum : sums) unpack<T>(minus_zeros<T>(), sum);
+    for (int begin = 0; begin < width; begin += kAhead) {
+      uint4 data[kSteps][kAhead];
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const uint4 chunk = any ? pack<T>(sums[s]) : uint4{};
-        store_chunk<T, Wide, Use::once>(to, c + s * stride, work.columns, chunk);
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const T* row = Width > 0 || begin + j < width ? addends.rows[begin + j] : nullptr;
+          data[s][j] = load_chunk<T, Wide, Use::once>(row, column + s * stride, work.columns,
+                                                      minus_zeros<T>());
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const float weight = Width > 0 || begin + j < width ? addends.weights[begin + j] : 1.0F;
+          float values[kChunkElements<T>];
+          unpack<T>(data[s][j], values);
+#pragma unroll
+          for (int e = 0; e < kChunkElements<T>; ++e) {
+            sums[s][e] = __fmaf_rn(weight, values[e], sums[s][e]);
+          }
+        }
       }
     }
-    unit += gridDim.x;
-    any = __syncthreads_or(found);
-    auto* const read = addends;
-    addends = next;
-    next = read;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const uint4 chunk = any ? pack<T>(sums[s]) : uint4{};
+      store_chunk<T, Wide, Use::once>(to, column + s * stride, work.columns, chunk);
+    }
   }
 }
 
@@ -173,13 +156,11 @@ void launch_gather(const GatherRows& args, Context& context) {
       args.peer_source_bases,
       args.sources,
       cut.parts,
-      static_cast<unsigned>(args.from.count * cut.parts),
       device_table<Where>(args.from, args.scalar_bases, args.peer_scalar_bases, args.to.row_bytes(),
                           context)};
-  static const int kGB = std::getenv("GB") ? std::atoi(std::getenv("GB")) : 100000;
-  const auto blocks = std::min<unsigned>(work.units, kGB * context.num_multiprocessors());
-  const std::size_t shared = 2 * args.from.width * sizeof(Addend<T>);
-  gather_kernel<T, Wide, Width, Where><<<blocks, cut.threads, shared, context.stream()>>>(work);
+  const auto blocks = static_cast<unsigned>(args.from.count * cut.parts);
+  gather_kernel<T, Wide, Width, Where>
+      <<<blocks, cut.threads, Addends<T>::bytes(args.from.width), context.stream()>>>(work);
   check(cudaGetLastError(), "gather_rows");
 }
 
