@@ -141,7 +141,7 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(comms);
-    or_abort<DeviceError>({&comms.experts}, "MoeLayer", [&] {
+    or_abort_alone({&comms.experts}, "MoeLayer", [&] {
       data_ = std::make_unique<MoeLayerData>(comms, placement, options, std::move(device));
     });
   });

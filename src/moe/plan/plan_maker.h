@@ -43,6 +43,7 @@ class PlanMaker {
   PlanProblems problems_of(const Routing& routing) const;
 
   void resize(const Sizing& sizing);
+  Communicator& comm() const { return comm_; }
   const ExpertPlacement& placement() const { return *placement_; }
   // Null unless ranks exchange records in peer memory.
   const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }

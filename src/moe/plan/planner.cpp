@@ -323,18 +323,24 @@ void PlanMaker::require_possible(const PlanData& data) const {
 Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
                  Device device) {
   const bool uses_peers = comm.size() > 1 && device.memory() == Memory::gpu;
-  maker_ = std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device),
-                                       uses_peers ? Exchange::peer_memory : Exchange::host);
+  or_abort_alone({&comm}, "Planner", [&] {
+    maker_ = std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device),
+                                         uses_peers ? Exchange::peer_memory : Exchange::host);
+  });
 }
 
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
 
 Plan Planner::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  return plan_of(maker_->plan(expert_ids, maker_->problems_of(first_non_finite_token)));
+  return or_abort_alone({&maker_->comm()}, "plan", [&] {
+    return plan_of(maker_->plan(expert_ids, maker_->problems_of(first_non_finite_token)));
+  });
 }
 Plan Planner::plan(const Routing& routing) {
-  return plan_of(maker_->plan(routing.expert_ids, maker_->problems_of(routing)));
+  return or_abort_alone({&maker_->comm()}, "plan", [&] {
+    return plan_of(maker_->plan(routing.expert_ids, maker_->problems_of(routing)));
+  });
 }
 void Planner::resize(const Sizing& sizing) { maker_->resize(sizing); }
 
