@@ -35,6 +35,7 @@ void MoeLayerData::make_sums_over_ranks() {
   const bool uses_peers = mover_kind == MoverKind::peer;
   const bool is_global = (has_losses() && options.losses.scope == LossScope::global) ||
                          options.gradient_scale == GradientScale::global;
+  if (is_global && uses_peers && &batch != &comm) require_own_devices(batch, device);
   if (is_global) sum_over_batch.emplace(batch, device, uses_peers, words);
   if (options.gradient_scale == GradientScale::rank) {
     sum_over_experts.emplace(comm, device, uses_peers, words);

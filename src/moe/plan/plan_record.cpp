@@ -74,6 +74,31 @@ void require_same_options(Communicator& comm, const ExpertPlacement& placement,
   agreement.require_equal();
 }
 
+void require_own_devices(Communicator& comm, const Device& device) {
+  if (comm.mapped_buffers() == nullptr) return;    // ranks in other processes have other devices
+  constexpr std::int64_t kStreamOfEachThread = 2;  // cudaStreamPerThread
+  Agreement agreement(comm, {});
+  agreement.add(Field{"device", reinterpret_cast<std::intptr_t>(&backend_of(device))});
+  agreement.add(Field{"ordinal", backend_of(device).ordinal()});
+  agreement.add(Field{"stream", reinterpret_cast<std::intptr_t>(device.stream().handle)});
+  agreement.gather();
+  for (int b = 1; b < comm.size(); ++b) {
+    const auto second = agreement.values_of(b);
+    for (int a = 0; a < b; ++a) {
+      const auto first = agreement.values_of(a);
+      require(first[0] != second[0],
+              "ranks {} and {} share one Device: ranks that use each other's memory need a device "
+              "of their own each",
+              a, b);
+      const bool has_stream = first[2] != 0 && first[2] != kStreamOfEachThread;
+      require(!has_stream || first[1] != second[1] || first[2] != second[2],
+              "ranks {} and {} share one stream: ranks that use each other's memory need a stream "
+              "of their own each (CudaOptions::stream)",
+              a, b);
+    }
+  }
+}
+
 void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
                             const std::string& whose) {
   require(capacity >= 0 && capacity % alignment == 0,

@@ -22,6 +22,10 @@ constexpr std::int64_t kMaxTopK = 1024;
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,
                           const PlanOptions& options, std::int64_t planner_id);
 
+// Collective, where ranks use each other's memory: throws the same InvalidArgument on every rank if
+// two of them share a device, or a stream of a GPU, on which one would wait for the other for ever.
+void require_own_devices(Communicator& comm, const Device& device);
+
 // Throws InvalidArgument, its message beginning with `whose`, if a bounded plan cannot have it.
 void require_valid_capacity(std::int64_t capacity, std::int64_t alignment,
                             const std::string& whose = {});

@@ -122,6 +122,7 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
       host_(device_.memory() == Memory::host ? device_ : Device()),
       id_(ObjectIds::next(comm)) {
   require_same_options(comm, *placement_, options, id_);
+  if (exchange == Exchange::peer_memory) require_own_devices(comm, device_);
   device_tables_ = PlacementTables::make(backend_of(device_), *placement_);
   host_tables_ = device_.memory() == Memory::host
                      ? device_tables_
