@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
 #include <functional>
 
 #include "support/device/forwarding_device.h"
@@ -20,6 +19,7 @@ using testing::elsewhere;
 using testing::error_of;
 using testing::ForwardingDevice;
 using testing::kTestTimeout;
+using testing::outcome_of;
 
 constexpr std::int64_t kHidden = 24;
 
@@ -155,23 +155,14 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
 // What ranks of the peer mover would do to each other's memory is compared by their devices: a
 // difference is a failure for good.
 void expect_different_calls(const std::function<void(Communicator&, Dispatcher&)>& call) {
-  std::array<std::string, 3> errors;
-  const auto begin = std::chrono::steady_clock::now();
-  run_ranks(3,
-            [&](Communicator& comm) {
-              Dispatcher dispatcher(comm, ExpertPlacement::contiguous(3, 3),
-                                    options_for(MoverKind::peer));
-              errors.at(static_cast<std::size_t>(comm.rank())) =
-                  error_of<CommunicationError>([&] { call(comm, dispatcher); });
-              EXPECT_NE(error_of<CommunicationError>([&] { comm.barrier(); }), "no error");
-            },
-            {.timeout = kTestTimeout});
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, kTestTimeout / 3);
-  for (const auto& error : errors) {
-    EXPECT_EQ(error, errors[0]);
-    EXPECT_NE(error.find("in another call"), std::string::npos) << error;
-    EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
-  }
+  const auto outcome = outcome_of(3, kTestTimeout, [&](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(3, 3), options_for(MoverKind::peer));
+    call(comm, dispatcher);
+  });
+  EXPECT_LT(outcome.time, kTestTimeout / 3);
+  outcome.expect_same(3);
+  EXPECT_NE(outcome.reported.find("in another call"), std::string::npos) << outcome.reported;
+  EXPECT_NE(outcome.reported.find("rank 1"), std::string::npos) << outcome.reported;
 }
 
 TEST(DispatcherErrors, RanksMustUseTheSamePlanInPeerMemory) {
