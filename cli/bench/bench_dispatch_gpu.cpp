@@ -9,6 +9,7 @@
 
 #include "bench/benchmarks.h"
 #include "bench/gpu_ceiling.h"
+#include "bench/gpu_load.h"
 #include "bench/gpu_movement.h"
 #include "bench/random_rows.h"
 #include "bench/rank_timing.h"
@@ -53,7 +54,7 @@ class GpuDispatchBench {
                                                        .top_k = o.top_k,
                                                        .num_experts = o.num_experts}))),
         load_(find_load()),
-        dispatcher_(comm, placement_, dispatcher_options(sizing()), device_),
+        dispatcher_(comm, placement_, dispatcher_options(load_.sizing()), device_),
         plan_(dispatcher_.plan(ids_)) {
     const auto seed = static_cast<std::uint64_t>(comm.rank());
     x_ = device_.copy_of(random_rows({ids_.rows(), o.hidden}, o.dtype, seed));
@@ -80,28 +81,9 @@ class GpuDispatchBench {
   }
 
  private:
-  // The sizes that this routing needs.
-  struct Load {
-    std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs,
-    std::int64_t token_capacity = 0;   // and tokens
-    std::int64_t distinct_tokens = 0;  // over all pairs of ranks
-  };
-
-  Load find_load() {
+  GpuLoad find_load() {
     Dispatcher dispatcher(comm_, placement_, dispatcher_options(Sizing::exact()), device_);
-    const Plan plan = dispatcher.plan(ids_);
-    const auto rows = reduce_number(comm_, plan.num_rows(), ReduceOp::max);
-    Load load{.capacity = rows + rows / 8};
-    for (int to = 0; to < comm_.size(); ++to) {
-      std::int64_t received = 0;
-      for (int from = 0; from < comm_.size(); ++from) received += plan.distinct_tokens(from, to);
-      load.distinct_tokens += received;
-      load.token_capacity = std::max(load.token_capacity, received + received / 8);
-    }
-    return load;
-  }
-  Sizing sizing() const {
-    return Sizing::bounded(load_.capacity, Overflow::fail, load_.token_capacity);
+    return load_of(comm_, dispatcher.plan(ids_));
   }
   DispatcherOptions dispatcher_options(const Sizing& sizing) const {
     return {.plan = {.hidden = o_.hidden, .dtype = o_.dtype, .sizing = sizing}, .mover = o_.mover};
@@ -173,7 +155,7 @@ class GpuDispatchBench {
   }
   // With a plan that stays as it is.
   void measure_graphs(Communicator& ranks, GpuOperation& operation) {
-    Dispatcher dispatcher(ranks, placement_, dispatcher_options(sizing()), device_);
+    Dispatcher dispatcher(ranks, placement_, dispatcher_options(load_.sizing()), device_);
     const Plan plan = dispatcher.plan(ids_);
     const TensorView rows = dispatcher.take_rows(plan);
     const auto step = [&] {
@@ -208,7 +190,7 @@ class GpuDispatchBench {
   Device device_;
   ExpertPlacement placement_;
   Tensor ids_;
-  Load load_;
+  GpuLoad load_;
   Dispatcher dispatcher_;
   Plan plan_;
   Tensor x_, y_, weights_;

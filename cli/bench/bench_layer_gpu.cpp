@@ -8,6 +8,7 @@
 #include "bench/benchmarks.h"
 #include "bench/gpu_ceiling.h"
 #include "bench/gpu_layer_report.h"
+#include "bench/gpu_load.h"
 #include "bench/random_rows.h"
 #include "bench/rank_timing.h"
 #include "between_ranks.h"
@@ -67,15 +68,6 @@ class GpuLayerBench {
   }
 
  private:
-  // The sizes that this routing needs.
-  struct Load {
-    std::int64_t capacity = 0;         // rows that a rank with bounded sizing has,
-    std::int64_t token_capacity = 0;   // and tokens
-    std::int64_t distinct_tokens = 0;  // over all pairs of ranks
-
-    Sizing sizing() const { return Sizing::bounded(capacity, Overflow::fail, token_capacity); }
-  };
-
   // On the same stream.
   Device timing_device() const {
     CudaOptions options = o_.device.cuda(comm_.rank());
@@ -97,24 +89,13 @@ class GpuLayerBench {
                                                       .top_k = o_.top_k,
                                                       .num_experts = o_.num_experts}));
   }
-  // Several ranks would not have the memory for all rows each: they have an eighth more than the
-  // fullest needs.
-  Load find_load() {
+  // Several ranks would not have the memory for all rows each.
+  GpuLoad find_load() {
     if (comm_.size() == 1) return {o_.num_tokens * o_.top_k, o_.num_tokens};
     MoeLayer layer(comm_, placement_, exact_options(o_), device_);
     SavedForBackward saved;
     layer.forward(weights_.weights(), input(), y_, &saved);
-    const auto rows = std::ranges::max(layer.stats().rows_by_rank);
-    Load load{.capacity = rows + rows / 8};
-    for (int to = 0; to < comm_.size(); ++to) {
-      std::int64_t received = 0;
-      for (int from = 0; from < comm_.size(); ++from) {
-        received += saved.plan().distinct_tokens(from, to);
-      }
-      load.distinct_tokens += received;
-      load.token_capacity = std::max(load.token_capacity, received + received / 8);
-    }
-    return load;
+    return load_of(comm_, saved.plan());
   }
 
   LayerInput input() const {
@@ -201,7 +182,7 @@ class GpuLayerBench {
   MoeParameters weights_, gradients_;
   std::optional<Tensor> ids_;
   Tensor x_, d_y_, y_, d_x_;
-  Load load_;
+  GpuLoad load_;
   MoeLayer layer_, timed_layer_;
 };
 

@@ -62,7 +62,7 @@ class SWITCHYARD_API Device {
   // Where its tensors lie.
   Memory memory() const;
   int num_threads() const;
-  // Memory that was taken for results and scratch, in use or kept for reuse.
+  // Memory that was taken, also what other ranks reach of it; in use or kept for reuse.
   std::int64_t bytes_held() const;
 
   // Uninitialised, in the device's memory; kept for reuse when the last view of it is gone.

@@ -109,8 +109,8 @@ class SWITCHYARD_API Dispatcher {
   // is the dispatcher's while a view of it is kept.
   ReceivedTokens receive(const Plan& plan, const ConstTensorView& x,
                          const ConstTensorView& weights);
-  // Rows [R, H] that combine and dispatch_backward need not copy first: on all ranks, or on none.
-  // Write to them after dispatch or receive.
+  // Rows [R, H] that combine and dispatch_backward need not copy first: on all ranks, or on none,
+  // since ranks would be in different calls otherwise. Write to them after dispatch or receive.
   TensorView take_rows(const Plan& plan) const;
 
   // y[t] = Σ_k weights[t, k] · rows[slot(t, k)], in f32, k in order.

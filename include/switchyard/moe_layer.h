@@ -131,9 +131,11 @@ struct SWITCHYARD_API LayerStats {
   bool overflow = false;
   // Of rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
   std::int64_t bytes_on_wire = 0;
-  std::vector<Stage> forward;      // in order; on a GPU those that CudaOptions::time_stages times
-  std::vector<Stage> backward;     // in order
-  std::vector<double> waited_for;  // [ranks] seconds that this rank waited for each to arrive
+  std::vector<Stage> forward;   // in order; on a GPU those that CudaOptions::time_stages times
+  std::vector<Stage> backward;  // in order
+  // [ranks] seconds that this rank waited for each to arrive, in collectives of the communicator:
+  // where devices meet in peer memory, these wait, and nobody counts it.
+  std::vector<double> waited_for;
 };
 
 // What training counted.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,15 @@ auto or_abort(const std::vector<Communicator*>& comms, std::string_view operatio
     }
     throw;
   }
+}
+
+// The same for collective work whose other errors all ranks have: for want of memory, and when its
+// device fails, a rank is alone.
+template <typename Work>
+auto or_abort_alone(const std::vector<Communicator*>& comms, std::string_view operation,
+                    Work work) {
+  return or_abort<DeviceError>(comms, operation,
+                               [&] { return or_abort<std::bad_alloc>(comms, operation, work); });
 }
 
 // The same for checks of this rank's arguments to an operation, which this rank's error names, too.

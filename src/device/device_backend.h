@@ -393,8 +393,6 @@ class DeviceBackend {
   virtual void set_stream(Stream /*stream*/) const {}
   // Until all work given to the device is done.
   virtual void synchronize() const {}
-  // The same, for the library's own sake: counts in host_syncs().
-  virtual void wait() const {}
   virtual std::int64_t host_syncs() const { return 0; }
   // The timer of the stages that begin now; null where the host's clock is right, and where a GPU
   // is not to time them (memory() tells which).

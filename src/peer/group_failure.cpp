@@ -20,7 +20,7 @@ std::string_view name_of(std::uint32_t meeting) {
     case Meeting::done:
       return "the end of a movement";
     case Meeting::close:
-      return "the end of the movement before";
+      return "the copying of rows that are not those of take_rows";
     case Meeting::sums:
       return "the exchange of a batch's sums";
     case Meeting::growth:

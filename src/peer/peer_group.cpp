@@ -22,9 +22,12 @@ std::int64_t this_process() {
 }
 
 std::int64_t this_host() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  return static_cast<std::int64_t>(std::hash<std::string>{}(boot_id));
+  static const std::int64_t number = [] {
+    std::string boot_id;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+    return static_cast<std::int64_t>(std::hash<std::string>{}(boot_id));
+  }();
+  return number;
 }
 
 }  // namespace
@@ -39,9 +42,12 @@ Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own) {
 std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,
                                        std::int64_t group) {
   const DeviceBackend& backend = backend_of(device);
-  const DeviceIdentity identity = backend.identity();
-  const std::array<std::int64_t, 6> own{group,       this_process(), this_host(), backend.ordinal(),
-                                        identity[0], identity[1]};
+  const std::array<std::int64_t, 6> own{group,
+                                        this_process(),
+                                        this_host(),
+                                        backend.ordinal(),
+                                        reinterpret_cast<std::intptr_t>(&backend),
+                                        reinterpret_cast<std::intptr_t>(device.stream().handle)};
   const Tensor all = gather_numbers(comm, own);
   std::vector<PeerHello> hellos;
   for (std::int64_t r = 0; r < comm.size(); ++r) {
@@ -50,7 +56,8 @@ std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,
                       .process = words[1],
                       .host = words[2],
                       .ordinal = words[3],
-                      .device = {words[4], words[5]}});
+                      .device = words[4],
+                      .stream = words[5]});
   }
   return hellos;
 }

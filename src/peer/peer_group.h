@@ -27,7 +27,8 @@ struct PeerHello {
   std::int64_t process = 0;
   std::int64_t host = 0;
   std::int64_t ordinal = 0;
-  DeviceIdentity device = {};
+  std::int64_t device = 0;  // its address
+  std::int64_t stream = 0;  // likewise
 };
 
 // Collective, as all of these. By rank.

@@ -17,27 +17,34 @@ struct Introduction {
   std::int64_t rank = 0;
 };
 
-// Sends or waits for an introduction.
 std::span<const std::byte> bytes_of(const Introduction& own) {
   return std::as_bytes(std::span(&own, 1));
 }
 
-void require_reachable(const std::vector<PeerHello>& hellos, int rank,
-                       const DeviceBackend& device) {
-  const PeerHello& own = hellos[static_cast<std::size_t>(rank)];
-  for (std::size_t r = 0; r < hellos.size(); ++r) {
-    if (static_cast<int>(r) == rank) continue;
-    require<Unsupported>(
-        hellos[r].host == own.host,
-        "ranks {} and {} are on different hosts, and reach no memory of each other", rank, r);
-    require<Unsupported>(hellos[r].process != own.process,
-                         "ranks {} and {} are threads of one process, and others are processes: "
-                         "let all be either",
-                         rank, r);
-    const std::string reason = device.reason_against_reaching(hellos[r].device);
-    require<Unsupported>(reason.empty(), "rank {} cannot reach the memory of rank {}: {}", rank, r,
-                         reason);
+void require_one_host(const std::vector<PeerHello>& hellos) {
+  for (std::size_t b = 1; b < hellos.size(); ++b) {
+    require<Unsupported>(hellos[b].host == hellos[0].host,
+                         "ranks 0 and {} are on different hosts, and reach no memory of each other",
+                         b);
+    for (std::size_t a = 0; a < b; ++a) {
+      require<Unsupported>(hellos[a].process != hellos[b].process,
+                           "ranks {} and {} are threads of one process, and others are processes: "
+                           "let all be either",
+                           a, b);
+    }
   }
+}
+
+void require_reachable(Communicator& comm, const DeviceBackend& device) {
+  const Tensor identities = gather_numbers(comm, device.identity());
+  agree(comm, "peer memory", [&] {
+    for (int r = 0; r < comm.size(); ++r) {
+      if (r == comm.rank()) continue;
+      const auto words = identities.view().slice(r, r + 1).span<std::int64_t>();
+      const std::string reason = device.reason_against_reaching({words[0], words[1]});
+      require<Unsupported>(reason.empty(), "it cannot reach the memory of rank {}: {}", r, reason);
+    }
+  });
 }
 
 // By rank; this rank's own is not open. Those with a higher rank connect to this one.
@@ -113,7 +120,8 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
   const DeviceBackend& backend = backend_of(device);
   const int rank = comm.rank();
   PeerGroup group;
-  agree(comm, "peer memory", [&] { require_reachable(hellos, rank, backend); });
+  require_one_host(hellos);
+  require_reachable(comm, backend);
   std::vector<LocalConnection> connections = connect_all(comm);
   group.failure = share_failure(comm, backend, connections);
   const auto links = std::make_shared<std::weak_ptr<ProcessLinks>>();
@@ -140,7 +148,13 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
   });
   group.kept = made;
   // The first memory, so that one who cannot map it is known here.
-  agree(comm, "peer memory", [&] { group.heap->take({1}, Dtype::i64); });
+  agree(comm, "peer memory", [&] {
+    try {
+      group.heap->take({1}, Dtype::i64);
+    } catch (const DeviceError& error) {
+      throw Unsupported(error.what());
+    }
+  });
   std::random_device random;
   group.number = 1 + static_cast<std::int64_t>(random());
   comm.broadcast(TensorView(&group.number, {1}), 0);

@@ -63,10 +63,31 @@ void warn_of_environment(const Device& device, int rank) {
   });
 }
 
+// On one that two ranks share, one would wait for the other for ever.
+void require_own_devices(const std::vector<PeerHello>& hellos) {
+  constexpr std::int64_t kStreamOfEachThread = 2;  // cudaStreamPerThread
+  for (std::size_t b = 1; b < hellos.size(); ++b) {
+    const PeerHello& second = hellos[b];
+    for (std::size_t a = 0; a < b; ++a) {
+      const PeerHello& first = hellos[a];
+      require(first.device != second.device,
+              "ranks {} and {} share one Device: ranks that use each other's memory need a device "
+              "of their own each",
+              a, b);
+      const bool has_stream = first.stream != 0 && first.stream != kStreamOfEachThread;
+      require(!has_stream || first.ordinal != second.ordinal || first.stream != second.stream,
+              "ranks {} and {} share one stream: ranks that use each other's memory need a stream "
+              "of their own each (CudaOptions::stream)",
+              a, b);
+    }
+  }
+}
+
 }  // namespace
 
 PeerGroup make_thread_group(Communicator& comm, const Device& device,
                             const std::vector<PeerHello>& hellos) {
+  require_own_devices(hellos);
   warn_of_environment(device, comm.rank());
   const DeviceBackend& backend = backend_of(device);
   std::shared_ptr<Threads> threads;

@@ -5,12 +5,11 @@
 #include <array>
 #include <chrono>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 
 #include "support/errors.h"
+#include "support/ranks.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
@@ -20,42 +19,11 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::error_of;
-
-// What each rank of a group saw.
-struct Outcome {
-  std::map<int, std::string> messages;
-  std::map<int, std::vector<int>> named;
-  std::string reported;  // by run_ranks
-  std::chrono::duration<double> time{};
-};
-
-Outcome run(int num_ranks, std::chrono::milliseconds timeout,
-            const std::function<void(Communicator&)>& body) {
-  Outcome outcome;
-  std::mutex mutex;
-  const auto begin = std::chrono::steady_clock::now();
-  try {
-    run_ranks(num_ranks,
-              [&](Communicator& comm) {
-                try {
-                  body(comm);
-                } catch (const CommunicationError& error) {
-                  const std::scoped_lock lock(mutex);
-                  outcome.messages[comm.rank()] = error.what();
-                  outcome.named[comm.rank()] = error.ranks();
-                  throw;
-                }
-              },
-              {.timeout = timeout});
-  } catch (const std::exception& error) {
-    outcome.reported = error.what();
-  }
-  outcome.time = std::chrono::steady_clock::now() - begin;
-  return outcome;
-}
+using testing::Outcome;
+using testing::outcome_of;
 
 TEST(ThreadFailure, AThrowWakesTheOthersAtOnceAndIsReported) {
-  const Outcome outcome = run(4, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(4, 60s, [](Communicator& comm) {
     comm.barrier();
     if (comm.rank() == 2) throw std::runtime_error("out of coffee");
     Tensor one({1}, Dtype::f32);
@@ -72,7 +40,7 @@ TEST(ThreadFailure, AThrowWakesTheOthersAtOnceAndIsReported) {
 }
 
 TEST(ThreadFailure, ARankThatReturnsEarlyIsNamed) {
-  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     if (comm.rank() != 1) comm.barrier();
   });
   EXPECT_LT(outcome.time, 10s);
@@ -84,7 +52,7 @@ TEST(ThreadFailure, ARankThatReturnsEarlyIsNamed) {
 }
 
 TEST(ThreadFailure, ARankThatStaysAwayIsNamedAtTheDeadline) {
-  const Outcome outcome = run(4, 300ms, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(4, 300ms, [](Communicator& comm) {
     if (comm.rank() == 0 || comm.rank() == 3) std::this_thread::sleep_for(1s);
     comm.barrier();
   });
@@ -97,7 +65,7 @@ TEST(ThreadFailure, ARankThatStaysAwayIsNamedAtTheDeadline) {
 }
 
 TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
-  const Outcome outcome = run(2, 200ms, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 200ms, [](Communicator& comm) {
     if (comm.rank() == 1) std::this_thread::sleep_for(500ms);
     const auto first = error_of<CommunicationError>([&] { comm.barrier(); });
     const auto begin = std::chrono::steady_clock::now();
@@ -109,7 +77,7 @@ TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
 }
 
 TEST(ThreadFailure, WaitsBeforeAFailureStay) {
-  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     for (int i = 0; i < 3; ++i) comm.barrier();
     const std::vector before(comm.waited_for().begin(), comm.waited_for().end());
     ASSERT_EQ(before.size(), 3U);
@@ -125,7 +93,7 @@ TEST(ThreadFailure, WaitsBeforeAFailureStay) {
 }
 
 TEST(ThreadFailure, DifferentCallsAreAnErrorEverywhere) {
-  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     Tensor one({1}, Dtype::f32);
     Tensor all({3}, Dtype::f32);
     if (comm.rank() == 1) {
@@ -143,7 +111,7 @@ TEST(ThreadFailure, DifferentCallsAreAnErrorEverywhere) {
 }
 
 TEST(ThreadFailure, DifferentSizesAreAnErrorEverywhere) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor mine({1 + comm.rank()}, Dtype::f32);
     Tensor all({2 * (1 + comm.rank())}, Dtype::f32);
     comm.all_gather(mine, all);
@@ -153,7 +121,7 @@ TEST(ThreadFailure, DifferentSizesAreAnErrorEverywhere) {
 }
 
 TEST(ThreadFailure, SenderAndReceiverMustCountAlike) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor rows({8, 1}, Dtype::f32);
     Tensor got({8, 1}, Dtype::f32);
     const std::vector<std::int64_t> send{1, 2};
@@ -168,7 +136,7 @@ TEST(ThreadFailure, SenderAndReceiverMustCountAlike) {
 }
 
 TEST(ThreadFailure, BadArgumentsOnOneRankReachAll) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor values({3}, Dtype::f32);
     comm.broadcast(values, comm.rank() == 1 ? 7 : 0);
   });
@@ -177,7 +145,7 @@ TEST(ThreadFailure, BadArgumentsOnOneRankReachAll) {
 }
 
 TEST(ThreadFailure, RootsMustAgree) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor values({3}, Dtype::f32);
     comm.broadcast(values, comm.rank());
   });
@@ -186,7 +154,7 @@ TEST(ThreadFailure, RootsMustAgree) {
 }
 
 TEST(ThreadFailure, ReductionsMustAgree) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor values = Tensor::zeros({3}, Dtype::f32);
     comm.all_reduce(values, comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum);
   });
@@ -195,7 +163,7 @@ TEST(ThreadFailure, ReductionsMustAgree) {
 }
 
 TEST(ThreadFailure, RowCountsMustFit) {
-  const Outcome outcome = run(2, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor rows({8, 1}, Dtype::f32);
     const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
     const std::vector<std::int64_t> counts{1, comm.rank() == 1 ? huge : 1};
@@ -212,7 +180,7 @@ TEST(ThreadFailure, ATimeoutMayBeForEver) {
 TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {
   // Outlive the ranks: a group that the error unwinds is left, which its members may see first.
   std::array<std::unique_ptr<Communicator>, 4> pairs;
-  const Outcome outcome = run(4, 60s, [&](Communicator& comm) {
+  const Outcome outcome = outcome_of(4, 60s, [&](Communicator& comm) {
     auto& pair = pairs.at(static_cast<std::size_t>(comm.rank()));
     pair = comm.split(comm.rank() / 2, 0);
     if (comm.rank() == 3) throw std::runtime_error("gone");
@@ -227,7 +195,7 @@ TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {
 }
 
 TEST(ThreadFailure, TheFirstErrorIsReportedThoughItsRankEndsLast) {
-  const Outcome outcome = run(3, 60s, [](Communicator& comm) {
+  const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     if (comm.rank() != 2) return comm.barrier();
     try {
       Tensor strided({4, 4}, Dtype::f32);

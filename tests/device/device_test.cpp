@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
@@ -62,6 +63,17 @@ TEST(DeviceMemory, IsReused) {
   EXPECT_GE(held, 4 * 8 * 2);
   EXPECT_EQ(device.empty({4, 8}, Dtype::bf16).memory(), Memory::host);
   EXPECT_EQ(device.bytes_held(), held);
+}
+
+TEST(DeviceMemory, CountsWhatOtherRanksReach) {
+  const Device device;
+  const auto before = device.bytes_held();
+  auto heap = backend_of(device).make_peer_heap({});
+  (void)heap->take({1000}, Dtype::f32);
+  EXPECT_EQ(device.bytes_held(), before + heap->bytes_held());
+  EXPECT_GE(device.bytes_held(), before + 4000);
+  heap.reset();
+  EXPECT_EQ(device.bytes_held(), before);
 }
 
 TEST(DeviceMemory, CopiesRowsThatLieApart) {

@@ -11,44 +11,15 @@
 #include "device/device_backend.h"
 #include "support/compare.h"
 #include "support/device/devices.h"
+#include "support/device/row_sizes.h"
 #include "support/random.h"
 
 namespace switchyard::testing::rows_contract_test {
 namespace {
 
-float value_at(const ConstTensorView& t, std::int64_t row, std::int64_t column) {
-  const std::byte* at = t.row(row) + column * size_of(t.dtype());
-  return t.dtype() == Dtype::bf16 ? to_float(*reinterpret_cast<const Bfloat16*>(at))
-                                  : *reinterpret_cast<const float*>(at);
-}
-
-void set_at(const TensorView& t, std::int64_t row, std::int64_t column, float value) {
-  std::byte* at = t.row(row) + column * size_of(t.dtype());
-  if (t.dtype() == Dtype::bf16) {
-    *reinterpret_cast<Bfloat16*>(at) = to_bfloat16(value);
-  } else {
-    *reinterpret_cast<float*>(at) = value;
-  }
-}
-
-struct Sizes {
-  std::int64_t count = 5;
-  std::int64_t width = 2;
-  std::int64_t hidden = 33;
-  int buffers = 1;
-  std::int64_t apart = 0;  // elements between the rows of tokens
-  Dtype dtype = Dtype::f32;
-};
-
-std::string text_of(const Sizes& s) {
-  return std::to_string(s.count) + " x " + std::to_string(s.width) + " rows of " +
-         std::to_string(s.hidden) + " " + std::string(name_of(s.dtype)) + " in " +
-         std::to_string(s.buffers) + " buffers, " + std::to_string(s.apart) + " apart";
-}
-
 // Every width and odd size, in both dtypes; those of aligned rows are among them.
-std::vector<Sizes> many_sizes() {
-  std::vector<Sizes> result;
+std::vector<RowSizes> many_sizes() {
+  std::vector<RowSizes> result;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const std::int64_t width : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
       for (const std::int64_t hidden : {1, 7, 33, 100, 264, 2048}) {
@@ -71,7 +42,7 @@ struct Places {
   Tensor slots;
   Tensor buffers;
 
-  explicit Places(const Sizes& s)
+  explicit Places(const RowSizes& s)
       : rows(s.count * s.width / s.buffers + 3),
         slots({s.count * s.width}, Dtype::i32),
         buffers({s.count * s.width}, Dtype::i32) {
@@ -111,7 +82,7 @@ class RowsContract : public OnDevices {
     RowTable table;
   };
 
-  void fill(OnDevice& d, const Sizes& s, const Places& places, const std::vector<Tensor>& rows,
+  void fill(OnDevice& d, const RowSizes& s, const Places& places, const std::vector<Tensor>& rows,
             const std::vector<Tensor>& scalars) const {
     d.slots = put(places.slots);
     d.buffers = put(places.buffers);
@@ -124,24 +95,17 @@ class RowsContract : public OnDevices {
                s.buffers > 1 ? buffers : nullptr, d.bases};
   }
 
-  // A view of the first `hidden` columns of wider rows, in the device's memory.
-  static TensorView cut(Tensor& wide, std::int64_t hidden) {
-    return {wide.data(),     wide.dtype(), {wide.rows(), hidden},
-            wide.shape()[1], nullptr,      wide.memory()};
-  }
-
   static const float* floats(const Tensor& t) { return reinterpret_cast<const float*>(t.data()); }
 
   bool fused() const { return device.memory() == Memory::gpu; }
 
-  void scatter(const Sizes& s, bool scaled) const;
-  void gather(const Sizes& s, bool weighted) const;
-  void dot(const Sizes& s) const;
-  void fill_groups(const Sizes& s, bool weighted) const;
+  void scatter(const RowSizes& s, bool scaled) const;
+  void gather(const RowSizes& s, bool weighted) const;
+  void dot(const RowSizes& s) const;
 };
 SWITCHYARD_ON_DEVICES(RowsContract);
 
-void RowsContract::scatter(const Sizes& s, bool scaled) const {
+void RowsContract::scatter(const RowSizes& s, bool scaled) const {
   SCOPED_TRACE(text_of(s));
   const Places places(s);
   const Tensor from = Random(3).tensor({s.count, s.hidden + s.apart}, s.dtype);
@@ -177,7 +141,7 @@ void RowsContract::scatter(const Sizes& s, bool scaled) const {
 }
 
 TEST_P(RowsContract, ScatterWritesEveryPlaceAndNoOther) {
-  for (const Sizes& s : many_sizes()) {
+  for (const RowSizes& s : many_sizes()) {
     scatter(s, false);
     scatter(s, true);
   }
@@ -193,7 +157,7 @@ float expected_sum(const std::vector<std::pair<float, float>>& terms, bool fused
   return sum;
 }
 
-void RowsContract::gather(const Sizes& s, bool weighted) const {
+void RowsContract::gather(const RowSizes& s, bool weighted) const {
   SCOPED_TRACE(text_of(s));
   const Places places(s);
   std::vector<Tensor> rows;
@@ -241,13 +205,13 @@ void RowsContract::gather(const Sizes& s, bool weighted) const {
 }
 
 TEST_P(RowsContract, GatherAddsInOrderAndRoundsOnce) {
-  for (const Sizes& s : many_sizes()) {
+  for (const RowSizes& s : many_sizes()) {
     gather(s, false);
     gather(s, true);
   }
 }
 
-void RowsContract::dot(const Sizes& s) const {
+void RowsContract::dot(const RowSizes& s) const {
   SCOPED_TRACE(text_of(s));
   const Places places(s);
   std::vector<Tensor> rows;
@@ -282,7 +246,7 @@ void RowsContract::dot(const Sizes& s) const {
 }
 
 TEST_P(RowsContract, DotOfEveryEntry) {
-  for (const Sizes& s : many_sizes()) dot(s);
+  for (const RowSizes& s : many_sizes()) dot(s);
 }
 
 // The same rows at an address that allows wide loads and at one that does not.
@@ -374,80 +338,6 @@ TEST_P(RowsContract, PadsBecomeZeroInTheSamePass) {
       }
     }
   }
-}
-
-// Groups with many pads, none, nothing but pads and nothing at all. What pads and rows beyond the
-// groups name is no token.
-void RowsContract::fill_groups(const Sizes& s, bool weighted) const {
-  SCOPED_TRACE(text_of(s));
-  const std::vector<std::int32_t> row_offsets{0, 0, 70, 72, 72, 100, 102, 102};
-  const std::vector<std::int32_t> group_rows{0, 65, 2, 0, 0, 1, 0};
-  const Tensor x = Random(3).tensor({s.count, s.hidden + s.apart}, s.dtype);
-  const Tensor weights = Random(4).tensor({s.count, s.width}, Dtype::f32);
-  std::vector<std::int32_t> sources(105, 2000000000);
-  Tensor rows = std::move(poisoned(1, {105, s.hidden}, s.dtype)[0]);
-  Tensor row_weights = std::move(poisoned(1, {105}, Dtype::f32)[0]);
-  Tensor device_rows = put(rows);
-  Tensor device_row_weights = put(row_weights);
-  Random random(5);
-  for (std::size_t g = 0; g < group_rows.size(); ++g) {
-    for (auto r = row_offsets[g]; r < row_offsets[g + 1]; ++r) {
-      const bool is_pad = r >= row_offsets[g] + group_rows[g];
-      const auto source = is_pad ? 0 : random.below(s.count * s.width);
-      if (!is_pad) sources[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(source);
-      for (std::int64_t c = 0; c < s.hidden; ++c) {
-        set_at(rows, r, c, is_pad ? 0.0F : value_at(x, source / s.width, c));
-      }
-      if (!weighted) continue;
-      row_weights.span<float>()[static_cast<std::size_t>(r)] =
-          is_pad ? 0.0F : weights.span<float>()[static_cast<std::size_t>(source)];
-    }
-  }
-  Tensor device_x = put(x);
-  const Tensor device_weights = put(weights);
-  const Tensor device_sources = put(Tensor::from<std::int32_t>({105}, sources));
-  const Tensor device_offsets = put(Tensor::from<std::int32_t>({8}, row_offsets));
-  const Tensor device_group_rows = put(Tensor::from<std::int32_t>({7}, group_rows));
-  FillRows args{
-      .tokens = {.x = cut(device_x, s.hidden), .row_sources = device_sources, .top_k = s.width},
-      .row_offsets = device_offsets,
-      .group_rows = device_group_rows,
-      .rows = device_rows};
-  if (weighted) args.weights = device_weights;
-  if (weighted) args.row_weights = device_row_weights;
-  backend_of(device).fill_rows(args);
-  EXPECT_TRUE(same_bits(get(device_rows), rows));
-  EXPECT_TRUE(same_bits(get(device_row_weights), row_weights));
-}
-
-TEST_P(RowsContract, FillMakesTheRowsOfGroupsAndZeroesTheirPads) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const std::int64_t hidden : {1, 33, 72, 1000, 2056}) {
-      for (const std::int64_t apart : {0, 3, 8}) {
-        const Sizes sizes{
-            .count = 9, .width = 1 + apart, .hidden = hidden, .apart = apart, .dtype = dtype};
-        fill_groups(sizes, false);
-        fill_groups(sizes, true);
-      }
-    }
-  }
-}
-
-TEST_P(RowsContract, FillOfNoRows) {
-  const Tensor x = put(Tensor::zeros({3, 8}, Dtype::f32));
-  const Tensor none = put(Tensor({0}, Dtype::i32));
-  Tensor rows = put(poisoned(1, {2, 8}, Dtype::f32)[0]);
-  for (const std::int64_t num_groups : {0, 4}) {
-    const Tensor offsets = put(Tensor::zeros({num_groups + 1}, Dtype::i32));
-    const Tensor group_rows = put(Tensor::zeros({num_groups}, Dtype::i32));
-    for (const std::int64_t num_rows : {0, 2}) {
-      backend_of(device).fill_rows({.tokens = {.x = x, .row_sources = none, .top_k = 2},
-                                    .row_offsets = offsets,
-                                    .group_rows = group_rows,
-                                    .rows = rows.view().slice(0, num_rows)});
-    }
-  }
-  EXPECT_TRUE(same_bits(get(rows), poisoned(1, {2, 8}, Dtype::f32)[0]));
 }
 
 TEST_P(RowsContract, TakesAnyNumberOfBuffers) {

@@ -27,6 +27,8 @@ using namespace std::chrono_literals;
 using testing::error_of;
 using testing::ForwardingDevice;
 using testing::kTestTimeout;
+using testing::Outcome;
+using testing::outcome_of;
 using testing::Random;
 using Clock = std::chrono::steady_clock;
 
@@ -190,47 +192,13 @@ TEST(PeerMemory, LastsUntilAllRanksHaveLetGo) {
   });
 }
 
-// What each rank of a group saw.
-struct Outcome {
-  std::map<int, std::string> messages;
-  std::map<int, std::vector<int>> named;
-  std::string reported;  // by run_ranks
-  std::chrono::duration<double> time{};
-
-  void expect_same(std::size_t num_ranks) const {
-    EXPECT_EQ(messages.size(), num_ranks);
-    for (const auto& [rank, message] : messages) {
-      EXPECT_EQ(message, messages.begin()->second) << "rank " << rank;
-      EXPECT_EQ(named.at(rank), named.begin()->second) << "rank " << rank;
-    }
-  }
-};
-
 // The body meets after all have set up.
 Outcome run(int num_ranks, std::chrono::milliseconds timeout,
             const std::function<void(Communicator&, const PeerMeetings&)>& body) {
-  Outcome outcome;
-  std::mutex mutex;
-  const auto begin = Clock::now();
-  try {
-    run_ranks(num_ranks,
-              [&](Communicator& comm) {
-                const PeerMeetings meetings(PeerMemory::of(comm, one_thread()), 0);
-                try {
-                  body(comm, meetings);
-                } catch (const CommunicationError& error) {
-                  const std::scoped_lock lock(mutex);
-                  outcome.messages[comm.rank()] = error.what();
-                  outcome.named[comm.rank()] = error.ranks();
-                  throw;
-                }
-              },
-              {.timeout = timeout});
-  } catch (const std::exception& error) {
-    outcome.reported = error.what();
-  }
-  outcome.time = Clock::now() - begin;
-  return outcome;
+  return outcome_of(num_ranks, timeout, [&](Communicator& comm) {
+    const PeerMeetings meetings(PeerMemory::of(comm, one_thread()), 0);
+    body(comm, meetings);
+  });
 }
 
 Tensor gather_rank(const Communicator& comm, const PeerMeetings& meetings) {

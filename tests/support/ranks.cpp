@@ -1,9 +1,11 @@
 #include "support/ranks.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <ostream>
 #include <stdexcept>
 
+#include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard::testing {
@@ -50,6 +52,39 @@ void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)
   mpi_world->barrier();
   body(*mpi_world);
   mpi_world->barrier();
+}
+
+void Outcome::expect_same(std::size_t num_ranks) const {
+  EXPECT_EQ(messages.size(), num_ranks);
+  for (const auto& [rank, message] : messages) {
+    EXPECT_EQ(message, messages.begin()->second) << "rank " << rank;
+    EXPECT_EQ(named.at(rank), named.begin()->second) << "rank " << rank;
+  }
+}
+
+Outcome outcome_of(int num_ranks, std::chrono::milliseconds timeout,
+                   const std::function<void(Communicator&)>& body) {
+  Outcome outcome;
+  std::mutex mutex;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run_ranks(num_ranks,
+              [&](Communicator& comm) {
+                try {
+                  body(comm);
+                } catch (const CommunicationError& error) {
+                  const std::scoped_lock lock(mutex);
+                  outcome.messages[comm.rank()] = error.what();
+                  outcome.named[comm.rank()] = error.ranks();
+                  throw;
+                }
+              },
+              {.timeout = timeout});
+  } catch (const std::exception& error) {
+    outcome.reported = error.what();
+  }
+  outcome.time = std::chrono::steady_clock::now() - begin;
+  return outcome;
 }
 
 std::vector<MoverKind> movers_of(Communicator& comm) {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,19 @@ constexpr auto kTestTimeout = std::chrono::seconds(30);
 
 // Calls body on each rank, and returns when all have ended.
 void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)>& body);
+
+// What each rank of a group of threads saw.
+struct Outcome {
+  // Of those that threw a CommunicationError, and whom it named.
+  std::map<int, std::string> messages;
+  std::map<int, std::vector<int>> named;
+  std::string reported;  // by run_ranks
+  std::chrono::duration<double> time{};
+
+  void expect_same(std::size_t num_ranks) const;  // the error on so many
+};
+Outcome outcome_of(int num_ranks, std::chrono::milliseconds timeout,
+                   const std::function<void(Communicator&)>& body);
 
 // The movers that a communicator allows.
 std::vector<MoverKind> movers_of(Communicator& comm);

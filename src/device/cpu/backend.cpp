@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -89,8 +90,11 @@ class CpuDevice final : public DeviceBackend {
   }
   void meet(const Meet& args) const override { cpu::meet(args); }
   std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const override {
-    return options.announce != nullptr ? cpu::make_shared_heap(options.announce)
-                                       : cpu::make_peer_heap();
+    auto heap = options.announce != nullptr ? cpu::make_shared_heap(options.announce)
+                                            : cpu::make_peer_heap();
+    std::erase_if(heaps_, [](const auto& old) { return old.expired(); });
+    heaps_.push_back(heap);
+    return heap;
   }
   std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes) const override {
     return cpu::reach_heap(reserved_bytes);
@@ -112,7 +116,11 @@ class CpuDevice final : public DeviceBackend {
     std::copy_n(from.data(), to.size(), to.data());
   }
   std::int64_t bytes_held() const override {
-    return memory_.bytes_held() + workers_.scratch_bytes();
+    std::int64_t bytes = memory_.bytes_held() + workers_.scratch_bytes();
+    for (const auto& known : heaps_) {
+      if (const auto heap = known.lock()) bytes += heap->bytes_held();
+    }
+    return bytes;
   }
   int num_threads() const override { return workers_.num_threads(); }
 
@@ -120,6 +128,7 @@ class CpuDevice final : public DeviceBackend {
   // A device is used by one thread at a time; what it works with is no part of what it is.
   mutable cpu::Workers workers_;
   mutable MemoryCache memory_;
+  mutable std::vector<std::weak_ptr<PeerHeap>> heaps_;
 };
 
 }  // namespace

@@ -166,7 +166,6 @@ class CudaDevice final : public DeviceBackend {
   void set_stream(Stream stream) const override {
     context_.set_stream(static_cast<CUstream_st*>(stream.handle));
   }
-  void wait() const override { entered()->wait(); }
   void synchronize() const override {
     const OnGpu gpu(ordinal());
     check(cudaStreamSynchronize(context_.stream()), "waiting for the stream");

@@ -1,5 +1,5 @@
-// Movement through mapped memory: a row is written straight into its slot, and read from there. A
-// rank that is alone has nothing to map.
+// Movement through mapped memory of the host: a row is written straight into its slot, and read
+// from there. A rank that is alone has nothing to map, and may work on a GPU.
 #include <optional>
 #include <vector>
 
@@ -106,7 +106,6 @@ class DirectMover final : public Mover {
   Views map(std::vector<TensorView> own, std::int64_t plan_number, std::int64_t kinds) {
     Tensor call = Tensor::from<std::int64_t>({2}, {plan_number, kinds});
     own.push_back(call);
-    backend_of(device_).wait();  // what was written to this memory is there for the others
     Views views = buffers_->map(own);
     try {
       require_same_call(views);
@@ -117,28 +116,18 @@ class DirectMover final : public Mover {
     return views;
   }
 
-  // Between map and phase_barrier the ranks use each other's memory. One that fails must neither
-  // let go of its own before the others know, nor tell them, who then let go of theirs, while its
-  // kernels are still at it.
+  // Between map and phase_barrier the ranks use each other's memory: one that fails must not let go
+  // of its own before the others know.
   template <typename Body>
   void in_phase(Body body) {
     if (buffers_ == nullptr) return body();
     try {
       body();
-      backend_of(device_).wait();
     } catch (const std::exception& error) {
-      drain();
       comm_.abort(error.what());
       throw;
     }
     buffers_->phase_barrier();
-  }
-
-  void drain() const noexcept {
-    try {
-      backend_of(device_).synchronize();
-    } catch (const std::exception&) {  // a broken GPU writes nothing any more
-    }
   }
 
   static void require_same_call(const Views& views_of_rank) {

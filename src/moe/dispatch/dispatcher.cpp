@@ -111,20 +111,26 @@ ConstTensorView Mover::receive(const Plan& /*plan*/, const ConstTensorView& /*to
 Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
                        const DispatcherOptions& options, const Device& device)
     : comm_(comm) {
-  const MoverKind kind = choose_mover(comm, options, device);
-  planner_ = std::make_unique<PlanMaker>(comm, std::move(placement), options.plan, device,
-                                         exchange_of(kind));
-  mover_ = make_mover(kind, comm, options.combine, *planner_, device);
+  or_abort_alone({&comm}, "Dispatcher", [&] {
+    const MoverKind kind = choose_mover(comm, options, device);
+    planner_ = std::make_unique<PlanMaker>(comm, std::move(placement), options.plan, device,
+                                           exchange_of(kind));
+    mover_ = make_mover(kind, comm, options.combine, *planner_, device);
+  });
 }
 
 Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
 
 Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  return mover_->plan(*planner_, expert_ids, planner_->problems_of(first_non_finite_token));
+  return or_abort_alone({&comm_}, "plan", [&] {
+    return mover_->plan(*planner_, expert_ids, planner_->problems_of(first_non_finite_token));
+  });
 }
 Plan Dispatcher::plan(const Routing& routing) {
-  return mover_->plan(*planner_, routing.expert_ids, planner_->problems_of(routing));
+  return or_abort_alone({&comm_}, "plan", [&] {
+    return mover_->plan(*planner_, routing.expert_ids, planner_->problems_of(routing));
+  });
 }
 
 void Dispatcher::resize(const Sizing& sizing) { planner_->resize(sizing); }
@@ -138,15 +144,19 @@ void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const Dispa
     require_row_weights(plan, out.row_weights, "row_weights");
     require_both(in.weights.has_value(), out.row_weights.has_value(), "weights", "row_weights");
   });
-  mover_->scatter(plan, {.tokens = in.x,
-                         .rows = out.rows,
-                         .token_scalars = in.weights,
-                         .row_scalars = out.row_weights});
+  or_abort_alone({&comm_}, "dispatch", [&] {
+    mover_->scatter(plan, {.tokens = in.x,
+                           .rows = out.rows,
+                           .token_scalars = in.weights,
+                           .row_scalars = out.row_weights});
+  });
 }
 
 Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
-  Tensor rows = data_of(plan).device.empty({plan.row_capacity(), plan.options().hidden},
-                                           plan.options().dtype);
+  Tensor rows = or_abort_alone({&comm_}, "dispatch", [&] {
+    return data_of(plan).device.empty({plan.row_capacity(), plan.options().hidden},
+                                      plan.options().dtype);
+  });
   dispatch(plan, {.x = x}, {.rows = rows});
   return rows;
 }
@@ -163,11 +173,13 @@ ReceivedTokens Dispatcher::receive(const Plan& plan, const ConstTensorView& x,
                          "tokens are not received as they are here: use dispatch "
                          "(receives_tokens tells)");
   });
-  return mover_->receive(plan, x, weights);
+  return or_abort_alone({&comm_}, "receive", [&] { return mover_->receive(plan, x, weights); });
 }
 
 TensorView Dispatcher::take_rows(const Plan& plan) const {
-  return mover_->take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  return or_abort_alone({&comm_}, "take_rows", [&] {
+    return mover_->take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  });
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
@@ -177,13 +189,17 @@ void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorV
     require_weights(plan, in.weights, "weights");
     require_tokens(plan, y, "y");
   });
-  mover_->gather(plan, {.rows = in.rows, .weights = in.weights, .tokens = y});
+  or_abort_alone({&comm_}, "combine", [&] {
+    mover_->gather(plan, {.rows = in.rows, .weights = in.weights, .tokens = y});
+  });
 }
 
 Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
                            const ConstTensorView& weights) {
-  Tensor y =
-      data_of(plan).device.empty({plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+  Tensor y = or_abort_alone({&comm_}, "combine", [&] {
+    return data_of(plan).device.empty({plan.num_tokens(), plan.options().hidden},
+                                      plan.options().dtype);
+  });
   combine(plan, {.rows = rows, .weights = weights}, y);
   return y;
 }
@@ -199,11 +215,13 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
     if (in.rows) require_rows(plan, *in.rows, "rows");
     require_both(in.rows.has_value(), out.d_weights.has_value(), "rows", "d_weights");
   });
-  mover_->scatter(plan, {.tokens = in.d_y,
-                         .scale = in.weights,
-                         .rows = out.d_rows,
-                         .dot_rows = in.rows,
-                         .dots = out.d_weights});
+  or_abort_alone({&comm_}, "combine_backward", [&] {
+    mover_->scatter(plan, {.tokens = in.d_y,
+                           .scale = in.weights,
+                           .rows = out.d_rows,
+                           .dot_rows = in.rows,
+                           .dots = out.d_weights});
+  });
 }
 
 void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
@@ -217,10 +235,12 @@ void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput
     require_both(in.d_row_weights.has_value(), out.d_weights.has_value(), "d_row_weights",
                  "d_weights");
   });
-  mover_->gather(plan, {.rows = in.d_rows,
-                        .tokens = out.d_x,
-                        .row_scalars = in.d_row_weights,
-                        .token_scalars = out.d_weights});
+  or_abort_alone({&comm_}, "dispatch_backward", [&] {
+    mover_->gather(plan, {.rows = in.d_rows,
+                          .tokens = out.d_x,
+                          .row_scalars = in.d_row_weights,
+                          .token_scalars = out.d_weights});
+  });
 }
 
 MoverKind Dispatcher::mover() const { return mover_->kind(); }

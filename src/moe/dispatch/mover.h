@@ -89,6 +89,17 @@ inline PadRows pads_of(const Plan& plan, const TensorView& rows,
   return {rows, scalars, plan.row_offsets(), plan.group_rows()};
 }
 
+// For the rows of received tokens, and their weights if wanted.
+inline FillRows rows_of(const Plan& plan, const ReceivedTokens& received, const TensorView& rows,
+                        const std::optional<TensorView>& row_weights) {
+  return {.tokens = {received.tokens, received.row_sources, plan.top_k()},
+          .weights = row_weights ? std::optional(received.weights) : std::nullopt,
+          .row_offsets = plan.row_offsets(),
+          .group_rows = plan.group_rows(),
+          .rows = rows,
+          .row_weights = row_weights};
+}
+
 inline const std::int32_t* indices(const ConstTensorView& table) {
   return reinterpret_cast<const std::int32_t*>(table.data());
 }

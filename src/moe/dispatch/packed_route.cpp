@@ -196,6 +196,15 @@ void fill_returns(PackedRoute& route) {
 std::int64_t PackedRoute::num_sent() const { return total(sent_tokens); }
 std::int64_t PackedRoute::num_received() const { return total(received_tokens); }
 std::int64_t PackedRoute::num_home() const { return total(home_rows); }
+std::int64_t PackedRoute::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Tensor* table :
+       {&send_positions, &send_entries, &received_slots, &local_slots, &returned_slots, &home_slots,
+        &home_buffers, &partial_slots, &partial_buffers}) {
+    bytes += table->bytes();
+  }
+  return bytes;
+}
 
 PackedRoute make_packed_route(Communicator& comm, const PlanData& plan) {
   const auto num_ranks = static_cast<std::size_t>(comm.size());

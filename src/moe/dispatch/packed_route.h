@@ -37,6 +37,7 @@ struct PackedRoute {
   std::int64_t num_sent() const;
   std::int64_t num_received() const;
   std::int64_t num_home() const;  // M'
+  std::int64_t bytes() const;     // of all tables
 };
 
 // Collective: tells every owner the slots of what it will receive.

@@ -63,7 +63,8 @@ class PeerMover final : public Mover {
     check();
     if (args.dots) find_dots(plan, args);
     if (receives(plan) && !args.scale) {
-      fill(plan, args);
+      const ReceivedTokens received = receive_all(plan, args.tokens, args.token_scalars);
+      backend().fill_rows(rows_of(plan, received, args.rows, args.row_scalars));
     } else {
       write_rows(plan, args);
     }
@@ -115,18 +116,6 @@ class PeerMover final : public Mover {
     finish(plan, detail);
     count_tokens(plan, tokens.row_bytes() + (weights ? data.top_k * kScalarBytes : 0));
     return {lent[0], lent[1], lent[2]};
-  }
-
-  // Rows from the tokens that were received.
-  void fill(const Plan& plan, const Scatter& args) {
-    const ReceivedTokens received = receive_all(plan, args.tokens, args.token_scalars);
-    FillRows filled{.tokens = {received.tokens, received.row_sources, plan.top_k()},
-                    .row_offsets = plan.row_offsets(),
-                    .group_rows = plan.group_rows(),
-                    .rows = args.rows,
-                    .row_weights = args.row_scalars};
-    if (args.row_scalars) filled.weights = received.weights;
-    backend().fill_rows(filled);
   }
 
   // Rows straight to their slots.

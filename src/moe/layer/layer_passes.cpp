@@ -39,18 +39,6 @@ Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, con
   return saved;
 }
 
-void MoeLayerData::fill_rows(const Saved& saved, const ConstTensorView& tokens,
-                             const TensorView& rows,
-                             const std::optional<TensorView>& row_weights) const {
-  FillRows filled{.tokens = {tokens, saved.received->row_sources, saved.plan.top_k()},
-                  .row_offsets = saved.plan.row_offsets(),
-                  .group_rows = saved.plan.group_rows(),
-                  .rows = rows,
-                  .row_weights = row_weights};
-  if (row_weights) filled.weights = saved.received->weights;
-  backend_of(device).fill_rows(filled);
-}
-
 ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, Saved& saved,
                                       const TensorView& rows, StageClock& clock) {
   const bool reads = experts.reads_tokens(weights.experts);
@@ -71,7 +59,7 @@ ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, Saved& saved,
     in.row_weights = *sent.row_scalars;
   }
   if (saved.received) {
-    fill_rows(saved, saved.received->tokens, rows, sent.row_scalars);
+    backend_of(device).fill_rows(rows_of(saved.plan, *saved.received, rows, sent.row_scalars));
   } else {
     mover->scatter(saved.plan, sent);
   }
@@ -165,8 +153,9 @@ ExpertsBackwardInput MoeLayerData::receive_gradients(const MoeWeights& weights, 
   const TensorView rows = take_rows(saved.plan, options.hidden);
   const TensorView d_rows = take_rows(saved.plan, options.hidden);
   const TensorView row_weights = backend_of(device).take({saved.plan.row_capacity()}, Dtype::f32);
-  fill_rows(saved, received.tokens, rows, row_weights);
-  fill_rows(saved, d_out, d_rows, {});
+  backend_of(device).fill_rows(rows_of(saved.plan, received, rows, row_weights));
+  const ReceivedTokens gradients{d_out, received.weights, received.row_sources};
+  backend_of(device).fill_rows(rows_of(saved.plan, gradients, d_rows, {}));
   return {.rows = rows, .row_weights = row_weights, .inner = *saved.inner, .d_out = d_rows};
 }
 

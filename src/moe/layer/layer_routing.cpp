@@ -49,7 +49,7 @@ Saved MoeLayerData::route_and_plan(const MoeWeights& weights, const LayerInput& 
   // All ranks of the experts' group have the same errors here, but for those of their devices;
   // those of others may wait for them.
   const Plan plan = or_abort(other_comms_of(purpose), kForward, [&] {
-    return or_abort<DeviceError>({&comm}, kForward, [&] { return make_plan(routed); });
+    return or_abort_alone({&comm}, kForward, [&] { return make_plan(routed); });
   });
   note_plan(plan);
   clock.end("plan");

@@ -32,7 +32,7 @@ RouterSums MoeLayerData::make_sums(const LayerInput& in, Purpose purpose) const 
 // Collective, as the layer's options are alike on all ranks.
 void MoeLayerData::make_sums_over_ranks() {
   const auto words = loss_total_words(options.router.num_experts);
-  const bool uses_peers = mover_kind == MoverKind::peer;
+  const bool uses_peers = mover_kind == MoverKind::peer || device.memory() == Memory::gpu;
   const bool is_global = (has_losses() && options.losses.scope == LossScope::global) ||
                          options.gradient_scale == GradientScale::global;
   if (is_global) sum_over_batch.emplace(batch, device, uses_peers, words);

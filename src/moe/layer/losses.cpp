@@ -1,6 +1,7 @@
 // From a router's sums to its losses, and back to the slopes of its scores. They are computed from
 // whole numbers alone, so that they have the same bits on every rank and at every number of ranks.
 #include <span>
+#include <string_view>
 
 #include "device/device_backend.h"
 #include "moe/layer/moe_layer_data.h"
@@ -49,6 +50,26 @@ RouterLosses values_of(const Totals& totals, BalanceLoss balance, Whole top_k) {
 
 bool has_others(const Communicator* comm) { return comm != nullptr && comm->size() > 1; }
 
+// What hosts exchange they wait for, which a captured step cannot: its error says where and why.
+template <typename Work>
+void by_hosts(std::string_view why, Work work) {
+  try {
+    work();
+  } catch (const DeviceError& error) {
+    throw DeviceError(fmt::format("{}: {}", why, error.what()));
+  }
+}
+
+constexpr std::string_view kSumsByHosts =
+    "the sums over the batch's ranks go by way of their hosts, because these ranks do not reach "
+    "each "
+    "other's memory; to capture the step, keep the batch on one host, or use LossScope::rank and "
+    "no "
+    "GradientScale::global";
+constexpr std::string_view kSequencesByHosts =
+    "sequences that are cut over ranks are joined by their hosts, because the sequence group has "
+    "no peer memory; to capture the step, use BalanceLoss::batch or whole sequences";
+
 }  // namespace
 
 RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64_t num_experts,
@@ -72,14 +93,19 @@ LossTerms::LossTerms(Device device, const RouterSums& sums, std::int64_t top_k,
       top_k_(top_k),
       totals_(backend_of(device_).take({loss_total_words(sums.num_experts)}, Dtype::i64)) {
   const bool is_cut = sums.losses.balance == BalanceLoss::sequence && has_others(sequence);
-  if (is_cut) join_over(*sequence);
+  if (is_cut) by_hosts(kSequencesByHosts, [&] { join_over(*sequence); });
   LossTotals args{.sums = own_, .top_k = top_k_, .totals = totals_};
   if (joined_) args.joined = joined_->by_sequence;
   args.counts_sequences = batch == nullptr || !is_cut || sequence->rank() == 0;
   backend_of(device_).loss_totals(args);
   if (batch == nullptr) return;
-  batch->add_up(totals_);
   check_ = batch->peer_check();
+  const auto add_up = [&] { batch->add_up(totals_); };
+  if (check_.expired()) {
+    by_hosts(kSumsByHosts, add_up);
+  } else {
+    add_up();
+  }
 }
 
 void LossTerms::join_over(Communicator& sequence) {

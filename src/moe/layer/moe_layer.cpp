@@ -57,12 +57,8 @@ SavedForBackward& SavedForBackward::operator=(SavedForBackward&&) noexcept = def
 
 std::int64_t SavedForBackward::bytes() const {
   if (data_ == nullptr) return 0;
-  const Plan& plan = data_->plan;
   return data_->x.bytes() + data_->routing.expert_ids.bytes() + data_->routing.weights.bytes() +
-         plan.slots().bytes() + plan.target_ranks().bytes() + data_of(plan).sources.bytes() +
-         data_of(plan).row_sources.bytes() + data_of(plan).places.bytes() +
-         data_of(plan).sent_sources.bytes() + plan.source_offsets().bytes() +
-         plan.row_offsets().bytes() + plan.group_rows().bytes() + bytes_of(data_->rows) +
+         data_->routing.problems.bytes() + data_of(data_->plan).bytes() + bytes_of(data_->rows) +
          bytes_received(*data_) + bytes_of(data_->inner) + bytes_of(data_->shared_inner) +
          bytes_of(data_->valid) + bytes_of(data_->scaled_weights) + bytes_of(data_->output_scales) +
          (data_->sums ? bytes_of(*data_->sums) : 0) +
@@ -145,7 +141,7 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(comms);
-    or_abort<DeviceError>({&comms.experts}, "MoeLayer", [&] {
+    or_abort_alone({&comms.experts}, "MoeLayer", [&] {
       data_ = std::make_unique<MoeLayerData>(comms, placement, options, std::move(device));
     });
   });

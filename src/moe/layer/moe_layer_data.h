@@ -202,9 +202,6 @@ struct MoeLayerData {
             .row_sources = saved.received->row_sources,
             .top_k = saved.plan.top_k()};
   }
-  // Rows of what was received, and their weights if wanted.
-  void fill_rows(const Saved& saved, const ConstTensorView& tokens, const TensorView& rows,
-                 const std::optional<TensorView>& row_weights) const;
   TensorView take_rows(const Plan& plan, std::int64_t width) const;
   // The same for what ranks read and write of each other.
   TensorView take_moved_rows(const Plan& plan) const;

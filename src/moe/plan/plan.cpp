@@ -29,6 +29,12 @@ std::int64_t PlanData::token_capacity() const {
   return options.sizing.is_bounded() ? options.sizing.token_capacity() : summary().num_tokens;
 }
 
+std::int64_t PlanData::bytes() const {
+  return report.all.bytes() + groups.all.bytes() + slots.bytes() + target_ranks.bytes() +
+         sources.bytes() + row_sources.bytes() + (reports ? reports->all.bytes() : 0) +
+         places.bytes() + sent_sources.bytes() + (route != nullptr ? route->bytes() : 0);
+}
+
 std::int64_t Plan::num_tokens() const { return data_->num_tokens; }
 std::int64_t Plan::top_k() const { return data_->top_k; }
 std::int64_t Plan::alignment() const { return data_->options.alignment; }

@@ -76,6 +76,7 @@ struct PlanData {
   const PlanSummary& summary() const;
   std::int64_t row_capacity() const;
   std::int64_t token_capacity() const;  // where tokens cross once
+  std::int64_t bytes() const;           // of tables that are held in the device's memory
   bool is_known = true;
   mutable PlanSummary known = {};
 };

@@ -29,7 +29,10 @@ struct Counted {
 };
 
 // How ranks tell each other what they have counted.
-enum class Exchange { host, peer_memory };
+enum class Exchange {
+  host,  // by the communicator: CPUs, and ranks that are alone
+  peer_memory,
+};
 
 class PlanMaker {
  public:
@@ -43,6 +46,7 @@ class PlanMaker {
   PlanProblems problems_of(const Routing& routing) const;
 
   void resize(const Sizing& sizing);
+  Communicator& comm() const { return comm_; }
   const ExpertPlacement& placement() const { return *placement_; }
   // Null unless ranks exchange records in peer memory.
   const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }
@@ -62,9 +66,8 @@ class PlanMaker {
   std::shared_ptr<const ExpertPlacement> placement_;
   PlanOptions options_;
   Device device_;
-  Device host_;  // lays out what several ranks have told each other
+  Device host_;  // has memory for what is fetched from a GPU
   PlacementTables device_tables_;
-  PlacementTables host_tables_;
   std::shared_ptr<PeerMeetings> meetings_;
   std::int64_t id_;
   std::int64_t num_plans_ = 0;

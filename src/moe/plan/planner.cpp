@@ -123,9 +123,6 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
       id_(ObjectIds::next(comm)) {
   require_same_options(comm, *placement_, options, id_);
   device_tables_ = PlacementTables::make(backend_of(device_), *placement_);
-  host_tables_ = device_.memory() == Memory::host
-                     ? device_tables_
-                     : PlacementTables::make(backend_of(host_), *placement_);
   if (exchange == Exchange::peer_memory) {
     meetings_ =
         std::make_shared<PeerMeetings>(PeerMemory::of(comm, device_), record_words(*placement_));
@@ -254,14 +251,12 @@ void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& probl
   require_possible(data);
 }
 
-// The host lays out what the ranks have told each other.
+// Hosts, which are the devices, lay out what they have told each other.
 void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
-  PlanReport own = data.report;
+  const PlanReport& own = data.report;
   if (has_valid_form(header)) {
-    own = own.on_host(backend_of(device_), backend_of(host_), *placement_);
     add_problems(header, own.problems);
   } else {  // which all ranks will hear of
-    own = PlanReport::take(backend_of(host_), *placement_);
     zero_rows(own.all);
   }
   const PlanRecords records = exchange_records(comm_, header, own.counts.span<std::int32_t>(),
@@ -269,15 +264,11 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   require_same_call(records);
   ++num_plans_;
   const ConstTensorView counts(records.counts.data(), {comm_.size(), placement_->num_experts()});
-  const GroupTables groups = GroupTables::take(backend_of(host_), *placement_, data.rank);
-  backend_of(host_).lay_out(layout_of(counts, host_tables_, data, groups, own.layout));
-  data.known.fill(records, own.layout, options_.sizing, data.rank);
-  data.known.num_remote = count_remote(data, groups);
-  require_possible(data);
-  data.groups = groups;
-  if (device_.memory() == Memory::host) return;
   data.groups = GroupTables::take(backend_of(device_), *placement_, data.rank);
-  backend_of(device_).upload(bytes_of(ConstTensorView(groups.all)), data.groups.all);
+  backend_of(device_).lay_out(layout_of(counts, device_tables_, data, data.groups, own.layout));
+  data.known.fill(records, own.layout, options_.sizing, data.rank);
+  data.known.num_remote = count_remote(data, data.groups);
+  require_possible(data);
 }
 
 // Devices tell each other what they counted, and every one lays out all of it.
@@ -323,18 +314,24 @@ void PlanMaker::require_possible(const PlanData& data) const {
 Planner::Planner(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
                  Device device) {
   const bool uses_peers = comm.size() > 1 && device.memory() == Memory::gpu;
-  maker_ = std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device),
-                                       uses_peers ? Exchange::peer_memory : Exchange::host);
+  or_abort_alone({&comm}, "Planner", [&] {
+    maker_ = std::make_unique<PlanMaker>(comm, std::move(placement), options, std::move(device),
+                                         uses_peers ? Exchange::peer_memory : Exchange::host);
+  });
 }
 
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
 
 Plan Planner::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  return plan_of(maker_->plan(expert_ids, maker_->problems_of(first_non_finite_token)));
+  return or_abort_alone({&maker_->comm()}, "plan", [&] {
+    return plan_of(maker_->plan(expert_ids, maker_->problems_of(first_non_finite_token)));
+  });
 }
 Plan Planner::plan(const Routing& routing) {
-  return plan_of(maker_->plan(routing.expert_ids, maker_->problems_of(routing)));
+  return or_abort_alone({&maker_->comm()}, "plan", [&] {
+    return plan_of(maker_->plan(routing.expert_ids, maker_->problems_of(routing)));
+  });
 }
 void Planner::resize(const Sizing& sizing) { maker_->resize(sizing); }
 

@@ -1,10 +1,13 @@
 // What a dispatcher refuses, and that all ranks learn of it.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 
+#include "support/device/forwarding_device.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
+#include "support/ranks.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
@@ -14,6 +17,9 @@ namespace {
 
 using testing::elsewhere;
 using testing::error_of;
+using testing::ForwardingDevice;
+using testing::kTestTimeout;
+using testing::outcome_of;
 
 constexpr std::int64_t kHidden = 24;
 
@@ -144,6 +150,90 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
               "ranks 0 and 1 differ in the optional arguments they give");
     (void)dispatcher.dispatch(first, x);  // and the next call works
   });
+}
+
+// What ranks of the peer mover would do to each other's memory is compared by their devices: a
+// difference is a failure for good.
+void expect_different_calls(const std::function<void(Communicator&, Dispatcher&)>& call) {
+  const auto outcome = outcome_of(3, kTestTimeout, [&](Communicator& comm) {
+    Dispatcher dispatcher(comm, ExpertPlacement::contiguous(3, 3), options_for(MoverKind::peer));
+    call(comm, dispatcher);
+  });
+  EXPECT_LT(outcome.time, kTestTimeout / 3);
+  outcome.expect_same(3);
+  EXPECT_NE(outcome.reported.find("in another call"), std::string::npos) << outcome.reported;
+  EXPECT_NE(outcome.reported.find("rank 1"), std::string::npos) << outcome.reported;
+}
+
+TEST(DispatcherErrors, RanksMustUseTheSamePlanInPeerMemory) {
+  const Tensor ids = Tensor::from<std::int32_t>({1, 1}, {0});
+  const Tensor x = Tensor::zeros({1, kHidden}, Dtype::f32);
+  expect_different_calls([&](Communicator& comm, Dispatcher& dispatcher) {
+    const Plan first = dispatcher.plan(ids);
+    const Plan second = dispatcher.plan(ids);
+    (void)dispatcher.dispatch(comm.rank() == 1 ? first : second, x);
+  });
+  expect_different_calls([&](Communicator& comm, Dispatcher& dispatcher) {
+    const Plan plan = dispatcher.plan(ids);
+    Tensor rows({3, kHidden}, Dtype::f32);
+    Tensor weights({1, 1}, Dtype::f32);
+    Tensor row_weights({3}, Dtype::f32);
+    if (comm.rank() == 1) {
+      dispatcher.dispatch(plan, {.x = x, .weights = weights},
+                          {.rows = rows, .row_weights = row_weights});
+    } else {
+      dispatcher.dispatch(plan, {.x = x}, {.rows = rows});
+    }
+  });
+}
+
+TEST(DispatcherErrors, RanksMustAllTakeRowsOrNone) {
+  expect_different_calls([](Communicator& comm, Dispatcher& dispatcher) {
+    const Plan plan = dispatcher.plan(Tensor::from<std::int32_t>({1, 1}, {0}));
+    Tensor y({1, kHidden}, Dtype::f32);
+    const Tensor own = Tensor::zeros({plan.row_capacity(), kHidden}, Dtype::f32);
+    const TensorView taken = dispatcher.take_rows(plan);
+    dispatcher.combine(plan, {.rows = comm.rank() == 1 ? own.view() : ConstTensorView(taken)}, y);
+  });
+}
+
+class DeviceWithStream final : public ForwardingDevice {
+ public:
+  DeviceWithStream(std::uintptr_t stream, int ordinal)
+      : ForwardingDevice(Device()), stream_(stream), ordinal_(ordinal) {}
+  Stream stream() const override { return {reinterpret_cast<void*>(stream_)}; }
+  int ordinal() const override { return ordinal_; }
+
+ private:
+  std::uintptr_t stream_;
+  int ordinal_;
+};
+
+TEST(DispatcherErrors, RanksMustHaveDevicesAndStreamsOfTheirOwn) {
+  const auto expect = [](const std::string& expected, const auto& device_of) {
+    run_ranks(3, [&](Communicator& comm) {
+      const Device device = device_of(comm.rank());
+      const auto make = [&](MoverKind mover) {
+        Dispatcher(comm, ExpertPlacement::contiguous(3, 3), options_for(mover), device);
+      };
+      EXPECT_EQ(error_of<InvalidArgument>([&] { make(MoverKind::peer); }), expected);
+      make(MoverKind::direct);  // the communicator still works
+    });
+  };
+  const auto with_stream = [](std::uintptr_t stream, int ordinal) {
+    return Device(std::make_shared<const DeviceWithStream>(stream, ordinal));
+  };
+  const std::array<Device, 3> two{Device(), Device(), Device()};
+  expect(
+      "ranks 0 and 2 share one Device: ranks that use each other's memory need a device of their "
+      "own each",
+      [&](int rank) { return two.at(rank == 2 ? 0 : static_cast<std::size_t>(rank)); });
+  expect(
+      "ranks 1 and 2 share one stream: ranks that use each other's memory need a stream of their "
+      "own each (CudaOptions::stream)",
+      [&](int rank) { return with_stream(rank == 0 ? 64 : 128, 0); });
+  expect("no error", [&](int rank) { return with_stream(64, rank); });  // of different GPUs
+  expect("no error", [&](int) { return with_stream(2, 0); });           // cudaStreamPerThread
 }
 
 TEST(DispatcherErrors, RanksMustMoveAlike) {

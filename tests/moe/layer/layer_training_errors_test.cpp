@@ -5,6 +5,8 @@
 #include <functional>
 #include <limits>
 
+#include "device/router_sums.h"
+#include "support/device/forwarding_device.h"
 #include "support/errors.h"
 #include "support/layer/layer_alone.h"
 #include "support/layer/moe_tensors.h"
@@ -16,6 +18,7 @@ namespace switchyard::layer_training_errors_test {
 namespace {
 
 using testing::error_of;
+using testing::ForwardingDevice;
 using testing::gradients_for;
 using testing::LayerAlone;
 using testing::Random;
@@ -43,6 +46,80 @@ TEST(LayerTrainingErrors, OfOptions) {
             }),
             "MoeLayer: rank 0: gradient_scale multiplies outputs, but with weight_stage input "
             "weights are not multiplied there: use output or activation");
+}
+
+// Refuses what comes from the hosts, as a GPU does whose step is being captured: sums are uploaded,
+// sequences copied.
+class CapturingDevice final : public ForwardingDevice {
+ public:
+  CapturingDevice() : ForwardingDevice(Device::cpu({.num_threads = 1})) {}
+
+  TensorView take(const Shape& shape, Dtype dtype) const override {
+    if (is_capturing && shape == sequences_) refuse();
+    return base().take(shape, dtype);
+  }
+  void upload(std::span<const std::byte> from, const TensorView& to) const override {
+    if (is_capturing && to.shape() == totals_) refuse();
+    base().upload(from, to);
+  }
+
+  mutable bool is_capturing = false;
+
+ private:
+  static void refuse() { throw DeviceError("a captured step cannot wait"); }
+
+  const Shape totals_{loss_total_words(6)};
+  const Shape sequences_{1, 13};
+};
+
+// Which group's hosts take part in a step, where none can.
+TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
+  const auto error_with = [](const MoeLayerOptions& options) {
+    std::string error;
+    run_ranks(2, [&](Communicator& world) {
+      Mesh mesh(world, {{"dp", 2}, {"ep", 1}});
+      const auto device = std::make_shared<const CapturingDevice>();
+      const bool by_sequence = options.losses.balance == BalanceLoss::sequence;
+      const auto placement = ExpertPlacement::contiguous(6, 1);
+      MoeLayer layer({.experts = mesh.comm({"ep"}),
+                      .batch = &world,
+                      .sequence = by_sequence ? &world : nullptr},
+                     placement, options, Device(device));
+      const auto weights = tiny_layer_weights(options, placement, 0);
+      const auto step = [&] {
+        SavedForBackward saved;
+        (void)layer.forward(weights,
+                            {.x = Random(1).tensor({4, 6}, Dtype::f32),
+                             .sequence = SequenceShard(1, 8, 2, world.rank())},
+                            saved);
+      };
+      step();
+      device->is_capturing = world.rank() == 0;
+      try {
+        step();
+      } catch (const DeviceError& caught) {
+        error = caught.what();
+      } catch (const CommunicationError&) {  // of the other rank
+      }
+    });
+    return error;
+  };
+  constexpr std::string_view kSums =
+      "the sums over the batch's ranks go by way of their hosts, because these ranks do not reach "
+      "each other's memory; to capture the step, keep the batch on one host, or use "
+      "LossScope::rank and no GradientScale::global: a captured step cannot wait";
+  auto options = tiny_layer_options();
+  options.losses.z = true;
+  EXPECT_EQ(error_with(options), kSums);
+  options.losses.z = false;
+  options.gradient_scale = GradientScale::global;
+  EXPECT_EQ(error_with(options), kSums);
+  options.gradient_scale = GradientScale::off;
+  options.losses.balance = BalanceLoss::sequence;
+  EXPECT_EQ(error_with(options),
+            "sequences that are cut over ranks are joined by their hosts, because the sequence "
+            "group has no peer memory; to capture the step, use BalanceLoss::batch or whole "
+            "sequences: a captured step cannot wait");
 }
 
 // Ranks of a batch must agree, also those that share no experts.

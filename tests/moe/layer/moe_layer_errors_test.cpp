@@ -9,6 +9,7 @@
 #include "support/layer/layer_alone.h"
 #include "support/layer/moe_tensors.h"
 #include "switchyard/error.h"
+#include "switchyard/mesh.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard::moe_layer_errors_test {
@@ -277,6 +278,28 @@ TEST(MoeLayerErrors, OverflowIsToldByCheck) {
               "overflow: rank 0 needs 4 rows, but the capacity is 3 on every rank; give the plan a "
               "capacity of at least 4, or exact sizing");
   });
+}
+
+// Also those that share no experts, but the sums of a batch.
+TEST(MoeLayerErrors, RanksOfABatchMustHaveDevicesOfTheirOwn) {
+  const std::array<Device, 2> devices{Device(), Device()};
+  std::array<std::string, 4> errors;
+  run_ranks(4, [&](Communicator& world) {
+    Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    auto options = tiny_layer_options();
+    options.mover = MoverKind::peer;
+    options.losses.z = true;
+    const LayerComms groups{.experts = mesh.comm({"ep"}), .batch = &world};
+    const auto at = static_cast<std::size_t>(mesh.coordinate("ep"));
+    errors.at(static_cast<std::size_t>(world.rank())) = error_of<InvalidArgument>([&] {
+      const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), options, devices.at(at));
+    });
+  });
+  for (const auto& error : errors) {
+    EXPECT_EQ(error,
+              "ranks 0 and 2 share one Device: ranks that use each other's memory need a device of "
+              "their own each");
+  }
 }
 
 }  // namespace

@@ -92,12 +92,23 @@ TEST(MoeLayerKeep, StepsTakeNoMoreMemory) {
   EXPECT_EQ(device.bytes_held(), held);
 }
 
+// Tables of a plan, each padded to 128 bytes: what ranks report (problems, counts, distinct tokens,
+// layout), and where groups lie.
+std::int64_t padded(std::int64_t bytes) { return (bytes + 127) / 128 * 128; }
+std::int64_t report_bytes(std::int64_t experts, std::int64_t ranks) {
+  return padded(5 * 8) + padded(experts * 4) + padded(ranks * 4) + padded((1 + 4 * ranks) * 8);
+}
+std::int64_t groups_bytes(std::int64_t experts, std::int64_t local, std::int64_t ranks) {
+  return 3 * padded(experts * 4) + padded((experts + 1) * 4) + padded((local + 1) * 4) +
+         padded(local * 4) + padded(ranks * 4);
+}
+
 // On one rank: x, what the experts computed inside, and integers.
 TEST(MoeLayerKeep, BytesAreWhatIsDocumented) {
   constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6;
-  const std::int64_t routing = 2 * kT * kK * 4;  // ids and weights
-  // Slots, targets, sources and those of rows; offsets and groups.
-  const std::int64_t plan = 4 * kT * kK * 4 + 2 * (kE + 1) * 4 + kE * 4;
+  const std::int64_t routing = 2 * kT * kK * 4 + 5 * 8;  // ids and weights, and problems
+  // Slots, targets, sources and those of rows.
+  const std::int64_t plan = 4 * kT * kK * 4 + report_bytes(kE, 1) + groups_bytes(kE, kE, 1);
   const std::int64_t sums = (2 * kE + 1 + 2) * 8;  // picks, scores and tokens, and squares
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
@@ -138,6 +149,45 @@ TEST(MoeLayerKeep, ReceivedRowsCountAtSeveralRanks) {
       EXPECT_EQ(bytes[1], keep == Keep::rows
                               ? bytes[0] + saved.plan().num_rows() * 20 * size_of(Dtype::f32)
                               : 0);
+    }
+  });
+}
+
+// Of what other ranks sent: tokens once, however many of their experts are here.
+TEST(MoeLayerKeep, BytesInPeerMemoryAreWhatIsDocumented) {
+  constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6, kRanks = 2;
+  run_ranks(kRanks, [](Communicator& comm) {
+    const auto placement = ExpertPlacement::contiguous(kE, kRanks);
+    Random random(4);
+    const auto weights =
+        part_of(random_layer(random, small_layer_options(), Biases::none), placement, comm.rank());
+    const Tensor x = Random(1).tensor({kT, kH}, Dtype::f32);
+    for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
+      for (const Sizing& sizing : {Sizing::exact(), Sizing::bounded(150, Overflow::fail, 80)}) {
+        auto options = small_layer_options();
+        options.mover = MoverKind::peer;
+        options.keep = keep;
+        options.sizing = sizing;
+        MoeLayer layer(comm, placement, options);
+        SavedForBackward saved;
+        (void)layer.forward(weights, {.x = x}, saved);
+        const Plan& plan = saved.plan();
+        const bool bounded = sizing.is_bounded();
+        const auto rows = bounded ? 150 : plan.num_rows();
+        const auto received =
+            bounded ? 80
+                    : plan.distinct_tokens(0, comm.rank()) + plan.distinct_tokens(1, comm.rank());
+        const auto values = kT * kH + (keep == Keep::rows ? received * kH : 0) +
+                            (keep == Keep::nothing ? 0 : rows * 2 * kI);
+        const auto beside = received * kK * 4 + rows * 4;  // weights, and sources of rows
+        const auto routing = 2 * kT * kK * 4 + 5 * 8;
+        // Slots, targets, sources, places and what rows are told; the headers of all ranks, too.
+        const auto reports = padded(kRanks * (16 * 8 + report_bytes(kE, kRanks) - 128)) + 128;
+        const auto tables = 5 * kT * kK * 4 + report_bytes(kE, kRanks) +
+                            groups_bytes(kE, kE / kRanks, kRanks) + reports;
+        const auto sums = (2 * kE + 1 + 2) * 8;
+        EXPECT_EQ(saved.bytes(), values * 4 + beside + routing + tables + sums);
+      }
     }
   });
 }

@@ -93,7 +93,6 @@ class ForwardingDevice : public DeviceBackend {
   Stream stream() const override { return base().stream(); }
   void set_stream(Stream stream) const override { base().set_stream(stream); }
   void synchronize() const override { base().synchronize(); }
-  void wait() const override { base().wait(); }
   std::int64_t host_syncs() const override { return base().host_syncs(); }
   std::shared_ptr<StageTimer> time_stages() const override { return base().time_stages(); }
   int ordinal() const override { return base().ordinal(); }

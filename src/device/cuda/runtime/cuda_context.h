@@ -77,7 +77,13 @@ class CudaContext final : public Context {
   TensorView take(const Shape& shape, Dtype dtype) override {
     return memory_.take(shape, dtype, stream_);
   }
-  std::int64_t bytes_held() const { return memory_.bytes_held(); }
+  std::int64_t bytes_held() const {
+    std::int64_t bytes = memory_.bytes_held();
+    for (const auto& heap : heaps_) {
+      if (const auto memory = heap.lock()) bytes += memory->bytes_held();
+    }
+    return bytes;
+  }
   std::uint64_t begin_capture() override {
     require<DeviceError>(capturing_ == nullptr, "a step is captured within a captured step");
     if (stream_ == own_stream_ && capture_stream_ == nullptr) {
