@@ -115,12 +115,9 @@ void PeerStaging::add_up(const TensorView& rows, std::int64_t first_row,
   backend().gather_rows({.from = table(rows.rows(), first_row, lent), .to = rows});
 }
 
-void PeerStaging::spoil(std::span<const TensorView> results) const {
-  std::vector<TensorView> real;
-  for (const TensorView& view : results) {
-    if (adds(view.dtype()) && view.bytes() > 0) real.push_back(view);
-  }
-  if (!real.empty()) backend().spoil(meetings_.memory().failed(), real);
+// What is copied from there is NaN, too.
+void PeerStaging::spoil_if_failed(const TensorView& staged) const {
+  if (adds(staged.dtype())) backend().spoil(meetings_.memory().failed(), {&staged, 1});
 }
 
 void PeerStaging::all_gather(const ConstTensorView& own,
@@ -140,13 +137,13 @@ void PeerStaging::all_gather(const ConstTensorView& own,
     mine.read(backend(), first, own_count, rows);
     spread(rows.slice(0, rows_for(own_count, dtype)), rank_ * rows_each_, lent);
     meetings_.finish({}, detail);
+    spoil_if_failed(buffer);
     for (std::size_t r = 0; r < lists.size(); ++r) {
       const auto begin = static_cast<std::int64_t>(r) * rows_each_;
       lists[r].write(backend(), first, count_in(counts[r], first, most),
                      buffer.slice(begin, begin + rows_each_));
     }
   }
-  for (const auto& views : all) spoil(views);
 }
 
 void PeerStaging::reduce_scatter(std::span<const std::vector<ConstTensorView>> parts,
@@ -170,9 +167,9 @@ void PeerStaging::reduce_scatter(std::span<const std::vector<ConstTensorView>> p
     const TensorView lent = meetings_.lend({&buffer, 1}, detail);
     const auto own_count = count_in(mine.count(), first, most);
     add_up(rows.slice(0, rows_for(own_count, dtype)), rank_ * rows_each_, lent);
+    spoil_if_failed(rows);
     mine.write(backend(), first, own_count, rows);
   }
-  spoil({&sum, 1});
 }
 
 // Every rank adds up its share of the rows, which it alone reads, and writes the sums where the
@@ -198,9 +195,9 @@ void PeerStaging::all_reduce(std::span<const TensorView> values) const {
     add_up(own, own_first, lent);
     spread(own, own_first, lent);
     meetings_.finish({}, detail);
+    spoil_if_failed(buffer);
     all.write(backend(), first, count, buffer);
   }
-  spoil(values);
 }
 
 }  // namespace switchyard

@@ -40,7 +40,7 @@ class PeerStaging final : public KeptObject {
   // rows[i] = Σ over ranks of row first_row + i of their buffers.
   void add_up(const TensorView& rows, std::int64_t first_row, const TensorView& lent) const;
   RowTable table(std::int64_t count, std::int64_t first_row, const TensorView& lent) const;
-  void spoil(std::span<const TensorView> results) const;
+  void spoil_if_failed(const TensorView& staged) const;
 
   PeerMeetings meetings_;
   int rank_;

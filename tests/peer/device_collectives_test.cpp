@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -229,6 +233,32 @@ TEST(DeviceCollectives, OtherSizesOnARankAreAnError) {
     EXPECT_NE(error, "no error");
     EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
   }
+}
+
+// A GPU's host does not wait, so it learns of a rank that is missing by the next call.
+TEST(DeviceCollectives, AFailureLeavesNoResultAndIsTheErrorOfTheNextCall) {
+  using namespace std::chrono_literals;
+  const auto is_nan = [](const Tensor& tensor) {
+    return std::ranges::all_of(tensor.span<float>(), [](float v) { return std::isnan(v); });
+  };
+  run_ranks(2,
+            [&](Communicator& comm) {
+              const Device gpu = PretendGpu::device(PretendGpu::Peers::reached);
+              const DeviceCollectives collectives(comm, gpu, Way::peer_memory, 1 << 14);
+              const Tensor own = gpu.copy_of(Random(1).tensor({9000}, Dtype::f32));
+              Tensor values = gpu.copy_of(gpu.to_host(own));
+              const TensorView view = values;
+              const auto reduce = [&] { collectives.all_reduce({&view, 1}); };
+              if (comm.rank() == 1) {
+                std::this_thread::sleep_for(700ms);
+              } else {
+                reduce();
+                EXPECT_TRUE(is_nan(gpu.to_host(values)));
+              }
+              const auto error = error_of<CommunicationError>(reduce);
+              EXPECT_NE(error.find("rank 1 did not come to"), std::string::npos) << error;
+            },
+            {.timeout = 200ms});
 }
 
 TEST(DeviceCollectives, WhatIsNotReachedIsUnsupportedWhereItMustBe) {
