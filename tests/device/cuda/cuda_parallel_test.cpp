@@ -1,12 +1,16 @@
 // The functions around a layer on a GPU's tensors, with ranks that are threads.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "device/cuda/layer_fixture.h"
 #include "peer/device_collectives.h"
 #include "support/device/parallel_checks.h"
 #include "support/folder.h"
+#include "switchyard/parallelize.h"
+#include "switchyard/sequence.h"
 
 namespace switchyard::testing::cuda_parallel_test {
 namespace {
