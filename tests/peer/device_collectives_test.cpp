@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "support/compare.h"
@@ -39,31 +40,38 @@ std::int64_t size_of_rank(int rank, int round) {
   return kSizes[static_cast<std::size_t>(rank + round) % kSizes.size()];
 }
 
-// Sums in another order have other bits; now and then all ranks have −0.
-Tensor values_of(int rank, std::int64_t count, Dtype dtype) {
-  if (dtype == Dtype::i32 || dtype == Dtype::i64) {
-    Tensor values({count}, dtype);
-    Random random(static_cast<std::uint64_t>(rank));
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (dtype == Dtype::i32) {
-        values.span<std::int32_t>()[static_cast<std::size_t>(i)] =
-            static_cast<std::int32_t>(random.next());
-      } else {
-        values.span<std::int64_t>()[static_cast<std::size_t>(i)] =
-            static_cast<std::int64_t>(random.next());
-      }
-    }
-    return values;
-  }
-  Tensor values = Random(static_cast<std::uint64_t>(40 + rank)).tensor({count}, dtype);
-  for (std::int64_t i = 0; i < count; i += 7) {
-    if (dtype == Dtype::f32) {
-      values.span<float>()[static_cast<std::size_t>(i)] = -0.0F;
-    } else {
-      values.span<Bfloat16>()[static_cast<std::size_t>(i)] = to_bfloat16(-0.0F);
-    }
+template <typename T>
+T random_value(Random& random, std::int64_t exponent) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(random.next());
+  // Of different sizes on the ranks, so that sums in another order have other bits; some are −0.
+  const float value =
+      exponent == 3 ? -0.0F : std::ldexp(random.uniform(), static_cast<int>(-8 * exponent));
+  if constexpr (std::is_same_v<T, float>) return value;
+  if constexpr (std::is_same_v<T, Bfloat16>) return to_bfloat16(value);
+}
+
+template <typename T>
+Tensor values_of(int rank, std::int64_t count) {
+  Tensor values({count}, DtypeOf<T>::value);
+  Random random(static_cast<std::uint64_t>(40 + rank));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto exponent = i % 7 == 0 ? 3 : (i + rank) % 3;
+    values.span<T>()[static_cast<std::size_t>(i)] = random_value<T>(random, exponent);
   }
   return values;
+}
+
+Tensor values_of(int rank, std::int64_t count, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32:
+      return values_of<float>(rank, count);
+    case Dtype::bf16:
+      return values_of<Bfloat16>(rank, count);
+    case Dtype::i32:
+      return values_of<std::int32_t>(rank, count);
+    default:
+      return values_of<std::int64_t>(rank, count);
+  }
 }
 
 // These values in rows of so many columns, with zeros between them.
