@@ -11,6 +11,7 @@
 
 #include "switchyard/communicator.h"
 #include "switchyard/convert.h"
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/moe_parameters.h"
 #include "switchyard/placement.h"
@@ -64,12 +65,14 @@ struct CheckpointBlock {
   int rank = 0;  // in the placement
 };
 
-// One rank's part of a checkpoint that is saved. Rows may lie apart. Host memory only.
+// One rank's part of a checkpoint that is saved. Rows may lie apart. Tensors are in the memory of
+// `device`, from which they come to the host 32 MiB at a time, or in the host's.
 struct CheckpointContents {
   NamedTensors tensors = {};  // held whole by every rank that lists them, with the same bytes
   std::vector<CheckpointBlock> blocks = {};
   // Rank 0's is saved; Transformers wants a file to have "format": "pt", which is added.
   std::map<std::string, std::string> metadata = {};
+  Device device = {};
 };
 
 enum class CheckpointForm {
@@ -98,11 +101,13 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
 // many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that does not
 // fit, or that only the checkpoint or only `into` has, and Unsupported one that cannot be read;
 // then nothing is written. Not collective; reads only that part, and where a file does not align
-// its tensors, copies those that hold it. Host memory only.
+// its tensors, copies those that hold it. The tensors are in the memory of `device`, which they are
+// copied to straight from the file, or in the host's. Returns when everything is there.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
-                               const ExpertPlacement& placement, int rank, const MoeViews& into);
-// As load_block, for one tensor that is whole. Host memory only.
+                               const ExpertPlacement& placement, int rank, const MoeViews& into,
+                               const Device& device = {});
+// As load_block, for one tensor that is whole.
 SWITCHYARD_API void load_tensor(const Checkpoint& checkpoint, std::string_view name,
-                                const TensorView& into);
+                                const TensorView& into, const Device& device = {});
 
 }  // namespace switchyard

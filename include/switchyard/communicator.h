@@ -17,6 +17,8 @@
 namespace switchyard {
 
 class FailureListeners;
+class KeptObject;
+struct KeptObjects;
 struct ObjectIds;
 
 enum class ReduceOp { sum, min, max };
@@ -134,6 +136,7 @@ class SWITCHYARD_API Communicator {
 
  private:
   friend class FailureListeners;
+  friend struct KeptObjects;
   friend struct ObjectIds;
 
   void give_up(std::string_view reason, const std::vector<int>& culprits);
@@ -150,6 +153,7 @@ class SWITCHYARD_API Communicator {
   std::string_view operation_;
   std::string detail_;
   std::optional<std::string> failure_;
+  std::vector<std::shared_ptr<KeptObject>> kept_objects_;  // the last member: they go first
 };
 
 // Joins the group that the environment defines: all processes of the job for "mpi", this process

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/moe_parameters.h"
 #include "switchyard/placement.h"
@@ -16,8 +17,9 @@ namespace switchyard {
 // the shared expert where there is one, and the experts that `rank` owns. Packed tensors hold all E
 // experts, or exactly the rank's own in ascending order of id; names of single experts have global
 // ids. What lies (out, in) is viewed where it lies, and what does not is copied, for the rank's
-// experts only. Gradients under the same names convert in the same way. What is copied is in host
-// memory.
+// experts only. Gradients under the same names convert in the same way. What is copied is in the
+// memory of `device`, before and after; a GPU's is transposed by the host, a matrix at a time,
+// which waits.
 //
 // InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
 // missing, the names that were looked for; or a tensor of a shared expert that has no up_proj.
@@ -37,7 +39,8 @@ namespace switchyard {
 //   experts.gate_up_proj [e, H, 2I] and experts.gate_up_proj_bias [e, 2I], gates and ups in turns
 //   experts.down_proj [e, I, H] and experts.down_proj_bias [e, H]
 SWITCHYARD_API MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
-                                            const ExpertPlacement& placement, int rank);
+                                            const ExpertPlacement& placement, int rank,
+                                            const Device& device = {});
 
 // Of KempnerForge; experts and shared expert have a gate or none:
 //   router.gate.weight [E, H]; router.expert_bias [E], if there
@@ -45,6 +48,7 @@ SWITCHYARD_API MoeWeights from_hugging_face(const NamedTensors& tensors, std::st
 //   experts.{id}.{gate,up,down}_proj.weight, and .bias if there
 //   shared_expert.{gate,up,down}_proj.weight, or shared_experts.…, likewise
 SWITCHYARD_API MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
-                                             const ExpertPlacement& placement, int rank);
+                                             const ExpertPlacement& placement, int rank,
+                                             const Device& device = {});
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/tensor.h"
 
@@ -37,13 +38,15 @@ class SWITCHYARD_API LoadBalancer {
   explicit LoadBalancer(int num_experts, const LoadBalancerOptions& options = {});
 
   // counts [E]: the assignments to each expert in step `step`, counted from 0, over all ranks;
-  // score_bias [E] f32. Without any assignments nothing changes. Host memory only.
-  void update(std::span<const std::int64_t> counts, std::int64_t step,
-              const TensorView& score_bias);
+  // score_bias [E] f32 in the memory of `device`. Without any assignments nothing changes. A GPU's
+  // comes to the host and goes back, which waits for it.
+  void update(std::span<const std::int64_t> counts, std::int64_t step, const TensorView& score_bias,
+              const Device& device = {});
 
   // The rate of a step.
   float rate(std::int64_t step) const;
-  // [E] f32, at first 1/E: to be saved with the weights and written when they are loaded.
+  // [E] f32 in the host's memory, at first 1/E: to be saved with the weights and written when they
+  // are loaded.
   TensorView moving_average() { return moving_average_; }
   const LoadBalancerOptions& options() const { return options_; }
 

@@ -56,6 +56,8 @@ class SWITCHYARD_API MoeParameters {
   const MoeViews& views() & { return views_; }
   MoeViews views() && { return std::move(views_); }
   void set_zero();
+  // Whose memory it is in.
+  const Device& device() const { return device_; }
 
  private:
   MoeParameters(MoeViews views, Device device);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "switchyard/communicator.h"
+#include "switchyard/device.h"
 #include "switchyard/export.h"
 #include "switchyard/mesh.h"
 #include "switchyard/moe_parameters.h"
@@ -36,7 +37,8 @@ concept HasMoeBlocks = requires(Model& model) {
 // layers it divided: none without a mesh, without the axes, or where they have one rank; with a
 // mesh, such layers get the group of this rank alone. Ranks of one group list the same layers in
 // the same order. A layer that is divided already is an InvalidArgument, the same on every rank,
-// that names it, and then nothing is changed. The mesh must outlive the blocks. Host memory only.
+// that names it, and then nothing is changed. The mesh must outlive the blocks. Layers stay on
+// their devices, which copy what is copied.
 SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                                          const std::vector<std::string>& axes = {"ep"});
 
@@ -64,10 +66,16 @@ struct GradientAxes {
 // gradients that share memory (tied ones are listed once) are the same InvalidArgument on all ranks
 // of the call, and nothing is added. Where no rank has copies, calls after the first cost nothing,
 // and other axes than before on some ranks only are not noticed before the communicator's timeout.
-// Host memory only.
+//
+// Gradients are in the memory of `device`; others are such an InvalidArgument, too. GPUs that reach
+// each other's memory add them up themselves, through a buffer of 32 MiB a rank that the mesh keeps
+// for each group, and the device with it: a call costs a few small exchanges of the hosts, which
+// copy nothing and do not wait for the GPUs. A rank that fails later is a CommunicationError of a
+// later call, and the sums are NaN. Elsewhere the hosts wait, and add what they stage. The order of
+// additions, and so every bit, is the same; whole numbers are always added by the hosts.
 SWITCHYARD_API void reduce_gradients(const MoeGradients& gradients, Mesh& mesh,
-                                     const GradientAxes& axes = {});
+                                     const GradientAxes& axes = {}, const Device& device = {});
 SWITCHYARD_API void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,
-                                      const GradientAxes& axes = {});
+                                      const GradientAxes& axes = {}, const Device& device = {});
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "switchyard/communicator.h"
+#include "switchyard/device.h"
 #include "switchyard/dispatcher.h"
 #include "switchyard/export.h"
 #include "switchyard/plan.h"
@@ -42,23 +43,34 @@ class SWITCHYARD_API SequenceShard {
   int sp_rank_;
 };
 
-// All of these are collective over `sp`, whose ranks are the shard's. Host memory only.
+// All but the slice are collective over `sp`, whose ranks are the shard's. Tensors are in the
+// memory of `device`, and so is what is returned; tensors in another are an InvalidArgument, of
+// which the other ranks learn.
+//
+// Where GPUs reach each other's memory, they move tokens themselves, through a buffer of 32 MiB a
+// rank that the communicator keeps, and the device with it: a call costs one small exchange of the
+// hosts, which copy nothing and do not wait for the GPUs. The first call makes the buffer. A rank
+// that fails later is a CommunicationError of a later call, and what was returned is NaN. Elsewhere
+// the hosts wait, and stage what crosses.
 
-// local [batch · count, H] on every rank → [batch, length, H].
+// local [batch · count, H] on every rank, rows apart or not → [batch, length, H].
 SWITCHYARD_API Tensor gather_sequence(Communicator& sp, const SequenceShard& shard,
-                                      const ConstTensorView& local);
+                                      const ConstTensorView& local, const Device& device = {});
 
 // The adjoint of gather_sequence where what follows it is replicated over sp: every rank holds the
 // whole gradient d_full [batch, length, H], equal on all, and takes its slice. Nothing is sent.
 SWITCHYARD_API Tensor gather_sequence_backward_slice(const SequenceShard& shard,
-                                                     const ConstTensorView& d_full);
+                                                     const ConstTensorView& d_full,
+                                                     const Device& device = {});
 // The adjoint where each rank did something else with the sequence: the d_full [batch, length, H]
 // of the ranks are parts of the gradient, added in rank order in f32.
 SWITCHYARD_API Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
-                                                   const ConstTensorView& d_full);
+                                                   const ConstTensorView& d_full,
+                                                   const Device& device = {});
 
-// combine for the shard's tokens, then gather_sequence: [batch, length, H]. Its adjoints are
-// gather_sequence_backward_slice or _sum, whichever fits what follows, and then combine_backward.
+// combine for the shard's tokens, then gather_sequence: [batch, length, H], on the dispatcher's
+// device. Its adjoints are gather_sequence_backward_slice or _sum, whichever fits what follows, and
+// then combine_backward.
 SWITCHYARD_API Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan,
                                        const CombineInput& in, Communicator& sp,
                                        const SequenceShard& shard);

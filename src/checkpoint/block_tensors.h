@@ -38,7 +38,8 @@ class TensorSource {
 
 // from_hugging_face of such.
 MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
-                                    const ExpertPlacement& placement, int rank);
+                                    const ExpertPlacement& placement, int rank,
+                                    const Device& device);
 
 // The tensors under a prefix as one rank sees them; names are given without the prefix. Refers to
 // the tensors and the placement.

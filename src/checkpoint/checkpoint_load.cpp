@@ -48,6 +48,7 @@ struct Run {
   const std::byte* from = nullptr;
   std::byte* into = nullptr;
   std::int64_t bytes = 0;
+  Memory memory = Memory::host;  // that it goes into
 };
 
 // Starts to read from the disk what is not in memory yet. Filling page tables ahead as well was
@@ -61,11 +62,11 @@ void read_ahead(const Run& run) {
 
 void add_runs(std::vector<Run>& runs, const ConstTensorView& from, const TensorView& into) {
   if (from.is_contiguous() && into.is_contiguous()) {
-    runs.push_back({from.data(), into.data(), from.bytes()});
+    runs.push_back({from.data(), into.data(), from.bytes(), into.memory()});
     return;
   }
   for (std::int64_t r = 0; r < from.rows(); ++r) {
-    runs.push_back({from.row(r), into.row(r), from.row_bytes()});
+    runs.push_back({from.row(r), into.row(r), from.row_bytes(), into.memory()});
   }
 }
 
@@ -76,7 +77,8 @@ std::vector<Run> joined(std::vector<Run> runs) {
   std::vector<Run> result;
   for (const auto& run : runs) {
     if (!result.empty() && result.back().from + result.back().bytes == run.from &&
-        result.back().into + result.back().bytes == run.into) {
+        result.back().into + result.back().bytes == run.into &&
+        result.back().memory == run.memory) {
       result.back().bytes += run.bytes;
     } else {
       result.push_back(run);
@@ -105,12 +107,12 @@ struct Copy {
   TensorView into;
 };
 
-void require_fit(const Copy& copy, const Checkpoint& checkpoint) {
+void require_fit(const Copy& copy, const Checkpoint& checkpoint, const Device& device) {
   const auto& [name, from, into] = copy;
   require(from.shape() == into.shape() && can_become(from.dtype(), into.dtype()),
           "{} of {} is {} {}, which cannot be loaded into {} {}", name, checkpoint.path().string(),
           name_of(from.dtype()), from.shape(), name_of(into.dtype()), into.shape());
-  require_host(into, name);
+  require_reached(into, device.memory(), name);
 }
 
 // Neither may lack what the other has: nothing is left out in silence.
@@ -121,16 +123,32 @@ void require_both(const Copy& copy, const Checkpoint& checkpoint) {
           checkpoint.path().string(), name, from.shape());
 }
 
-void copy_all(std::span<const Copy> copies) {
+void copy_run(const Run& run, const Device& device) {
+  read_ahead(run);
+  if (run.memory == Memory::host) {
+    std::memcpy(run.into, run.from, static_cast<std::size_t>(run.bytes));
+    return;
+  }
+  // As what has the fewest bytes: its values are of no matter here.
+  const Shape shape{run.bytes / size_of(Dtype::bf16)};
+  device.copy(ConstTensorView(run.from, Dtype::bf16, shape, 1),
+              TensorView(run.into, Dtype::bf16, shape, 1, nullptr, run.memory));
+}
+
+void widen_on(const Device& device, const ConstTensorView& from, const TensorView& into) {
+  if (into.memory() == Memory::host) return widen(from, into);
+  Tensor staged(into.shape(), into.dtype());
+  widen(from, staged);
+  device.copy(staged, into);
+}
+
+void copy_all(std::span<const Copy> copies, const Device& device) {
   std::vector<Run> runs;
   for (const auto& [name, from, into] : copies) {
     if (from.bytes() == 0) continue;
-    from.dtype() == into.dtype() ? add_runs(runs, from, into) : widen(from, into);
+    from.dtype() == into.dtype() ? add_runs(runs, from, into) : widen_on(device, from, into);
   }
-  for (const auto& run : joined(std::move(runs))) {
-    read_ahead(run);
-    std::memcpy(run.into, run.from, static_cast<std::size_t>(run.bytes));
-  }
+  for (const auto& run : joined(std::move(runs))) copy_run(run, device);
 }
 
 template <typename View>
@@ -146,9 +164,10 @@ NamedViews<View> named_tensors(const std::string& prefix, const BasicMoeTensors<
 }  // namespace
 
 void load_block(const Checkpoint& checkpoint, std::string_view prefix,
-                const ExpertPlacement& placement, int rank, const MoeViews& into) {
+                const ExpertPlacement& placement, int rank, const MoeViews& into,
+                const Device& device) {
   const CheckpointSource source(checkpoint, prefix);
-  const auto found = from_hugging_face_source(source, prefix, placement, rank);
+  const auto found = from_hugging_face_source(source, prefix, placement, rank, Device());
   const auto ids = placement.experts_of(rank);
   require(into.experts.size() == ids.size(),
           "there are {} experts to load into, but rank {} owns {}", into.experts.size(), rank,
@@ -162,15 +181,16 @@ void load_block(const Checkpoint& checkpoint, std::string_view prefix,
   for (std::size_t i = 0; i < sources.size(); ++i) {
     copies.push_back({sources[i].first, sources[i].second, targets[i].second});
     require_both(copies.back(), checkpoint);
-    require_fit(copies.back(), checkpoint);
+    require_fit(copies.back(), checkpoint, device);
   }
-  copy_all(copies);
+  copy_all(copies, device);
 }
 
-void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorView& into) {
+void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorView& into,
+                 const Device& device) {
   const Copy only{std::string(name), checkpoint.tensor(name), into};
-  require_fit(only, checkpoint);
-  copy_all({&only, 1});
+  require_fit(only, checkpoint, device);
+  copy_all({&only, 1}, device);
 }
 
 }  // namespace switchyard

@@ -31,8 +31,8 @@ Shape expected_shape(std::size_t tensor, std::int64_t hidden, std::int64_t inter
   }
 }
 
-ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem,
-                          std::int64_t hidden) {
+ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem, std::int64_t hidden,
+                          Memory memory) {
   const auto tensors = tensors_of(expert);
   const auto name = [&](std::size_t t) { return stem + std::string(kExpertTensorNames[t]); };
   const auto& up = expert.up.shape();
@@ -42,7 +42,7 @@ ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem,
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!is_given(tensors[t]) && t != kDown) continue;
     require_matrix(tensors[t], expected_shape(t, hidden, up[0]), name(t));
-    require_host(tensors[t], name(t));
+    require_reached(tensors[t], memory, name(t));
     forms[t] = form_of(tensors[t]);
   }
   require(forms[kGateBias].has_value() == (forms[kGate] && forms[kUpBias]),
@@ -61,23 +61,23 @@ void require_alike(const ExpertForms& forms, const ExpertForms& first, const std
   }
 }
 
-void check_router(const RouterWeights& router, const std::string& prefix,
-                  std::int64_t num_experts) {
+void check_router(const RouterWeights& router, const std::string& prefix, std::int64_t num_experts,
+                  Memory memory) {
   const auto& gate = router.gate.shape();
   require(is_given(router.gate) && gate.rank() == 2, "{}gate.weight is {}, but must have 2 extents",
           prefix, gate);
   require_matrix(router.gate, {num_experts, gate[1]}, prefix + "gate.weight");
-  require_host(router.gate, prefix + "gate.weight");
+  require_reached(router.gate, memory, prefix + "gate.weight");
   const auto check_bias = [&](const ConstTensorView& bias, std::string_view name) {
     if (!is_given(bias)) return;
     require_matrix(bias, {num_experts}, prefix + std::string(name));
-    require_host(bias, prefix + std::string(name));
+    require_reached(bias, memory, prefix + std::string(name));
   };
   check_bias(router.gate_bias, "gate.bias");
   check_bias(router.score_bias, "gate.e_score_correction_bias");
 }
 
-BlockRecord record_of(const CheckpointBlock& block) {
+BlockRecord record_of(const CheckpointBlock& block, Memory memory) {
   const auto& [prefix, tensors, placement, rank] = block;
   require(0 <= rank && rank < placement.num_ranks(), "block {}: rank ({}) must be 0 to {}",
           in_quotes(prefix), rank, placement.num_ranks() - 1);
@@ -85,26 +85,27 @@ BlockRecord record_of(const CheckpointBlock& block) {
   require(tensors.experts.size() == ids.size(),
           "block {} has {} experts, but rank {} of its placement owns {}", in_quotes(prefix),
           tensors.experts.size(), rank, ids.size());
-  check_router(tensors.router, prefix, placement.num_experts());
+  check_router(tensors.router, prefix, placement.num_experts(), memory);
   const auto hidden = tensors.router.gate.shape()[1];
   BlockRecord record{placement.num_experts(), {ids.begin(), ids.end()}, {}};
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto stem = expert_stem(prefix, ids[i]);
-    const auto forms = checked_forms(tensors.experts[i], stem, hidden);
+    const auto forms = checked_forms(tensors.experts[i], stem, hidden, memory);
     if (i == 0) record.forms = forms;
     require_alike(forms, record.forms, stem);
   }
   const auto shared = tensors_of(tensors.shared);
   if (std::ranges::any_of(shared, [](const auto& view) { return is_given(view); })) {
-    checked_forms(tensors.shared, prefix + "shared_experts.", hidden);
+    checked_forms(tensors.shared, prefix + "shared_experts.", hidden, memory);
   }
   return record;
 }
 
-void add_tensor(CheckpointRecord& record, const std::string& name, const ConstTensorView& view) {
+void add_tensor(CheckpointRecord& record, const std::string& name, const ConstTensorView& view,
+                Memory memory) {
   require_tensor_name(name);
   require(is_given(view) || view.bytes() == 0, "tensor {} has no memory", in_quotes(name));
-  require_host(view, fmt::format("tensor {}", in_quotes(name)));
+  require_reached(view, memory, fmt::format("tensor {}", in_quotes(name)));
   const bool is_new = record.tensors.emplace(name, form_of(view)).second;
   require(is_new, "tensor {} is given twice", in_quotes(name));
 }
@@ -177,13 +178,14 @@ CheckpointRecord record_of(const std::filesystem::path& path, const CheckpointCo
   require_metadata(contents.metadata);
   require(form == CheckpointForm::one_file || !contents.metadata.contains("total_size"),
           "the metadata has a 'total_size', which an index has of its own");
-  for (const auto& [tensor, view] : contents.tensors) add_tensor(record, tensor, view);
+  const Memory memory = contents.device.memory();
+  for (const auto& [tensor, view] : contents.tensors) add_tensor(record, tensor, view, memory);
   for (const auto& block : contents.blocks) {
-    const bool is_new = record.blocks.emplace(block.prefix, record_of(block)).second;
+    const bool is_new = record.blocks.emplace(block.prefix, record_of(block, memory)).second;
     require(is_new, "block {} is given twice", in_quotes(block.prefix));
     for (const auto& [tensor, view] : replicated_tensors(block.prefix, block.tensors)) {
       if (!is_given(view)) continue;
-      add_tensor(record, tensor, view);
+      add_tensor(record, tensor, view, memory);
       record.of_blocks.insert(tensor);
     }
   }

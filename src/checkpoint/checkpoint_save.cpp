@@ -38,7 +38,11 @@ class Saver {
  public:
   Saver(Communicator& comm, const CheckpointContents& contents,
         const std::vector<CheckpointRecord>& records, CheckpointPlan plan)
-      : comm_(comm), records_(records), plan_(std::move(plan)), path_(records.front().path) {
+      : comm_(comm),
+        device_(contents.device),
+        records_(records),
+        plan_(std::move(plan)),
+        path_(records.front().path) {
     add_whole_tensors(contents);
     add_experts(contents);
   }
@@ -169,10 +173,22 @@ class Saver {
   }
 
   void write_pieces(const FileWriter& file) const {
-    for (const auto& piece : pieces_) {
-      file.write(piece.values, layout_.offsets.at(piece.name) + piece.first);
+    for (const auto& [name, first, values] : pieces_) {
+      write(file, values, layout_.offsets.at(name) + first);
     }
     file.sync();
+  }
+
+  // What is not in the host's memory comes there some rows at a time.
+  void write(const FileWriter& file, const ConstTensorView& values, std::int64_t offset) const {
+    if (values.memory() == Memory::host) return file.write(values, offset);
+    constexpr std::int64_t kStagedBytes = std::int64_t{32} << 20;
+    const auto row_bytes = std::max<std::int64_t>(1, values.row_bytes());
+    const auto most = std::max<std::int64_t>(1, kStagedBytes / row_bytes);
+    for (std::int64_t first = 0; first < values.rows(); first += most) {
+      const auto end = std::min(values.rows(), first + most);
+      file.write(device_.to_host(values.slice(first, end)), offset + first * row_bytes);
+    }
   }
 
   FileWriter create_in_folder(const std::string& name) const {
@@ -204,6 +220,7 @@ class Saver {
   }
 
   Communicator& comm_;
+  const Device& device_;
   const std::vector<CheckpointRecord>& records_;
   CheckpointPlan plan_;
   fs::path path_;

@@ -33,8 +33,13 @@ void transpose(const ConstTensorView& matrix, const Columns& columns, const Tens
 }
 
 // A copy of these columns of [n, m] as rows: [m / step, n].
-ConstTensorView transposed(const ConstTensorView& matrix, const Columns& columns = {}) {
-  require_host(matrix, "a tensor to be transposed");
+ConstTensorView transposed(const Device& device, const ConstTensorView& matrix,
+                           const Columns& columns = {}) {
+  require_on_device(matrix, device.memory(), "a tensor to be transposed");
+  if (device.memory() != Memory::host) {
+    const Tensor staged = device.to_host(matrix);
+    return device.copy_of(transposed(Device(), staged, columns)).view();
+  }
   Tensor out({matrix.shape()[1] / columns.step, matrix.shape()[0]}, matrix.dtype());
   if (matrix.dtype() == Dtype::f32) {
     transpose<float>(matrix, columns, out);
@@ -45,12 +50,13 @@ ConstTensorView transposed(const ConstTensorView& matrix, const Columns& columns
 }
 
 // A copy of these elements of a vector.
-ConstTensorView picked(const ConstTensorView& vector, const Columns& columns) {
+ConstTensorView picked(const Device& device, const ConstTensorView& vector,
+                       const Columns& columns) {
   const auto size = vector.rows();
   const ConstTensorView row(vector.data(), vector.dtype(), {1, size}, size, vector.owner(),
                             vector.memory());
-  const auto column = transposed(row, columns);
-  return {column.data(), column.dtype(), {column.rows()}, 1, column.owner()};
+  const auto column = transposed(device, row, columns);
+  return {column.data(), column.dtype(), {column.rows()}, 1, column.owner(), column.memory()};
 }
 
 class NamedSource : public TensorSource {
@@ -103,7 +109,7 @@ ExpertWeights shared_expert(const BlockTensors& block, std::int64_t hidden) {
   return block.expert(stem, kProjections, hidden);
 }
 
-MoeWeights from_gpt_oss(const BlockTensors& block) {
+MoeWeights from_gpt_oss(const BlockTensors& block, const Device& device) {
   MoeWeights result{.router = {.gate = block.router("router.weight"),
                                .gate_bias = block.get("router.bias", {block.num_experts()})}};
   const auto hidden = result.router.gate.shape()[1];
@@ -114,11 +120,11 @@ MoeWeights from_gpt_oss(const BlockTensors& block) {
   const auto down_bias = block.slices("experts.down_proj_bias", {hidden});
   result.shared = shared_expert(block, hidden);
   for (std::size_t i = 0; i < block.ids().size(); ++i) {
-    result.experts.push_back({.gate = transposed(gate_up[i], kGates),
-                              .up = transposed(gate_up[i], kUps),
-                              .down = transposed(down[i]),
-                              .gate_bias = picked(gate_up_bias[i], kGates),
-                              .up_bias = picked(gate_up_bias[i], kUps),
+    result.experts.push_back({.gate = transposed(device, gate_up[i], kGates),
+                              .up = transposed(device, gate_up[i], kUps),
+                              .down = transposed(device, down[i]),
+                              .gate_bias = picked(device, gate_up_bias[i], kGates),
+                              .up_bias = picked(device, gate_up_bias[i], kUps),
                               .down_bias = down_bias[i]});
   }
   return result;
@@ -175,7 +181,8 @@ std::vector<ExpertWeights> hugging_face_experts(const BlockTensors& block, std::
 }
 
 // Stored (in, out).
-std::vector<ExpertWeights> transposed_experts(const BlockTensors& block, std::int64_t hidden) {
+std::vector<ExpertWeights> transposed_experts(const BlockTensors& block, std::int64_t hidden,
+                                              const Device& device) {
   const auto intermediate = block.extent("up_w", 3, 2);
   const auto up = block.slices("up_w", {hidden, intermediate});
   const auto down = block.slices("down_w", {intermediate, hidden});
@@ -184,15 +191,16 @@ std::vector<ExpertWeights> transposed_experts(const BlockTensors& block, std::in
                           : std::vector<ConstTensorView>(up.size());
   std::vector<ExpertWeights> experts;
   for (std::size_t i = 0; i < up.size(); ++i) {
-    experts.push_back({.gate = gated ? transposed(gate[i]) : ConstTensorView{},
-                       .up = transposed(up[i]),
-                       .down = transposed(down[i])});
+    experts.push_back({.gate = gated ? transposed(device, gate[i]) : ConstTensorView{},
+                       .up = transposed(device, up[i]),
+                       .down = transposed(device, down[i])});
   }
   return experts;
 }
 
-std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std::int64_t hidden) {
-  if (block.has("up_w")) return transposed_experts(block, hidden);
+std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std::int64_t hidden,
+                                                 const Device& device) {
+  if (block.has("up_w")) return transposed_experts(block, hidden, device);
   if (block.ids().empty()) return {};
   block.first_of(
       {"up_w", fmt::format("experts.{}.{}.weight", block.ids().front(), kProjections.up)});
@@ -202,19 +210,20 @@ std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std:
 }  // namespace
 
 MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
-                             const ExpertPlacement& placement, int rank) {
-  return from_hugging_face_source(NamedSource(tensors), prefix, placement, rank);
+                             const ExpertPlacement& placement, int rank, const Device& device) {
+  return from_hugging_face_source(NamedSource(tensors), prefix, placement, rank, device);
 }
 
 MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
-                                    const ExpertPlacement& placement, int rank) {
+                                    const ExpertPlacement& placement, int rank,
+                                    const Device& device) {
   const BlockTensors block(tensors, prefix, placement, rank);
   const auto router = block.first_of({"gate.weight", "router.weight"});
   const auto gate = block.first_under("shared_expert_gate.");
   require<Unsupported>(gate.empty(),
                        "{}: a shared expert with a gate of its own (Qwen2-MoE) is not supported",
                        gate);
-  if (router == "router.weight") return from_gpt_oss(block);
+  if (router == "router.weight") return from_gpt_oss(block, device);
   MoeWeights result;
   result.router.gate = block.router("gate.weight");
   result.router.gate_bias = block.get_if_there("gate.bias", {block.num_experts()});
@@ -227,14 +236,14 @@ MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_vie
 }
 
 MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view prefix,
-                              const ExpertPlacement& placement, int rank) {
+                              const ExpertPlacement& placement, int rank, const Device& device) {
   const NamedSource source(tensors);
   const BlockTensors block(source, prefix, placement, rank);
   MoeWeights result;
   result.router.gate = block.router("router.gate.weight");
   result.router.score_bias = block.get_if_there("router.expert_bias", {block.num_experts()});
   const auto hidden = result.router.gate.shape()[1];
-  result.experts = kempner_forge_experts(block, hidden);
+  result.experts = kempner_forge_experts(block, hidden, device);
   result.shared = shared_expert(block, hidden);
   return result;
 }

@@ -1,9 +1,9 @@
 #include "moe/expert_form.h"
 
-#include <cstring>
 #include <string_view>
 
 #include "core/require.h"
+#include "device/new_tensor.h"
 #include "moe/check_tensors.h"
 
 namespace switchyard {
@@ -120,20 +120,16 @@ std::vector<ExpertViews> unpack(const ExpertForm& form, std::span<Tensor> packed
   return unpack(tensors, form.gated ? Activation::swiglu : Activation::relu);
 }
 
-std::byte* copy_rows(std::byte* to, const ConstTensorView& from) {
-  const bool whole = from.is_contiguous();
-  const auto bytes = whole ? from.bytes() : from.row_bytes();
-  for (std::int64_t r = 0; bytes > 0 && r < (whole ? 1 : from.rows()); ++r, to += bytes) {
-    std::memcpy(to, from.row(r), static_cast<std::size_t>(bytes));
-  }
-  return to;
-}
-
-Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order) {
-  Tensor result(rows.shape.with_rows(static_cast<std::int64_t>(order.size())), rows.dtype);
+Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order, const Device& device) {
+  Tensor result =
+      new_tensor(device, rows.shape.with_rows(static_cast<std::int64_t>(order.size())), rows.dtype);
   std::byte* to = result.data();
   for (const auto row : order) {
-    for (const auto& piece : rows.pieces[row]) to = copy_rows(to, piece);
+    for (const auto& piece : rows.pieces[row]) {
+      device.copy(piece, TensorView(to, piece.dtype(), piece.shape(), piece.shape().row_elements(),
+                                    result.view().owner(), result.memory()));
+      to += piece.bytes();
+    }
   }
   return result;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "switchyard/device.h"
 #include "switchyard/experts.h"
 #include "switchyard/tensor.h"
 
@@ -47,9 +48,7 @@ std::vector<ExpertRows> packed_rows(const ExpertForm& form, std::span<const Expe
 // The experts of such tensors.
 std::vector<ExpertViews> unpack(const ExpertForm& form, std::span<Tensor> packed);
 
-// Copies a tensor's rows to where they follow each other, and says where they end.
-std::byte* copy_rows(std::byte* to, const ConstTensorView& from);
-// A contiguous copy of these rows, in this order.
-Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order);
+// A contiguous copy of these rows, in this order; both are in the device's memory.
+Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order, const Device& device);
 
 }  // namespace switchyard

@@ -46,11 +46,6 @@ std::vector<View> given_tensors(const BasicMoeTensors<View>& layer) {
   return result;
 }
 
-template <typename View>
-void require_host(const BasicMoeTensors<View>& layer) {
-  for (const auto& view : given_tensors(layer)) require_host(view, "a tensor of the layer");
-}
-
 // To be written.
 template <typename View>
 std::array<View*, kNumExpertTensors> tensors_in(BasicExpertTensors<View>& e) {

@@ -9,6 +9,7 @@
 #include "comm/agreement.h"
 #include "core/given.h"
 #include "core/require.h"
+#include "device/new_tensor.h"
 #include "moe/expert_form.h"
 #include "moe/expert_tensors.h"
 #include "parallel/mesh_axes.h"
@@ -36,9 +37,6 @@ void require_whole(const MoeBlock& block) {
           "{} holds {} of {} experts: only a rank that holds all of them can divide them",
           block.name, num_held, num_experts);
   require_form(block);
-  for (const auto& view : given_tensors(block.parameters.weights())) {
-    require_host(view, "a tensor of " + block.name);
-  }
 }
 
 void require_whole(std::span<MoeBlock* const> blocks) {
@@ -83,25 +81,25 @@ void require_same_blocks(Communicator& ep_group, int world_rank,
 // Owners of memory, however they point to it.
 using Owners = std::set<std::shared_ptr<std::byte>, std::owner_less<>>;
 
-std::vector<ExpertViews> packed_anew(const MoeViews& part) {
-  const auto experts = MoeParameters::of(part).weights().experts;
+std::vector<ExpertViews> packed_anew(const MoeViews& part, const Device& device) {
+  const auto experts = MoeParameters::of(part, device).weights().experts;
   const ExpertForm form = form_of(experts);
   std::vector<std::size_t> order(experts.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::vector<Tensor> packed;
-  for (const auto& rows : packed_rows(form, experts)) packed.push_back(pack(rows, order));
+  for (const auto& rows : packed_rows(form, experts)) packed.push_back(pack(rows, order, device));
   return unpack(form, packed);
 }
 
-void copy_if_owned_by(const Owners& owners, TensorView& view) {
+void copy_if_owned_by(const Owners& owners, TensorView& view, const Device& device) {
   if (!owners.contains(view.owner())) return;
-  Tensor copy(view.shape(), view.dtype());
-  copy_rows(copy.data(), view);
+  Tensor copy = new_tensor(device, view.shape(), view.dtype());
+  device.copy(view, copy);
   view = copy;
 }
 
 // What is kept must not keep the memory of what goes: where they share it, it is copied.
-MoeViews part_of(MoeViews whole, std::span<const std::int32_t> kept) {
+MoeViews part_of(MoeViews whole, std::span<const std::int32_t> kept, const Device& device) {
   MoeViews part{.router = whole.router, .shared = whole.shared};
   Owners going;
   for (std::size_t e = 0; e < whole.experts.size(); ++e) {
@@ -117,19 +115,20 @@ MoeViews part_of(MoeViews whole, std::span<const std::int32_t> kept) {
   for (const auto& expert : part.experts) {
     for (const auto& view : tensors_of(expert)) shared |= going.contains(view.owner());
   }
-  if (shared) part.experts = packed_anew(part);
+  if (shared) part.experts = packed_anew(part, device);
   for (auto* view : {&part.router.gate, &part.router.gate_bias, &part.router.score_bias}) {
-    copy_if_owned_by(going, *view);
+    copy_if_owned_by(going, *view, device);
   }
-  for (auto* view : tensors_in(part.shared)) copy_if_owned_by(going, *view);
+  for (auto* view : tensors_in(part.shared)) copy_if_owned_by(going, *view, device);
   return part;
 }
 
 void divide(MoeBlock& block, Communicator& ep_group) {
   block.placement = ExpertPlacement::contiguous(block.placement.num_experts(), ep_group.size());
   block.comm = &ep_group;
-  block.parameters = MoeParameters::of(
-      part_of(block.parameters.views(), block.placement.experts_of(ep_group.rank())));
+  const Device device = block.parameters.device();
+  const auto kept = block.placement.experts_of(ep_group.rank());
+  block.parameters = MoeParameters::of(part_of(block.parameters.views(), kept, device), device);
 }
 
 }  // namespace

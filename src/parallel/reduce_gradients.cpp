@@ -1,90 +1,44 @@
 // Sums of gradients over the ranks that hold copies of what they belong to. Sums are made element
 // by element in rank order, so that it changes no bit how tensors are laid side by side.
 #include <algorithm>
-#include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 
 #include "comm/agreement.h"
+#include "core/check_memory.h"
 #include "core/given.h"
 #include "core/hash.h"
 #include "core/require.h"
 #include "moe/expert_tensors.h"
 #include "parallel/gradient_axes.h"
 #include "parallel/mesh_axes.h"
+#include "peer/device_collectives.h"
 #include "switchyard/parallelize.h"
 
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{32} << 20;  // of one sum
-
 // Elements that lie without a gap.
 struct Run {
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
-  std::shared_ptr<std::byte> owner = {};
 };
 
 void append_runs(std::vector<Run>& runs, const TensorView& tensor) {
   const bool whole = tensor.is_contiguous();
   for (std::int64_t r = 0; r < (whole ? 1 : tensor.rows()); ++r) {
-    runs.push_back({tensor.row(r), whole ? tensor.bytes() : tensor.row_bytes(), tensor.owner()});
+    runs.push_back({tensor.row(r), whole ? tensor.bytes() : tensor.row_bytes()});
   }
 }
 
-std::vector<Run> runs_of(std::span<const TensorView> tensors, Dtype dtype) {
-  std::vector<Run> runs;
-  for (const TensorView& tensor : tensors) {
-    if (tensor.dtype() == dtype) append_runs(runs, tensor);
-  }
-  return runs;
-}
-
-// Cuts runs into pieces of at most kMostBytes: [pieces][runs].
-std::vector<std::vector<Run>> pieces_of(const std::vector<Run>& runs) {
-  std::vector<std::vector<Run>> pieces;
-  std::int64_t room = 0;
-  for (Run run : runs) {
-    while (run.bytes > 0) {
-      if (room == 0) {
-        pieces.emplace_back();
-        room = kMostBytes;
-      }
-      const auto bytes = std::min(run.bytes, room);
-      pieces.back().push_back({run.data, bytes, run.owner});
-      run.data += bytes;
-      run.bytes -= bytes;
-      room -= bytes;
-    }
-  }
-  return pieces;
-}
-
-void sum_piece(const std::vector<Run>& runs, Dtype dtype, Communicator& comm) {
-  std::int64_t bytes = 0;
-  for (const Run& run : runs) bytes += run.bytes;
-  const Shape shape{bytes / size_of(dtype)};
-  if (runs.size() == 1) {
-    return comm.all_reduce(TensorView(runs[0].data, dtype, shape, 1, runs[0].owner));
-  }
-  Tensor buffer(shape, dtype);
-  std::byte* at = buffer.data();
-  for (const Run& run : runs) {
-    std::memcpy(at, run.data, static_cast<std::size_t>(run.bytes));
-    at += run.bytes;
-  }
-  comm.all_reduce(buffer);
-  at = buffer.data();
-  for (const Run& run : runs) {
-    std::memcpy(run.data, at, static_cast<std::size_t>(run.bytes));
-    at += run.bytes;
-  }
-}
-
-void sum(std::span<const TensorView> tensors, Communicator& comm) {
+void sum(std::span<const TensorView> tensors, Communicator& comm, const Device& device) {
+  const DeviceCollectives collectives(comm, device);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
-    for (const auto& runs : pieces_of(runs_of(tensors, dtype))) sum_piece(runs, dtype, comm);
+    std::vector<TensorView> alike;
+    std::ranges::copy_if(tensors, std::back_inserter(alike),
+                         [&](const TensorView& tensor) { return tensor.dtype() == dtype; });
+    collectives.all_reduce(alike);
   }
 }
 
@@ -121,14 +75,15 @@ struct Call {
   std::string_view operation;
   Gradients experts;
   Gradients replicated;
+  const Device& device;
 };
 
 std::string objection_to_memory(const Call& call) {
   for (const auto* list : {&call.experts, &call.replicated}) {
     for (std::size_t i = 0; i < list->tensors.size(); ++i) {
-      if (list->tensors[i].memory() == Memory::host) continue;
-      return fmt::format("gradient {} is in a GPU's memory: gradients are added in the host's",
-                         list->name_of(i));
+      auto objection = objection_to_memory(list->tensors[i], call.device.memory(),
+                                           fmt::format("gradient {}", list->name_of(i)));
+      if (!objection.empty()) return objection;
     }
   }
   return {};
@@ -148,8 +103,8 @@ std::string objection_to(const Call& call) {
     for (std::size_t i = 0; i < list->tensors.size(); ++i) {
       runs.clear();
       append_runs(runs, list->tensors[i]);
-      for (auto& run : runs) {
-        if (run.bytes > 0) parts.push_back({std::move(run), list, i});
+      for (const Run& run : runs) {
+        if (run.bytes > 0) parts.push_back({run, list, i});
       }
     }
   }
@@ -176,12 +131,14 @@ int place_of(const Mesh& mesh, const AxisUses& uses) {
 // Over the group of the last call, which knows then whether its ranks have other axes now.
 // Replicated gradients must be alike on all ranks, an expert's on the ranks that hold it.
 void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const AxisUses& uses) {
-  constexpr std::size_t kOfAll = 2;
-  constexpr std::size_t kOfSameExperts = 3;
+  constexpr std::size_t kOfAll = 3;
+  constexpr std::size_t kOfSameExperts = 4;
   Communicator& comm = mesh.comm(axes_of_same_layers(last));
   Agreement agreement(comm, call.operation);
   const auto texts = texts_of(uses);
   agreement.add(list_of("axes", "axis", texts));
+  agreement.add({"the memory of their devices, 0 for the host's",
+                 static_cast<std::int64_t>(call.device.memory())});
   agreement.add(compared("replicated gradients", "replicated gradient", call.replicated));
   agreement.add(compared("gradients of the same experts", "gradient of the same experts, number",
                          call.experts));
@@ -197,8 +154,9 @@ void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const Axi
   for (const auto& [place, ranks] : ranks_at) agreement.require_equal(kOfSameExperts, ranks);
 }
 
-void sum(const Gradients& gradients, Mesh& mesh, const std::vector<std::string>& axes) {
-  if (num_ranks_along(mesh, axes) > 1) sum(gradients.tensors, mesh.comm(axes));
+void sum(const Gradients& gradients, Mesh& mesh, const std::vector<std::string>& axes,
+         const Device& device) {
+  if (num_ranks_along(mesh, axes) > 1) sum(gradients.tensors, mesh.comm(axes), device);
 }
 
 void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {
@@ -217,8 +175,8 @@ void reduce(const Call& call, Mesh& mesh, const GradientAxes& axes) {
     agreed.agree(call.operation, mesh, uses);
     check();
   }
-  sum(call.experts, mesh, axes_to_add_experts(uses));
-  sum(call.replicated, mesh, axes_to_add(uses));
+  sum(call.experts, mesh, axes_to_add_experts(uses), call.device);
+  sum(call.replicated, mesh, axes_to_add(uses), call.device);
 }
 
 void append(std::vector<TensorView>& list, const ExpertGradients& expert) {
@@ -233,7 +191,8 @@ std::string name_of_expert_tensor(std::size_t place) {
 
 }  // namespace
 
-void reduce_gradients(const MoeGradients& gradients, Mesh& mesh, const GradientAxes& axes) {
+void reduce_gradients(const MoeGradients& gradients, Mesh& mesh, const GradientAxes& axes,
+                      const Device& device) {
   std::vector<TensorView> experts;
   for (const auto& expert : gradients.experts) append(experts, expert);
   std::vector<TensorView> replicated{gradients.router.gate, gradients.router.gate_bias};
@@ -244,16 +203,18 @@ void reduce_gradients(const MoeGradients& gradients, Mesh& mesh, const GradientA
   };
   reduce({.operation = "reduce_gradients",
           .experts = {experts, name_of_expert_tensor},
-          .replicated = {replicated, name_of_replicated}},
+          .replicated = {replicated, name_of_replicated},
+          .device = device},
          mesh, axes);
 }
 
-void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh,
-                       const GradientAxes& axes) {
+void reduce_replicated(std::span<const TensorView> gradients, Mesh& mesh, const GradientAxes& axes,
+                       const Device& device) {
   const auto name_of = [](std::size_t place) { return fmt::format("number {}", place); };
   reduce({.operation = "reduce_replicated",
           .experts = {{}, name_of},
-          .replicated = {gradients, name_of}},
+          .replicated = {gradients, name_of},
+          .device = device},
          mesh, axes);
 }
 

@@ -8,8 +8,10 @@
 #include "core/check_memory.h"
 #include "core/hash.h"
 #include "core/require.h"
+#include "device/new_tensor.h"
 #include "moe/expert_form.h"
 #include "moe/expert_tensors.h"
+#include "peer/device_collectives.h"
 
 namespace switchyard {
 namespace {
@@ -39,12 +41,15 @@ ComparedList owners_of(const ExpertPlacement& placement, std::string_view one) {
           [&](std::size_t i) { return std::to_string(placement.owners()[i]); }};
 }
 
-constexpr std::size_t kNumOfPlacements = 3;
+constexpr std::size_t kNumAlike = 4;
 
-void add_placements(Agreement& agreement, const ExpertPlacement& from, const ExpertPlacement& to) {
+void add_alike(Agreement& agreement, const ExpertPlacement& from, const ExpertPlacement& to,
+               const Device& device) {
   agreement.add({"num_experts", from.num_experts()});
   agreement.add(owners_of(from, "the old owner of expert"));
   agreement.add(owners_of(to, "the new owner of expert"));
+  agreement.add({"the memory of their devices, 0 for the host's",
+                 static_cast<std::int64_t>(device.memory())});
 }
 
 // Of one expert's part, "f32 [1,4]": ranks have different numbers of them.
@@ -100,54 +105,59 @@ ConstTensorView lying_in(const ExpertRows& rows, std::span<const std::size_t> or
       end += piece.bytes();
     }
   }
-  return {first.data(), rows.dtype, rows.shape, rows.shape.row_elements(), first.owner()};
+  return {first.data(),  rows.dtype,    rows.shape, rows.shape.row_elements(),
+          first.owner(), first.memory()};
 }
 
 // Swaps row by row, so that no second tensor is needed.
-void put_in_place(const TensorView& rows, std::vector<std::size_t> places) {
+void put_in_place(const TensorView& rows, std::vector<std::size_t> places, const Device& device) {
+  const auto row_at = [&](std::size_t i) {
+    return rows.slice(static_cast<std::int64_t>(i), static_cast<std::int64_t>(i) + 1);
+  };
   for (std::size_t i = 0; i < places.size(); ++i) {
     while (places[i] != i) {
       const auto to = places[i];
-      std::byte* row = rows.row(static_cast<std::int64_t>(i));
-      std::swap_ranges(row, row + rows.row_bytes(), rows.row(static_cast<std::int64_t>(to)));
+      const Tensor between = device.copy_of(row_at(to));
+      device.copy(row_at(i), row_at(to));
+      device.copy(between, row_at(i));
       std::swap(places[i], places[to]);
     }
   }
 }
 
-Tensor moved(const ExpertRows& rows, const Moves& moves, Communicator& comm) {
-  if (moves.none) return pack(rows, moves.send_order);
+Tensor moved(const ExpertRows& rows, const Moves& moves, Communicator& comm, const Device& device) {
+  if (moves.none) return pack(rows, moves.send_order, device);
   ConstTensorView send = lying_in(rows, moves.send_order);
-  if (send.data() == nullptr) send = pack(rows, moves.send_order).view();
+  if (send.data() == nullptr) send = pack(rows, moves.send_order, device).view();
   const auto num_received = static_cast<std::int64_t>(moves.places.size());
-  Tensor result(rows.shape.with_rows(num_received), rows.dtype);
-  comm.all_to_all(send, moves.send_rows, result, moves.recv_rows);
-  put_in_place(result, moves.places);
+  Tensor result = new_tensor(device, rows.shape.with_rows(num_received), rows.dtype);
+  DeviceCollectives(comm, device, DeviceCollectives::Way::communicator)
+      .all_to_all(send, moves.send_rows, result, moves.recv_rows);
+  put_in_place(result, moves.places, device);
   return result;
 }
 
 void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
-           const ExpertPlacement& to, Communicator& comm) {
+           const ExpertPlacement& to, Communicator& comm, const Device& device) {
   agree(comm, kReshard, [&] {
     require_placements(from, to, comm.size());
     const auto num_experts = static_cast<std::int64_t>(experts_of(from, comm.rank()).size());
     for (std::size_t i = 0; i < shard.size(); ++i) {
       require(shard[i].rows() == num_experts, "tensor {} is {}, but this rank has {} experts", i,
               shard[i].shape(), num_experts);
-      require_host(shard[i], fmt::format("tensor {}", i));
+      require_on_device(shard[i], device.memory(), fmt::format("tensor {}", i));
     }
   });
   Agreement agreement(comm, kReshard);
-  add_placements(agreement, from, to);
+  add_alike(agreement, from, to, device);
   agreement.add(forms_of(shard));
   agreement.gather();
   agreement.require_equal();
 }
 
 // Ranks without experts learn the form from the others.
-ExpertForm checked_form(const MoeWeights& weights, const ExpertPlacement& from,
-                        const ExpertPlacement& to, Communicator& comm) {
-  const auto& experts = weights.experts;
+ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlacement& from,
+                        const ExpertPlacement& to, Communicator& comm, const Device& device) {
   ExpertForm form;
   agree(comm, kReshard, [&] {
     require_placements(from, to, comm.size());
@@ -155,24 +165,23 @@ ExpertForm checked_form(const MoeWeights& weights, const ExpertPlacement& from,
     require(experts.size() == num_experts, "there are {} experts, but this rank has {}",
             experts.size(), num_experts);
     form = form_of(experts);
-    require_host(weights);
   });
   Agreement agreement(comm, kReshard);
-  add_placements(agreement, from, to);
+  add_alike(agreement, from, to, device);
   for (const Field& field : form.fields()) agreement.add(field);
   agreement.gather();
-  agreement.require_equal(kNumOfPlacements);
+  agreement.require_equal(kNumAlike);
   std::vector<int> owners(from.owners().begin(), from.owners().end());
   std::ranges::sort(owners);
-  agreement.require_equal(kNumOfPlacements + ExpertForm::kNumFields, owners);
-  return ExpertForm::from_fields(agreement.values_of(owners.front()).subspan(kNumOfPlacements));
+  agreement.require_equal(kNumAlike + ExpertForm::kNumFields, owners);
+  return ExpertForm::from_fields(agreement.values_of(owners.front()).subspan(kNumAlike));
 }
 
 }  // namespace
 
 std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
-                            const ExpertPlacement& to, Communicator& comm) {
-  check(shard, from, to, comm);
+                            const ExpertPlacement& to, Communicator& comm, const Device& device) {
+  check(shard, from, to, comm, device);
   const Moves moves(from, to, comm);
   std::vector<Tensor> result;
   for (const auto& tensor : shard) {
@@ -180,22 +189,24 @@ std::vector<Tensor> reshard(std::span<const ConstTensorView> shard, const Expert
     for (std::int64_t i = 0; i < tensor.rows(); ++i) {
       rows.pieces.push_back({tensor.slice(i, i + 1)});
     }
-    result.push_back(moved(rows, moves, comm));
+    result.push_back(moved(rows, moves, comm, device));
   }
   return result;
 }
 
 MoeParameters reshard(MoeParameters shard, const ExpertPlacement& from, const ExpertPlacement& to,
                       Communicator& comm) {
-  const MoeWeights& weights = shard.weights();
-  const auto& experts = weights.experts;
-  const ExpertForm form = checked_form(weights, from, to, comm);
+  const Device device = shard.device();
+  const auto& experts = shard.weights().experts;
+  const ExpertForm form = checked_form(experts, from, to, comm, device);
   const Moves moves(from, to, comm);
   std::vector<Tensor> packed;
-  for (const auto& rows : packed_rows(form, experts)) packed.push_back(moved(rows, moves, comm));
+  for (const auto& rows : packed_rows(form, experts)) {
+    packed.push_back(moved(rows, moves, comm, device));
+  }
   MoeViews tensors = shard.views();
   tensors.experts = unpack(form, packed);
-  return MoeParameters::of(std::move(tensors));
+  return MoeParameters::of(std::move(tensors), device);
 }
 
 }  // namespace switchyard

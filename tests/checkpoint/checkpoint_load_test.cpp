@@ -106,8 +106,7 @@ TEST_F(CheckpointLoad, NothingIsLeftOutInSilence) {
 TEST_F(CheckpointLoad, AGpusMemoryIsNotWritten) {
   const auto options = tiny_layer_options();
   save(options);
-  const std::string rest =
-      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  const std::string rest = testing::kGivenToTheCpu;
   MoeParameters part(options, placement_, 1);
   auto views = part.views();
   views.experts[1].down = elsewhere(views.experts[1].down);

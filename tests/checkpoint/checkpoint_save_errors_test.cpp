@@ -74,8 +74,7 @@ TEST_P(CheckpointSaveErrorsTest, WhatARankMustNotGive) {
 }
 
 TEST_P(CheckpointSaveErrorsTest, AGpusMemoryIsNotRead) {
-  const std::string rest =
-      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  const std::string rest = testing::kGivenToTheCpu;
   over_an_old_one([&](Communicator& comm, const fs::path& path, CheckpointForm form) {
     const auto last = comm.size() - 1;
     const auto at_last = "save_checkpoint: rank " + std::to_string(last) + ": ";

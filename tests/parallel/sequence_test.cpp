@@ -222,8 +222,7 @@ TEST(SequenceErrors, AGpusMemoryIsNotRead) {
   const SequenceShard shard(2, 3, 1, 0);
   Tensor local({6, 4}, Dtype::f32);
   Tensor full({2, 3, 4}, Dtype::f32);
-  const std::string rest =
-      " is in a GPU's memory, but this works in the host's: copy it with Device::to_host first";
+  const std::string rest = testing::kGivenToTheCpu;
   EXPECT_EQ(error_of<InvalidArgument>(
                 [&] { (void)gather_sequence_backward_slice(shard, elsewhere(full)); }),
             "d_full [2,3,4]" + rest);

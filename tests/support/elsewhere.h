@@ -11,4 +11,8 @@ BasicTensorView<Byte> elsewhere(const BasicTensorView<Byte>& view) {
 }
 inline TensorView elsewhere(Tensor& tensor) { return elsewhere(tensor.view()); }
 
+// How an error goes on that names such a tensor.
+inline constexpr const char* kGivenToTheCpu =
+    " is in gpu memory, but the device works in host memory; give the GPU's device along with it";
+
 }  // namespace switchyard::testing

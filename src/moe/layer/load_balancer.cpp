@@ -82,19 +82,25 @@ float LoadBalancer::rate(std::int64_t step) const {
 }
 
 void LoadBalancer::update(std::span<const std::int64_t> counts, std::int64_t step,
-                          const TensorView& score_bias) {
+                          const TensorView& score_bias, const Device& device) {
   const auto num_experts = moving_average_.rows();
   require(static_cast<std::int64_t>(counts.size()) == num_experts,
           "there are {} counts for {} experts", counts.size(), num_experts);
   require_vector(score_bias, num_experts, "score_bias");
   require(score_bias.dtype() == Dtype::f32, "score_bias is {}, but must be f32",
           name_of(score_bias.dtype()));
+  require_on_device(score_bias, device.memory(), "score_bias");
   const auto sum = checked_sum(counts);
   const float now = rate(step);
   if (sum == 0) return;
-  const auto bias = score_bias.span<float>();
-  if (options_.rule == BiasRule::sign) return follow_signs(counts, sum, now, bias);
-  follow_average(counts, sum, options_, now, moving_average_.span<float>(), bias);
+  const auto follow = [&](std::span<float> bias) {
+    if (options_.rule == BiasRule::sign) return follow_signs(counts, sum, now, bias);
+    follow_average(counts, sum, options_, now, moving_average_.span<float>(), bias);
+  };
+  if (device.memory() == Memory::host) return follow(score_bias.span<float>());
+  Tensor staged = device.to_host(score_bias);
+  follow(staged.span<float>());
+  device.copy(staged, score_bias);
 }
 
 }  // namespace switchyard

@@ -14,9 +14,6 @@
 #include "switchyard/error.h"
 #include "switchyard/matmul.h"
 #include "switchyard/moe_layer.h"
-#include "switchyard/reshard.h"
-#include "switchyard/run_ranks.h"
-#include "switchyard/sequence.h"
 
 namespace switchyard::testing::cuda_errors_test {
 namespace {
@@ -61,36 +58,6 @@ TEST_F(CudaErrors, ADeviceLeavesTheThreadOnItsOwnGpu) {
   (void)layer.forward(weights.weights(), {.x = x});
   EXPECT_FALSE(layer.stats().forward.empty());
   EXPECT_EQ(gpu_of_thread(), 0);
-}
-
-TEST_F(CudaErrors, LayersOnAGpuAreNeitherDividedNorMoved) {
-  const Device device = Device::cuda(cuda_options());
-  MoeBlock block = block_of(4);
-  block.parameters = block.parameters.copy_on(device);
-  run_ranks(2, [&](Communicator& world) {
-    Mesh mesh(world, {{"ep", 2}});
-    MoeBlock own = block;
-    const auto message = error_of<InvalidArgument>([&] { apply(own, &mesh); });
-    EXPECT_TRUE(has(message, "a tensor of layers.3.mlp")) << message;
-    EXPECT_TRUE(has(message, "is in a GPU's memory")) << message;
-  });
-  const auto comm = connect();
-  const auto message = error_of<InvalidArgument>(
-      [&] { (void)reshard(block.parameters, block.placement, block.placement, *comm); });
-  EXPECT_TRUE(has(message, "is in a GPU's memory")) << message;
-}
-
-TEST_F(CudaErrors, CombineSequenceNeedsAPlanOfTheHost) {
-  const Device device = Device::cuda(cuda_options());
-  const auto comm = connect();
-  Dispatcher dispatcher(*comm, ExpertPlacement::contiguous(1, 1), {.plan = {.hidden = 4}}, device);
-  const Tensor ids = device.copy_of(Tensor::zeros({6, 1}, Dtype::i32));
-  const Plan plan = dispatcher.plan(ids);
-  const Tensor rows = device.empty({6, 4}, Dtype::f32);
-  const SequenceShard shard(2, 3, 1, 0);
-  const auto message = error_of<InvalidArgument>(
-      [&] { (void)combine_sequence(dispatcher, plan, {.rows = rows}, *comm, shard); });
-  EXPECT_TRUE(has(message, "combine_sequence: the plan [6,1] is in a GPU's memory")) << message;
 }
 
 TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
