@@ -5,10 +5,11 @@
 #   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
 #                        to build/headers, which a machine without these packages builds with
 # test runs the device suite, and verify at 1, 2 and 4 ranks, twice: with the kernels of the GPU's
-# own kind, and with portable ones alone, and then prints a sum of the CUDA code, which
-# bench/gpu-verified holds when that is the code that ran. bench runs the layer at one rank and over
-# several, and dispatch and combine alone over 8. compare runs bench/gpu_compare.py whole, and needs
-# a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
+# own kind, and with portable ones alone. Then it runs ranks that are processes, in turns and by way
+# of MPS, and jobs that fail, and prints a sum of the CUDA code, which bench/gpu-verified holds when
+# that is the code that ran. bench runs the layer at one rank and over several, and dispatch and
+# combine alone over 8, with ranks as threads and as processes. compare runs bench/gpu_compare.py
+# whole, and needs a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -16,6 +17,8 @@ results=${SWITCHYARD_GPU_RESULTS:-build/gpu-results}
 shapes=(qwen3-30b olmoe mixtral dsv3-slice)
 ranks=(2 4 8)                    # of the layer at the first of them
 dispatched_tokens=(4096 128 16)  # on each of 8 ranks, of dispatch and combine alone
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+processes=(mpirun --oversubscribe --bind-to none -n)
 
 collect_headers() {
   say "Copying headers to build/headers"
@@ -42,13 +45,21 @@ run_test() {
   "$binaries/cli/switchyard" info
   test_with best
   test_with portable
+  if [ -x "$binaries/tests/switchyard_process_failure_tests" ]; then
+    say "Ranks that are processes, in turns"
+    test_processes 2 '*CudaLayerTest*Ranks*/48x40'
+    test_processes 4 '*CudaLayerTest*Ranks*/48x40'
+    "$binaries/tests/switchyard_process_failure_tests" --gtest_brief=1 --gtest_filter='Cuda*'
+    say "Ranks that are processes, by way of MPS"
+    under_mps test_many_processes
+  fi
   say "All green; for bench/gpu-verified:"
   kernel_sum
 }
 
 # Names the CUDA code at hand: 16 digits of a sum over the sums of its files.
 kernel_sum() {
-  { find src/device/cuda -type f; echo src/device/device_backend.h; } | LC_ALL=C sort |
+  { find src/device/cuda -type f; ls src/device/{device_backend,peer_memory}.h; } | LC_ALL=C sort |
     xargs sha256sum | sha256sum | cut -c 1-16
 }
 
@@ -61,6 +72,41 @@ test_with() {
   "$binaries/cli/switchyard" verify tests/data/golden --device cuda --kernels "$kernels" \
     --ranks 1,2,4 >"$verified" || { cat "$verified"; return 1; }
   tail -n 3 "$verified"
+}
+
+test_processes() {
+  local count=$1 tests=$2
+  "${processes[@]}" "$count" -x "SWITCHYARD_TEST_MPI_SIZE=$count" \
+    "$binaries/tests/switchyard_device_tests" --gtest_brief=1 --gtest_filter="$tests"
+}
+
+test_many_processes() {
+  local count
+  for count in "${ranks[@]}"; do
+    test_processes "$count" '*CudaLayerTest*Ranks*'
+    "${processes[@]}" "$count" "$binaries/cli/switchyard" verify tests/data/golden --comm mpi \
+      --device cuda >"$results/verify-processes-$count.txt"
+    tail -n 1 "$results/verify-processes-$count.txt"
+  done
+  test_processes 4 'CudaRanks/CudaRanksForms*:CudaRanks/CudaRanks.*:*CudaParallel*/4_ranks'
+}
+
+# Runs a function while processes share the GPU at once, by an MPS of its own.
+under_mps() {
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+  CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  trap 'quit_mps' EXIT
+  nvidia-cuda-mps-control -d
+  "$@"
+  quit_mps
+}
+
+quit_mps() {
+  trap - EXIT
+  echo quit | nvidia-cuda-mps-control || true
+  rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
 # Memory checks of everything but the largest tensors; checks for races, which take a hundred times
@@ -88,22 +134,43 @@ run_bench() {
   local shape count tokens
   for shape in "${shapes[@]}"; do
     say "$shape"
-    bench_layer "$shape" 1 | tee "$results/bench-$shape.txt"
+    bench_layer "$shape" --ranks 1 | tee "$results/bench-$shape.txt"
   done
   for count in "${ranks[@]}"; do
     say "${shapes[0]} over $count ranks"
-    bench_layer "${shapes[0]}" "$count" | tee "$results/bench-ranks-$count.txt"
+    bench_layer "${shapes[0]}" --ranks "$count" | tee "$results/bench-ranks-$count.txt"
   done
   for tokens in "${dispatched_tokens[@]}"; do
     say "dispatch and combine over 8 ranks of $tokens tokens"
-    "$binaries/cli/switchyard" bench dispatch --device cuda --dtype bf16 --ranks 8 \
-      --shape "$((8 * tokens)),7168,256,8" | tee "$results/bench-dispatch-$tokens.txt"
+    bench_dispatch "$tokens" --ranks 8 | tee "$results/bench-dispatch-$tokens.txt"
+  done
+  [ ! -x "$binaries/tests/switchyard_process_failure_tests" ] || under_mps bench_processes
+}
+
+bench_processes() {
+  local count tokens
+  for count in "${ranks[@]}"; do
+    say "${shapes[0]} over $count processes"
+    bench_layer "${shapes[0]}" --comm mpi "${processes[@]}" "$count" |
+      tee "$results/bench-processes-$count.txt"
+  done
+  for tokens in "${dispatched_tokens[@]}"; do
+    say "dispatch and combine over 8 processes of $tokens tokens"
+    bench_dispatch "$tokens" --comm mpi "${processes[@]}" 8 |
+      tee "$results/bench-dispatch-processes-$tokens.txt"
   done
 }
 
+# Of a shape, with an option and its value for the ranks, and what starts them.
 bench_layer() {
-  "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --sizing bounded \
-    --shape "$1" --ranks "$2"
+  "${@:4}" "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --sizing bounded \
+    --shape "$1" "$2" "$3"
+}
+
+# The same, of a number of tokens a rank.
+bench_dispatch() {
+  "${@:4}" "$binaries/cli/switchyard" bench dispatch --device cuda --dtype bf16 \
+    --shape "$((8 * $1)),7168,256,8" "$2" "$3"
 }
 
 run_compare() {
@@ -144,14 +211,16 @@ for shape in "${shapes[@]}"; do
   grep -E '^forward\+backward' "$results/bench-$shape.txt"
 done
 # A step, or dispatch and combine, and the line after it: the same as graphs.
+sum_up() {
+  local file=$1 line=$2 name=$3
+  [ -f "$results/$file.txt" ] || return 0
+  grep -A 1 -E "^$line" "$results/$file.txt" | sed "s/^/$name: /"
+}
 for count in "${ranks[@]}"; do
-  [ -f "$results/bench-ranks-$count.txt" ] || continue
-  grep -A 1 -E '^forward\+backward' "$results/bench-ranks-$count.txt" |
-    sed "s/^/${shapes[0]} over $count ranks: /"
+  sum_up "bench-ranks-$count" 'forward\+backward' "${shapes[0]} over $count ranks"
+  sum_up "bench-processes-$count" 'forward\+backward' "${shapes[0]} over $count processes"
 done
 for tokens in "${dispatched_tokens[@]}"; do
-  [ -f "$results/bench-dispatch-$tokens.txt" ] || continue
-  grep -A 1 -E '^dispatch\+combine' "$results/bench-dispatch-$tokens.txt" |
-    sed "s/^/8 ranks of $tokens tokens: /"
+  sum_up "bench-dispatch-$tokens" 'dispatch\+combine' "8 ranks of $tokens tokens"
+  sum_up "bench-dispatch-processes-$tokens" 'dispatch\+combine' "8 processes of $tokens tokens"
 done
-true
