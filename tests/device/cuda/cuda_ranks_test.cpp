@@ -116,6 +116,22 @@ TEST_P(CudaRanks, AStepAndAReplayReturnBeforeTheirStreamsRun) {
   });
 }
 
+// Sums over the batch go through its ranks' memory, whether or not these share experts.
+TEST_P(CudaRanks, ABatchOfSeveralGroupsIsCaptured) {
+  if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  auto with_sums = options(Sizing::bounded(rows_of(kRanks)));
+  with_sums.gradient_scale = GradientScale::global;
+  on_gpu_ranks(kRanks, [&](Communicator& world, const Device& device) {
+    for (const int ranks_of_group : {1, 2}) {
+      SCOPED_TRACE(ranks_of_group);
+      const auto group = world.split(world.rank() / ranks_of_group, world.rank());
+      LayerFixture replayed(with_sums, device, *group, &world);
+      LayerFixture eager(with_sums, device, *group, &world);
+      expect_replays_equal_eager(replayed, eager, [] {});
+    }
+  });
+}
+
 TEST_P(CudaRanks, OnlyAnExactForwardWaits) {
   for (const bool bounded : {true, false}) {
     SCOPED_TRACE(bounded ? "bounded" : "exact");

@@ -90,9 +90,11 @@ class LayerFixture {
   explicit LayerFixture(const MoeLayerOptions& options,
                         const Device& on = Device::cuda(cuda_options()))
       : LayerFixture(options, on, std::shared_ptr<Communicator>(connect())) {}
-  // Over the ranks of a communicator.
-  LayerFixture(const MoeLayerOptions& options, const Device& on, Communicator& over)
-      : LayerFixture(options, on, std::shared_ptr<Communicator>(std::shared_ptr<void>(), &over)) {}
+  // Over the ranks of a communicator, which may be some of those of a batch.
+  LayerFixture(const MoeLayerOptions& options, const Device& on, Communicator& over,
+               Communicator* whole_batch = nullptr)
+      : LayerFixture(options, on, std::shared_ptr<Communicator>(std::shared_ptr<void>(), &over),
+                     whole_batch) {}
 
   // Other tokens on every rank.
   void set(const Tensor& new_ids, std::uint64_t seed) {
@@ -109,7 +111,7 @@ class LayerFixture {
     valid = device.copy_of(marks);
   }
   std::vector<Tensor> own_routings() const { return routings(comm->rank(), comm->size()); }
-  void all_done() const { testing::all_done(*comm, device); }
+  void all_done() const { testing::all_done(batch != nullptr ? *batch : *comm, device); }
   LayerInput input() const {
     LayerInput in{.x = x, .expert_ids = ids};
     if (valid) in.valid = *valid;
@@ -155,6 +157,7 @@ class LayerFixture {
 
   Device device;
   std::shared_ptr<Communicator> comm;
+  Communicator* batch;  // null: the same
   std::int64_t num_tokens;
   ExpertPlacement placement;
   MoeLayer layer;
@@ -163,12 +166,14 @@ class LayerFixture {
   std::optional<Tensor> valid;
 
  private:
-  LayerFixture(const MoeLayerOptions& options, const Device& on, std::shared_ptr<Communicator> over)
+  LayerFixture(const MoeLayerOptions& options, const Device& on, std::shared_ptr<Communicator> over,
+               Communicator* whole_batch = nullptr)
       : device(on),
         comm(std::move(over)),
+        batch(whole_batch),
         num_tokens(tokens_of(comm->rank(), comm->size())),
         placement(ExpertPlacement::contiguous(kExperts, comm->size())),
-        layer(*comm, placement, options, device),
+        layer({.experts = *comm, .batch = batch}, placement, options, device),
         weights(MoeParameters::random(options, placement, comm->rank(), 3, biases_of(options.dtype),
                                       device)),
         gradients(options, placement, comm->rank(), biases_of(options.dtype), device),
