@@ -25,7 +25,7 @@ enum class MoverKind {
   // Over all_to_all; a token goes to a rank once, however many experts it picked there. On CPUs.
   packed,
   // Through memory that devices write for each other, without their hosts; a token goes to a rank
-  // once. Ranks are threads of one process.
+  // once. Ranks are threads of one process, or processes of one host.
   peer,
 };
 
