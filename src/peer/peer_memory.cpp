@@ -55,7 +55,7 @@ std::shared_ptr<PeerMemory> find_known(Communicator& comm, const Device& device)
 }  // namespace
 
 std::shared_ptr<PeerMemory> PeerMemory::of(Communicator& comm, const Device& device) {
-  const auto known = find_known(comm, device);
+  auto known = find_known(comm, device);
   const auto hellos = exchange_hellos(comm, device, known != nullptr ? known->group_.number : 0);
   if (known != nullptr && std::ranges::all_of(hellos, [&](const PeerHello& hello) {
         return hello.group == known->group_.number;
@@ -70,7 +70,7 @@ std::shared_ptr<PeerMemory> PeerMemory::of(Communicator& comm, const Device& dev
   PeerGroup group = are_threads ? make_thread_group(comm, device, hellos)
                                 : make_process_group(comm, device, hellos);
   const auto listener = std::make_shared<GroupListener>(comm.rank(), group.failure);
-  const auto made = std::make_shared<PeerMemory>(comm, device, std::move(group), listener);
+  auto made = std::make_shared<PeerMemory>(comm, device, std::move(group), listener);
   listener->set_memory(made);
   FailureListeners::add(comm, listener);
   comm.barrier();

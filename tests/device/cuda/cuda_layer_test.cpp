@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/gpu_ranks.h"
 #include "support/compare.h"
-#include "support/device/gpu_ranks.h"
 #include "support/errors.h"
 #include "support/layer/layer_step.h"
 #include "support/random.h"

@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
+#include "device/cuda/gpu_ranks.h"
 #include "support/compare.h"
-#include "support/device/gpu_ranks.h"
 #include "support/random.h"
 #include "switchyard/captured_graph.h"
 #include "switchyard/communicator.h"

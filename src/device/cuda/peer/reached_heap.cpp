@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <bit>
+#include <cstdint>
 
 #include "device/cuda/peer/driver.h"
 #include "device/cuda/peer/heap.h"
@@ -17,10 +18,10 @@ class MappedReachedHeap final : public ReachedHeap {
     const OnGpu gpu(ordinal_);
     const Driver& driver = Driver::instance();
     CUmemGenericAllocationHandle memory = 0;
-    check_driver(driver.import_memory(
-                     &memory, reinterpret_cast<void*>(static_cast<std::intptr_t>(piece.descriptor)),
-                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-                 "importing memory of another process");
+    check_driver(
+        driver.import_memory(&memory, std::bit_cast<void*>(std::intptr_t{piece.descriptor}),
+                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "importing memory of another process");
     const CUmemAccessDesc access{.location = location_of(ordinal_),
                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     try {
