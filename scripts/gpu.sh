@@ -45,11 +45,11 @@ run_test() {
   "$binaries/cli/switchyard" info
   test_with best
   test_with portable
-  if [ -x "$binaries/tests/switchyard_process_failure_tests" ]; then
+  if [ -x "$binaries/tests/switchyard_process_tests" ]; then
     say "Ranks that are processes, in turns"
     test_processes 2 '*CudaLayerTest*Ranks*/48x40'
     test_processes 4 '*CudaLayerTest*Ranks*/48x40'
-    "$binaries/tests/switchyard_process_failure_tests" --gtest_brief=1 --gtest_filter='Cuda*'
+    "$binaries/tests/switchyard_process_tests" --gtest_brief=1 --gtest_filter='Cuda*'
     say "Ranks that are processes, by way of MPS"
     under_mps test_many_processes
   fi
@@ -144,7 +144,7 @@ run_bench() {
     say "dispatch and combine over 8 ranks of $tokens tokens"
     bench_dispatch "$tokens" --ranks 8 | tee "$results/bench-dispatch-$tokens.txt"
   done
-  [ ! -x "$binaries/tests/switchyard_process_failure_tests" ] || under_mps bench_processes
+  [ ! -x "$binaries/tests/switchyard_process_tests" ] || under_mps bench_processes
 }
 
 bench_processes() {
