@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "add_choice.h"
+#include "switchyard/build_info.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {
@@ -53,17 +54,13 @@ void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks)
 
 namespace {
 
+// The choice with the number of GPUs that there are, at most one a rank. Throws, with the reason,
+// where there is none.
 DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks) {
-  choice.make();
   if (choice.kind != DeviceKind::cuda) return choice;
-  try {
-    for (int ordinal = 1; ordinal < num_ranks; ++ordinal) {
-      Device::cuda({.ordinal = ordinal});
-      choice.num_gpus = ordinal + 1;
-    }
-  } catch (const Unsupported&) {
-    // There are no more.
-  }
+  const auto num_gpus = static_cast<int>(gpus().size());
+  if (num_gpus == 0) choice.make();
+  choice.num_gpus = std::clamp(num_gpus, 1, std::max(1, num_ranks));
   return choice;
 }
 

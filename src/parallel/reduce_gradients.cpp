@@ -33,13 +33,15 @@ void append_runs(std::vector<Run>& runs, const TensorView& tensor) {
 }
 
 void sum(std::span<const TensorView> tensors, Communicator& comm, const Device& device) {
-  const DeviceCollectives collectives(comm, device);
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
-    std::vector<TensorView> alike;
-    std::ranges::copy_if(tensors, std::back_inserter(alike),
-                         [&](const TensorView& tensor) { return tensor.dtype() == dtype; });
-    collectives.all_reduce(alike);
-  }
+  or_abort_alone({&comm}, "reduce_gradients", [&] {
+    const DeviceCollectives collectives(comm, device);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
+      std::vector<TensorView> alike;
+      std::ranges::copy_if(tensors, std::back_inserter(alike),
+                           [&](const TensorView& tensor) { return tensor.dtype() == dtype; });
+      collectives.all_reduce(alike);
+    }
+  });
 }
 
 // Those of a list that are given.

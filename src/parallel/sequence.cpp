@@ -79,10 +79,12 @@ Tensor gather_sequence(Communicator& sp, const SequenceShard& shard, const Const
     require_rank_of(sp, shard);
     require_local(shard, local, device);
   });
-  Tensor full =
-      new_tensor(device, {shard.batch(), shard.length(), local.shape()[1]}, local.dtype());
-  DeviceCollectives(sp, device).all_gather(local, pieces_of(shard, full.view()));
-  return full;
+  return or_abort_alone({&sp}, "gather_sequence", [&] {
+    Tensor full =
+        new_tensor(device, {shard.batch(), shard.length(), local.shape()[1]}, local.dtype());
+    DeviceCollectives(sp, device).all_gather(local, pieces_of(shard, full.view()));
+    return full;
+  });
 }
 
 Tensor gather_sequence_backward_slice(const SequenceShard& shard, const ConstTensorView& d_full,
@@ -101,9 +103,11 @@ Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard
     require_rank_of(sp, shard);
     require_full(shard, d_full, device);
   });
-  Tensor d_local = new_tensor(device, {shard.num_tokens(), d_full.shape()[2]}, d_full.dtype());
-  DeviceCollectives(sp, device).reduce_scatter(pieces_of(shard, d_full), d_local);
-  return d_local;
+  return or_abort_alone({&sp}, "gather_sequence_backward_sum", [&] {
+    Tensor d_local = new_tensor(device, {shard.num_tokens(), d_full.shape()[2]}, d_full.dtype());
+    DeviceCollectives(sp, device).reduce_scatter(pieces_of(shard, d_full), d_local);
+    return d_local;
+  });
 }
 
 Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineInput& in,
@@ -115,8 +119,9 @@ Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan, const CombineI
             shard.count());
   });
   const Device& device = data_of(plan).device;
-  Tensor local =
-      new_tensor(device, {plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+  Tensor local = or_abort_alone({&sp, &dispatcher.communicator()}, "combine_sequence", [&] {
+    return new_tensor(device, {plan.num_tokens(), plan.options().hidden}, plan.options().dtype);
+  });
   dispatcher.combine(plan, in, local);
   return gather_sequence(sp, shard, local, device);
 }

@@ -10,6 +10,8 @@
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
+#include <utility>
 
 #include "core/require.h"
 
@@ -64,7 +66,8 @@ constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int));
 
 }  // namespace
 
-bool LocalConnection::send(std::span<const std::byte> message, int descriptor) const {
+bool LocalConnection::send(std::span<const std::byte> message, int descriptor,
+                           Deadline deadline) const {
   iovec part{.iov_base = const_cast<std::byte*>(message.data()), .iov_len = message.size()};
   msghdr header{};
   header.msg_iov = &part;
@@ -79,11 +82,15 @@ bool LocalConnection::send(std::span<const std::byte> message, int descriptor) c
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
   }
-  ssize_t sent = 0;
-  do {
-    sent = ::sendmsg(socket(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(message.size());
+  while (true) {
+    const ssize_t sent = ::sendmsg(socket(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) return sent == static_cast<ssize_t>(message.size());
+    if (errno == EINTR) continue;
+    // The queue is full, or too many descriptors are on their way: their receivers take them soon.
+    const bool may_fit_later = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+    if (!may_fit_later || std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Received LocalConnection::receive(std::span<std::byte> message, Descriptor& descriptor,
@@ -96,10 +103,13 @@ Received LocalConnection::receive(std::span<std::byte> message, Descriptor& desc
   alignas(cmsghdr) std::array<std::byte, kControlBytes> control{};
   header.msg_control = control.data();
   header.msg_controllen = control.size();
+  // One that closes with messages unread resets the connection: that is told first, and once, and
+  // then come its own last messages.
   ssize_t got = 0;
+  bool was_reset = false;
   do {
     got = ::recvmsg(socket(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Received::nothing;
   for (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr;
        rights = CMSG_NXTHDR(&header, rights)) {
@@ -125,6 +135,9 @@ LocalListener::LocalListener() : socket_(make_socket()) {
 LocalConnection LocalListener::accept(Deadline deadline) const {
   while (wait_for(socket_.get(), deadline)) {
     Descriptor made(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const bool may_work_later =
+        made.is_open() || errno == EINTR || errno == EAGAIN || errno == ECONNABORTED;
+    require<Unsupported>(may_work_later, "taking a connection by a local socket: {}", last_error());
     if (made.is_open() && is_of_this_user(made.get())) return LocalConnection(std::move(made));
   }
   return {};

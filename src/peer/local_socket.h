@@ -25,8 +25,8 @@ class LocalConnection {
   bool is_open() const { return socket_.is_open(); }
 
   // Whole messages, with a copy of a descriptor if there is one. Returns false where the other
-  // process is gone, or takes no more.
-  bool send(std::span<const std::byte> message, int descriptor = -1) const;
+  // process is gone, or takes no more until the deadline.
+  bool send(std::span<const std::byte> message, int descriptor, Deadline deadline) const;
   // Waits until the deadline for a message of this size. What has another size is the end of it.
   Received receive(std::span<std::byte> message, Descriptor& descriptor, Deadline deadline) const;
 
@@ -41,7 +41,7 @@ class LocalListener {
 
   LocalListener();
   const Name& name() const { return name_; }
-  // Not open if nobody came until the deadline.
+  // Not open if nobody came until the deadline. Throws Unsupported where no connection can be made.
   LocalConnection accept(Deadline deadline) const;
 
  private:

@@ -6,7 +6,9 @@
 #include <random>
 #include <string>
 
+#include "comm/agreement.h"
 #include "device/device_backend.h"
+#include "switchyard/error.h"
 
 namespace switchyard {
 namespace {
@@ -31,6 +33,16 @@ std::int64_t this_host() {
 }
 
 }  // namespace
+
+void set_up(Communicator& comm, const std::function<void()>& step) {
+  agree(comm, "peer memory", [&] {
+    try {
+      step();
+    } catch (const Error& error) {  // also one that blames another rank, which will say so itself
+      throw Unsupported(error.what());
+    }
+  });
+}
 
 Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own) {
   const auto n = static_cast<std::int64_t>(own.size());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,7 +32,11 @@ struct PeerHello {
   std::int64_t stream = 0;  // likewise
 };
 
-// Collective, as all of these. By rank.
+// Collective, as all of these. Runs a step of the set-up: where it fails on a rank, every rank
+// throws the same Unsupported, and may do without peer memory.
+void set_up(Communicator& comm, const std::function<void()>& step);
+
+// By rank.
 std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,
                                        std::int64_t group);
 

@@ -27,8 +27,9 @@ class GroupListener final : public FailureListener {
 
   std::shared_ptr<PeerMemory> memory() const { return memory_.lock(); }
   void set_memory(const std::shared_ptr<PeerMemory>& memory) { memory_ = memory; }
-  // An error ends this rank, and will be known later.
+  // An error ends this rank, and will be known later, unless the rank goes on all the same.
   void expect_reason() { kept_ = failure_.lock(); }
+  void expect_nothing() { kept_.reset(); }
 
  private:
   int rank_;
@@ -42,8 +43,10 @@ namespace {
 std::shared_ptr<PeerMemory> find_known(Communicator& comm, const Device& device) {
   std::shared_ptr<PeerMemory> known;
   for (const auto& listener : FailureListeners::all(comm)) {
-    const auto* const of_group = dynamic_cast<const GroupListener*>(listener.get());
-    const auto memory = of_group != nullptr ? of_group->memory() : nullptr;
+    auto* const of_group = dynamic_cast<GroupListener*>(listener.get());
+    if (of_group == nullptr) continue;
+    of_group->expect_nothing();
+    const auto memory = of_group->memory();
     if (memory != nullptr && &memory->comm() == &comm &&
         &backend_of(memory->device()) == &backend_of(device)) {
       known = memory;
@@ -98,6 +101,15 @@ PeerMemory::~PeerMemory() {
   try {
     device_.synchronize();           // before the heaps of others may go
   } catch (const std::exception&) {  // a broken GPU does nothing any more
+  }
+}
+
+TensorView PeerMemory::take(const Shape& shape, Dtype dtype) const {
+  try {
+    return group_.heap->take(shape, dtype);
+  } catch (const CommunicationError&) {  // others did not map what the heap grew by
+    check();
+    throw;
   }
 }
 

@@ -34,7 +34,7 @@ class PeerMemory final : public PeerCheck {
 
   // Of this rank's heap. Peers may still read or write what was there before: nothing is written to
   // it before a meeting.
-  TensorView take(const Shape& shape, Dtype dtype) const { return group_.heap->take(shape, dtype); }
+  TensorView take(const Shape& shape, Dtype dtype) const;
   bool holds(const ConstTensorView& view) const { return group_.heap->holds(view); }
   std::int64_t offset_of(const ConstTensorView& lent) const {
     return lent.data() - group_.heap->base();

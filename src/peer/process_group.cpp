@@ -36,8 +36,10 @@ void require_one_host(const std::vector<PeerHello>& hellos) {
 }
 
 void require_reachable(Communicator& comm, const DeviceBackend& device) {
-  const Tensor identities = gather_numbers(comm, device.identity());
-  agree(comm, "peer memory", [&] {
+  DeviceIdentity own{};
+  set_up(comm, [&] { own = device.identity(); });
+  const Tensor identities = gather_numbers(comm, own);
+  set_up(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       if (r == comm.rank()) continue;
       const auto words = identities.view().slice(r, r + 1).span<std::int64_t>();
@@ -49,13 +51,14 @@ void require_reachable(Communicator& comm, const DeviceBackend& device) {
 
 // By rank; this rank's own is not open. Those with a higher rank connect to this one.
 std::vector<LocalConnection> connect_all(Communicator& comm) {
-  const auto deadline = std::chrono::steady_clock::now() + comm.timeout();
+  // Half of it, so that the others still wait when this rank says why it failed.
+  const auto deadline = std::chrono::steady_clock::now() + comm.timeout() / 2;
   const int rank = comm.rank();
   std::unique_ptr<LocalListener> listener;
-  agree(comm, "peer memory", [&] { listener = std::make_unique<LocalListener>(); });
+  set_up(comm, [&] { listener = std::make_unique<LocalListener>(); });
   const Tensor names = gather_numbers(comm, listener->name());
   std::vector<LocalConnection> connections(static_cast<std::size_t>(comm.size()));
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     for (int r = 0; r < rank; ++r) {
       const auto name = names.view().slice(r, r + 1).span<std::int64_t>();
       auto& connection = connections[static_cast<std::size_t>(r)];
@@ -64,10 +67,11 @@ std::vector<LocalConnection> connect_all(Communicator& comm) {
       } catch (const Unsupported& error) {
         throw Unsupported(fmt::format("rank {} to rank {}: {}", rank, r, error.what()));
       }
-      connection.send(bytes_of({.rank = rank}));
+      require<Unsupported>(connection.send(bytes_of({.rank = rank}), -1, deadline),
+                           "rank {} took no message of rank {}", r, rank);
     }
   });
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     for (int missing = comm.size() - 1 - rank; missing > 0; --missing) {
       LocalConnection connection = listener->accept(deadline);
       require<Unsupported>(connection.is_open(), "{} ranks did not connect to rank {}", missing,
@@ -90,22 +94,23 @@ std::vector<LocalConnection> connect_all(Communicator& comm) {
 std::shared_ptr<GroupFailure> share_failure(Communicator& comm, const DeviceBackend& device,
                                             const std::vector<LocalConnection>& connections) {
   std::shared_ptr<GroupFailure> failure;
-  agree(comm, "peer memory", [&] {
+  const auto deadline = std::chrono::steady_clock::now() + comm.timeout() / 2;
+  set_up(comm, [&] {
     if (comm.rank() != 0) return;
     failure =
         std::make_shared<GroupFailure>(std::make_unique<SharedPages>(sizeof(PeerFailure)), device);
     for (const LocalConnection& connection : connections) {
-      if (connection.is_open()) {
-        connection.send(bytes_of({.rank = 0}), failure->pages().file().get());
-      }
+      if (!connection.is_open()) continue;
+      require<Unsupported>(
+          connection.send(bytes_of({.rank = 0}), failure->pages().file().get(), deadline),
+          "a rank took no memory of rank 0");
     }
   });
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     if (comm.rank() == 0) return;
     Introduction first;
     Descriptor file;
-    connections[0].receive(std::as_writable_bytes(std::span(&first, 1)), file,
-                           std::chrono::steady_clock::now() + comm.timeout());
+    connections[0].receive(std::as_writable_bytes(std::span(&first, 1)), file, deadline);
     require<Unsupported>(file.is_open(), "rank {} got no memory of rank 0", comm.rank());
     failure = std::make_shared<GroupFailure>(
         std::make_unique<SharedPages>(std::move(file), sizeof(PeerFailure)), device);
@@ -125,7 +130,7 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
   std::vector<LocalConnection> connections = connect_all(comm);
   group.failure = share_failure(comm, backend, connections);
   const auto links = std::make_shared<std::weak_ptr<ProcessLinks>>();
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     group.heap = backend.make_peer_heap({.announce = [links](const HeapPiece& piece) {
       const auto alive = links->lock();
       require<DeviceError>(alive != nullptr, "a heap grows whose group is gone");
@@ -135,7 +140,7 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
   const std::array<std::int64_t, 1> own{group.heap->reserved_bytes()};
   const Tensor reserved = gather_numbers(comm, own);
   std::shared_ptr<ProcessLinks> made;
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     std::vector<std::shared_ptr<ReachedHeap>> heaps;
     for (int r = 0; r < comm.size(); ++r) {
       const auto at = static_cast<std::size_t>(r);
@@ -148,13 +153,7 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
   });
   group.kept = made;
   // The first memory, so that one who cannot map it is known here.
-  agree(comm, "peer memory", [&] {
-    try {
-      group.heap->take({1}, Dtype::i64);
-    } catch (const DeviceError& error) {
-      throw Unsupported(error.what());
-    }
-  });
+  set_up(comm, [&] { group.heap->take({1}, Dtype::i64); });
   std::random_device random;
   group.number = 1 + static_cast<std::int64_t>(random());
   comm.broadcast(TensorView(&group.number, {1}), 0);

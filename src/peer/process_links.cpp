@@ -15,6 +15,8 @@
 namespace switchyard {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Message {
   enum Kind : std::int64_t {
     piece,   // of the sender's heap: its descriptor comes with it
@@ -27,6 +29,22 @@ struct Message {
   std::array<char, 232> error{};  // ends with 0
 
   std::span<const std::byte> as_bytes() const { return std::as_bytes(std::span(this, 1)); }
+};
+
+// Keeps signals from the threads that are made meanwhile: they are for those of the program.
+class WithoutSignals {
+ public:
+  WithoutSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutSignals(const WithoutSignals&) = delete;
+  WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+ private:
+  sigset_t before_{};
 };
 
 }  // namespace
@@ -42,36 +60,34 @@ ProcessLinks::ProcessLinks(int rank, std::vector<LocalConnection> connections,
   for (std::size_t r = 0; r < connections.size(); ++r) {
     peers_.push_back({.connection = std::move(connections[r]), .heap = std::move(heaps[r])});
   }
-  // Signals are for the threads of the program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const WithoutSignals without_signals;
   thread_ = std::thread([this] { listen(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// Nobody listens any more when the goodbyes go out: what others close meanwhile is no failure.
 ProcessLinks::~ProcessLinks() {
-  for (const Peer& peer : peers_) {
-    if (peer.connection.is_open()) peer.connection.send(Message{}.as_bytes());
-  }
   const std::uint64_t once = 1;
   while (::write(stop_.get(), &once, sizeof(once)) < 0 && errno == EINTR) {
   }
   thread_.join();
+  for (const Peer& peer : peers_) {
+    if (peer.connection.is_open()) peer.connection.send(Message{}.as_bytes(), -1, Clock::now());
+  }
 }
 
 void ProcessLinks::announce(const HeapPiece& piece) {
+  const auto deadline = Clock::now() + timeout_;
   std::unique_lock lock(mutex_);
   ++num_announced_;
+  const auto present = ranks_that_wait();
+  lock.unlock();  // the thread must go on reading, lest others cannot send
   const Message message{.kind = Message::piece, .offset = piece.offset, .bytes = piece.bytes};
-  for (Peer& peer : peers_) {
-    if (!peer.connection.is_open() || peer.is_gone) continue;
-    peer.connection.send(message.as_bytes(), piece.descriptor);
+  for (const int r : present) {
+    const auto& connection = peers_[static_cast<std::size_t>(r)].connection;
+    connection.send(message.as_bytes(), piece.descriptor, deadline);
   }
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
-  while (!ranks_that_wait().empty() && !failure_->has_failed() &&
-         std::chrono::steady_clock::now() < deadline) {
+  lock.lock();
+  while (!ranks_that_wait().empty() && !failure_->has_failed() && Clock::now() < deadline) {
     changed_.wait_for(lock, std::chrono::milliseconds(10));  // devices fail without a word to it
   }
   for (std::size_t r = 0; r < peers_.size(); ++r) {
@@ -149,7 +165,7 @@ void ProcessLinks::map(Peer& peer, const HeapPiece& piece) const {
     const std::string_view what = error.what();
     std::copy_n(what.data(), std::min(what.size(), answer.error.size() - 1), answer.error.data());
   }
-  peer.connection.send(answer.as_bytes());
+  peer.connection.send(answer.as_bytes(), -1, Clock::now() + timeout_);
 }
 
 }  // namespace switchyard

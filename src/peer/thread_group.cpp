@@ -92,7 +92,7 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
   const DeviceBackend& backend = backend_of(device);
   std::shared_ptr<Threads> threads;
   std::int64_t number = 0;
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     if (comm.rank() != 0) return;
     threads = std::make_shared<Threads>();
     threads->failure =
@@ -102,7 +102,7 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
   });
   comm.broadcast(TensorView(&number, {1}), 0);
   if (threads == nullptr) threads = Registry::instance().find(number);
-  agree(comm, "peer memory", [&] {
+  set_up(comm, [&] {
     require<InternalError>(threads != nullptr, "rank 0 has gone");
     std::vector<int> ordinals;
     for (const PeerHello& hello : hellos) ordinals.push_back(static_cast<int>(hello.ordinal));

@@ -26,7 +26,7 @@ class LocalSocket : public ::testing::Test {
     return accepted_.receive(std::as_writable_bytes(std::span(text_)), file, deadline);
   }
   static bool send(const LocalConnection& to, const Text& text, int descriptor = -1) {
-    return to.send(std::as_bytes(std::span(text)), descriptor);
+    return to.send(std::as_bytes(std::span(text)), descriptor, soon());
   }
 
   LocalListener listener_;
@@ -69,9 +69,25 @@ TEST_F(LocalSocket, TheEndOfTheOtherIsNoticed) {
   EXPECT_FALSE(send(accepted_, {"hello"}));
 }
 
+TEST_F(LocalSocket, TheLastMessageOfOneThatReadNothingStillComes) {
+  EXPECT_TRUE(send(accepted_, {"unread"}));
+  EXPECT_TRUE(send(connected_, {"last"}));
+  connected_ = LocalConnection();
+  Descriptor none;
+  EXPECT_EQ(receive(none, later()), Received::message);
+  EXPECT_STREQ(text_.data(), "last");
+  EXPECT_EQ(receive(none, later()), Received::end);
+}
+
+TEST_F(LocalSocket, AQueueThatStaysFullIsGivenUpAtTheDeadline) {
+  bool is_sent = true;
+  for (int i = 0; i < 100000 && is_sent; ++i) is_sent = send(connected_, {"more"});
+  EXPECT_FALSE(is_sent);
+}
+
 TEST_F(LocalSocket, AMessageOfAnotherSizeIsTheEnd) {
   const std::array<char, 3> few{};
-  EXPECT_TRUE(connected_.send(std::as_bytes(std::span(few))));
+  EXPECT_TRUE(connected_.send(std::as_bytes(std::span(few)), -1, soon()));
   Descriptor none;
   EXPECT_EQ(receive(none, later()), Received::end);
 }

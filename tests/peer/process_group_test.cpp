@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/heap_space.h"
@@ -115,6 +117,56 @@ TEST_P(PeerGroupTest, ProcessesThatCannotReachEachOtherAreNamed) {
             : "no error";
     EXPECT_NE(message.find(expected), std::string::npos) << message;
     PeerMeetings(PeerMemory::of(comm, Device()), 0).close();  // nothing is broken
+  });
+}
+
+// Maps nothing of what others have.
+class UnmappingDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::shared_ptr<ReachedHeap> reach_heap(std::int64_t /*reserved_bytes*/) const override {
+    class Heap final : public ReachedHeap {
+      std::byte* base() const override { return nullptr; }
+      void map(const HeapPiece& /*piece*/) override {
+        throw DeviceError("this container forbids it");
+      }
+    };
+    return std::make_shared<Heap>();
+  }
+};
+
+TEST_P(PeerGroupTest, AProcessThatCannotMapIsNamedAtOnce) {
+  const bool are_processes = GetParam().backend != "threads" && GetParam().size > 1;
+  on_ranks(GetParam(), [&](Communicator& comm) {
+    const Device unmapping(std::make_shared<const UnmappingDevice>(Device()));
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      const auto message = error_of<Unsupported>(
+          [&] { PeerMemory::of(comm, comm.rank() == 1 ? unmapping : Device()); });
+      const std::string expected = are_processes ? "rank 1 cannot map " : "no error";
+      EXPECT_NE(message.find(expected), std::string::npos) << message;
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, kTestTimeout / 4);
+    }
+    PeerMeetings(PeerMemory::of(comm, Device()), 0).close();  // nothing is broken
+  });
+}
+
+// Ranks that let go at about the same time do not take each other for dead.
+TEST_P(PeerGroupTest, ManyGroupsEndInPeace) {
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const Device device;
+    for (int i = 0; i < 50; ++i) {
+      auto memory = PeerMemory::of(comm, device);
+      auto meetings = std::make_unique<PeerMeetings>(memory, 0);
+      meetings->close();
+      if ((i + comm.rank()) % 3 == 0) {
+        meetings.reset();
+        memory.reset();
+        continue;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * comm.rank()));
+      memory->check();
+    }
   });
 }
 

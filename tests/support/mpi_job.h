@@ -59,7 +59,7 @@ class MpiJob {
   std::string log() const { return read(folder_ / "log"); }
 
   void end() {
-    for (int rank = 0; rank < num_ranks_; ++rank) {
+    for (int rank = 0; rank < num_ranks_ && !has_ended_; ++rank) {
       const auto text = read(folder_ / ("pid" + std::to_string(rank)));
       if (!text.empty()) ::kill(std::stoi(text), SIGKILL);
     }

@@ -16,6 +16,7 @@
 
 #include "device/cuda/gate.h"
 #include "device/cuda/layer_forms.h"
+#include "peer/peer_memory.h"
 
 namespace switchyard::testing::cuda_ranks_test {
 namespace {
@@ -129,6 +130,26 @@ TEST_P(CudaRanks, ABatchOfSeveralGroupsIsCaptured) {
       LayerFixture eager(with_sums, device, *group, &world);
       expect_replays_equal_eager(replayed, eager, [] {});
     }
+  });
+}
+
+// One rank's heap grows while the GPUs of the others wait for it in a meeting.
+TEST_P(CudaRanks, AHeapGrowsWhileOthersWait) {
+  if (const auto reason = reason_for_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  on_gpu_ranks(kRanks, [&](Communicator& comm, const Device& device) {
+    const auto memory = PeerMemory::of(comm, device);
+    const PeerMeetings meetings(memory, 0);
+    for (std::int64_t round = 0; round < 3; ++round) {
+      TensorView large;
+      if (comm.rank() == kRanks - 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        large = memory->take({(std::int64_t{9} << 20) << round}, Dtype::i64);
+      }
+      meetings.close();
+      device.synchronize();
+      meetings.check();
+    }
+    all_done(comm, device);
   });
 }
 

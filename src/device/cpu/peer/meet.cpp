@@ -111,6 +111,7 @@ class Visit {
   }
 
   bool give_up(PeerFailure::Kind kind, const std::vector<int>& ranks) const {
+    if (has_failed()) return false;
     auto& part = channel_.failure->parts[static_cast<std::size_t>(channel_.rank)];
     part.kind = kind;
     part.operation = static_cast<std::uint32_t>(args_.meeting);

@@ -52,14 +52,17 @@ class Addresses {
   std::byte* base_;
 };
 
-std::int64_t bytes_of_host() {
-  return static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+// At most a TiB: many ranks map each other's.
+std::int64_t reserved_bytes_of_heap() {
+  const auto of_host =
+      static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  return std::min(of_host, std::int64_t{1} << 40);
 }
 
 // Nothing is unmapped before its end: peers may still be at what this rank has given back.
 struct SharedSpace {
   std::mutex mutex;
-  Addresses addresses{bytes_of_host()};
+  Addresses addresses{reserved_bytes_of_heap()};
   HeapSpace space;
   std::function<void(const HeapPiece&)> announce;
 

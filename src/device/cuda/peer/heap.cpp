@@ -103,10 +103,10 @@ class MappedHeap final : public BlockSource {
       const std::int64_t size = round_up(wanted);
       if (space_.end() + size > addresses_.bytes()) continue;
       CUmemGenericAllocationHandle memory = 0;
-      if (Driver::instance().create(&memory, static_cast<std::size_t>(size), &properties_, 0) !=
-          CUDA_SUCCESS) {
-        continue;
-      }
+      const CUresult made =
+          Driver::instance().create(&memory, static_cast<std::size_t>(size), &properties_, 0);
+      if (made == CUDA_ERROR_OUT_OF_MEMORY) continue;
+      check_driver(made, "taking memory that other ranks reach");
       try {
         addresses_.map(memory, space_.end(), size, access_);
         if (announce_ != nullptr) announce(memory, size);

@@ -1,3 +1,5 @@
+#include <cuda_runtime_api.h>
+
 #include <bit>
 #include <cstdint>
 
@@ -14,8 +16,9 @@ class MappedReachedHeap final : public ReachedHeap {
       : ordinal_(ordinal), addresses_(reserved_bytes, kHeapStep) {}
 
   std::byte* base() const override { return addresses_.at(0); }
+  // By a thread of the library's own, which stays on this GPU: going back would begin another.
   void map(const HeapPiece& piece) override {
-    const OnGpu gpu(ordinal_);
+    check(cudaSetDevice(ordinal_), "choosing the GPU");
     const Driver& driver = Driver::instance();
     CUmemGenericAllocationHandle memory = 0;
     check_driver(

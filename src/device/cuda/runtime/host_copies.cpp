@@ -10,12 +10,13 @@ namespace switchyard::cuda {
 
 std::byte* PinnedBuffer::at_least(std::size_t bytes) {
   if (bytes > size_) {
-    size_ = bytes < 65536 ? 65536 : 2 * bytes;
+    const std::size_t size = bytes < 65536 ? 65536 : 2 * bytes;
     void* memory = nullptr;
-    check(cudaHostAlloc(&memory, size_, cudaHostAllocMapped | cudaHostAllocPortable),
+    check(cudaHostAlloc(&memory, size, cudaHostAllocMapped | cudaHostAllocPortable),
           "taking pinned memory");
     memory_.emplace_back(static_cast<std::byte*>(memory),
                          [](std::byte* old) { cudaFreeHost(old); });
+    size_ = size;
   }
   return memory_.back().get();
 }
