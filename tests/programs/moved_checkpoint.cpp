@@ -19,7 +19,7 @@
 #include "support/compare.h"
 #include "support/device/devices.h"
 #include "support/layer/moe_tensors.h"
-#include "support/mpi_job.h"
+#include "support/mpi_rank.h"
 #include "support/random.h"
 #include "support/reference/cut.h"
 #include "switchyard/switchyard.h"

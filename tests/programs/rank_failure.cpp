@@ -17,13 +17,12 @@
 #include <string>
 #include <thread>
 
-#include "support/mpi_job.h"
+#include "support/mpi_rank.h"
 #include "switchyard/switchyard.h"
 
 namespace {
 
 using namespace switchyard;
-using Clock = std::chrono::steady_clock;
 
 int victim_of(const Communicator& comm) { return std::min(2, comm.size() - 1); }
 
@@ -126,22 +125,10 @@ int main(int /*argc*/, char** argv) {
     use_subgroup(std::move(comm), scenario == "subgroup-fails");
     return 0;
   }
-  std::string outcome = "no error";
-  const auto begin = Clock::now();
-  try {
-    if (scenario == "sizes") {
-      outcome = bring_other_sizes(comm->timeout());
-    } else {
-      dispatch_for_ever(*comm, scenario);
-    }
-  } catch (const CommunicationError& error) {
-    outcome = std::string("CommunicationError: ") + error.what() + "\nranks:";
-    for (const int rank : error.ranks()) outcome += " " + std::to_string(rank);
-  } catch (const std::exception& error) {
-    outcome = std::string("error: ") + error.what();
-    comm->abort(error.what());
-  }
-  const auto seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  testing::write_outcome(folder, comm->rank(), outcome, seconds);
+  testing::write_what_happens(folder, *comm, [&]() -> std::string {
+    if (scenario == "sizes") return bring_other_sizes(comm->timeout());
+    dispatch_for_ever(*comm, scenario);
+    return "no error";
+  });
   return 0;
 }

@@ -14,14 +14,13 @@
 #include <string>
 
 #include "support/device/forwarding_device.h"
-#include "support/mpi_job.h"
+#include "support/mpi_rank.h"
 #include "switchyard/switchyard.h"
 
 namespace {
 
 using namespace switchyard;
 using namespace switchyard::testing;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kVictim = 2;
 constexpr int kSoundSteps = 3;
@@ -100,20 +99,11 @@ int main(int /*argc*/, char** argv) {
   const auto comm =
       connect({.backend = "mpi", .timeout = std::chrono::milliseconds(std::atoi(argv[4]))});
   write_pid(folder, comm->rank(), ::getpid());
-  std::string outcome = "no error";
-  const auto begin = Clock::now();
-  try {
+  write_what_happens(folder, *comm, [&] {
     const Device base = std::string(argv[5]) == "cuda" ? Device::cuda() : Device();
     const auto doomed = std::make_shared<const DoomedDevice>(base, scenario, argv[3]);
     train(*comm, *doomed, Device(doomed), scenario != "none");
-  } catch (const CommunicationError& error) {
-    outcome = std::string("CommunicationError: ") + error.what() + "\nranks:";
-    for (const int rank : error.ranks()) outcome += " " + std::to_string(rank);
-  } catch (const std::exception& error) {
-    outcome = std::string("error: ") + error.what();
-    comm->abort(error.what());
-  }
-  const auto seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  write_outcome(folder, comm->rank(), outcome, seconds);
+    return "no error";
+  });
   return 0;
 }

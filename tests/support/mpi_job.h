@@ -86,15 +86,4 @@ class MpiJob {
   std::atomic<bool> has_ended_ = false;
 };
 
-// The other end of it: what a rank of the program writes.
-inline void write_pid(const std::filesystem::path& folder, int rank, int pid) {
-  std::ofstream(folder / ("pid" + std::to_string(rank))) << pid;
-}
-inline void write_outcome(const std::filesystem::path& folder, int rank, const std::string& outcome,
-                          double seconds) {
-  const auto name = "rank" + std::to_string(rank);
-  std::ofstream(folder / (name + ".part")) << outcome << "\nseconds: " << seconds << "\n";
-  std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
-}
-
 }  // namespace switchyard::testing
