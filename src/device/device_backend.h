@@ -185,6 +185,9 @@ struct RouteTokens {
   // out [kProblemWords] i64: the first token whose logits are not finite, and where bad ids become
   // none, the first of a replay. The weights of the others are then those without them.
   TensorView problems;
+  // [T, K] f32, with in.expert_ids: the routing weights, which become 0 where there is no pick.
+  // Then there are no logits: neither x nor weights are read, and sums are of picks alone.
+  std::optional<ConstTensorView> given_weights = {};
 };
 
 struct RouteTokensBackward {

@@ -128,6 +128,16 @@ void require_within_batch(const LayerComms& comms) {
   }
 }
 
+void require_given_weights(const LayerInput& in, const MoeLayerOptions& o, Memory memory) {
+  require(in.expert_ids.has_value(),
+          "expert_weights were given without expert_ids, which say whose they are");
+  require_tokens(*in.expert_weights, {{in.x.rows(), o.router.top_k}, Dtype::f32, memory},
+                 "expert_weights");
+  require(o.losses.balance == BalanceLoss::none && !o.losses.z,
+          "expert_weights were given, so there are no logits, but the layer's options have losses "
+          "of them: make the layer without losses");
+}
+
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {
   require(std::isfinite(given.balance) && std::isfinite(given.z),
           "d_losses.balance ({}) and d_losses.z ({}) must be finite", given.balance, given.z);

@@ -112,8 +112,10 @@ LayerResults reference(const LayerProblem& problem, Biases biases) {
   MoeLayer layer(*alone, placement, wide);
   const auto weights = widened(MoeParameters::random(problem.options, placement, 0, 5, biases),
                                wide, placement, biases);
-  return run_step(layer, weights.weights(),
-                  {widened(problem.x), widened(problem.d_y), copy_of(problem.ids)}, biases);
+  StepInput in = input_of(problem, {0, problem.num_tokens});
+  in.x = widened(problem.x);
+  in.d_y = widened(problem.d_y);
+  return run_step(layer, weights.weights(), in, biases);
 }
 
 void expect_near(const LayerResults& actual, const LayerResults& expected, double tolerance) {
@@ -186,6 +188,34 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksPlacementSizingAndAlignmentEqualsOne) {
             const auto part = step_on_gpu(comm, problem, o, GetParam().biases, placement, device);
             EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
           }
+        }
+      });
+    }
+  }
+}
+
+// Of either sign, and of any sum: no router made them.
+TEST_P(CudaLayerTest, GivenWeightsEqualTheCpuAndAnyNumberOfRanks) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    LayerProblem problem(options(dtype));
+    problem.weights = Random(8).tensor(problem.ids.shape(), Dtype::f32);
+    problem.valid = Tensor({problem.num_tokens}, Dtype::i32);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(problem.num_tokens); ++t) {
+      problem.valid->span<std::int32_t>()[t] = t % 5 == 3 ? 0 : 1;
+    }
+    const auto alone = connect();
+    const auto one = step_on_gpu(*alone, problem, problem.options, GetParam().biases);
+    expect_near(one, reference(problem, GetParam().biases), dtype == Dtype::f32 ? 1e-5 : 8e-3);
+    auto bounded = problem.options;
+    bounded.sizing = Sizing::bounded(128 * 30);
+    for (const int ranks : gpu_rank_counts()) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::string(name_of(dtype)));
+      on_gpu_ranks(ranks, [&](Communicator& comm, const Device& device) {
+        const auto piece = awkward_piece(comm, problem.num_tokens);
+        for (const auto& o : {problem.options, bounded}) {
+          const auto part = step_on_gpu(comm, problem, o, GetParam().biases,
+                                        ExpertPlacement::contiguous(kExperts, ranks), device);
+          EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
         }
       });
     }
