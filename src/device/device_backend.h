@@ -27,6 +27,15 @@ namespace switchyard {
 // Views and pointers are of the device's own memory, unless a comment says host. Sizes that only
 // the routing knows are in that memory too, and no function waits for them.
 
+// Ids as callers have them to ids as the other functions read them.
+struct NarrowIds {
+  ConstTensorView from;  // [T, K] i32 or i64; rows may lie apart
+  // Ids from here on become −1; none: they stay. What 32 bits do not hold becomes their highest or
+  // lowest number, which is no expert's id either.
+  std::optional<std::int64_t> first_sentinel = {};
+  TensorView to;  // out [T, K] i32, contiguous
+};
+
 struct CountAssignments {
   ConstTensorView expert_ids;  // [T, K] i32
   ConstTensorView owners;      // [E] i32
@@ -309,6 +318,7 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
+  virtual void narrow_ids(const NarrowIds& args) const = 0;
   // Counts, positions and distinct tokens in one pass over the ids.
   virtual void count_assignments(const CountAssignments& args) const = 0;
   virtual void lay_out(const LayOut& args) const = 0;

@@ -15,7 +15,11 @@ TensorView MoeLayerData::without_padding(const ConstTensorView& rows,
 MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerInput& in,
                                          Purpose purpose) {
   Routed routed{.x = in.x};
-  RouterInput router_in{.x = in.x, .expert_ids = in.expert_ids, .bad_ids = BadIds::become_none};
+  RouterInput router_in{.x = in.x, .bad_ids = BadIds::become_none};
+  if (in.expert_ids) {
+    router_in.expert_ids =
+        narrowed_ids(device, *in.expert_ids, options.router.num_experts, options.sentinel_ids);
+  }
   if (in.valid) {
     routed.valid = backend_of(device).take(in.valid->shape(), Dtype::i32);
     backend_of(device).copy(*in.valid, *routed.valid);

@@ -174,11 +174,7 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     require_x(in.x, data_->options, memory);
     require_tokens(y, {in.x.shape(), data_->options.dtype, memory}, "y");
     require_apart(in.x, y, "x and y");
-    if (in.expert_ids) {
-      require_tokens(*in.expert_ids,
-                     {{in.x.rows(), data_->options.router.top_k}, Dtype::i32, memory},
-                     "expert_ids");
-    }
+    if (in.expert_ids) require_ids(in, data_->options, memory);
     if (in.expert_weights) require_given_weights(in, data_->options, memory);
     if (in.valid) require_tokens(*in.valid, {{in.x.rows()}, Dtype::i32, memory}, "valid");
     if (saved != nullptr && data_->options.losses.balance == BalanceLoss::sequence) {

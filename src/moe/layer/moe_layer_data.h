@@ -274,6 +274,7 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
 void require_within_batch(const LayerComms& comms);
 // Sequences are cut over a communicator's ranks as the layer's input says.
 void require_sequence(const LayerInput& in, const Communicator* comm);
+void require_ids(const LayerInput& in, const MoeLayerOptions& o, Memory memory);
 void require_given_weights(const LayerInput& in, const MoeLayerOptions& o, Memory memory);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
 

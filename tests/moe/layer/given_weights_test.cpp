@@ -12,6 +12,7 @@
 #include "support/layer/layer_step.h"
 #include "support/ranks.h"
 #include "support/reference/cut.h"
+#include "support/wide_ids.h"
 #include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
@@ -147,6 +148,37 @@ TEST(GivenWeights, HaveTheGradientsOfTheReference) {
     EXPECT_TRUE(near(g.d_x, tensor_of(numeric_gradient(tokens, loss)), 1e-5));
     EXPECT_TRUE(near(g.d_weights, tensor_of(numeric_gradient(routing.weights, loss)), 1e-5));
   }
+}
+
+// With weights that are given or the router's.
+TEST(GivenWeights, AndIdsOf64BitsAndSentinelsGiveTheSame) {
+  auto options = small_layer_options();
+  options.capacity = {.factor = 0.9};
+  options.gradient_scale = GradientScale::global;
+  options.sentinel_ids = SentinelIds::allow;
+  LayerAlone alone(options, Biases::all);
+  const Tensor x = Random(3).tensor({kTokens, 20}, Dtype::f32);
+  const Tensor ids = picks(options);
+  const Tensor wide = testing::wide_ids(ids, 6);
+  const Tensor weights = Random(5).tensor(ids.shape(), Dtype::f32);
+  for (const bool given : {true, false}) {
+    LayerInput in{.x = x, .expert_ids = ids};
+    if (given) in.expert_weights = weights;
+    SavedForBackward saved;
+    const Tensor expected_y = alone.layer.forward(alone.weights, in, saved);
+    const auto expected = backward(alone, saved, x);
+    const auto expected_picks = alone.layer.take_pick_counts().picks;
+    in.expert_ids = wide;
+    EXPECT_TRUE(same_bits(alone.layer.forward(alone.weights, in, saved), expected_y));
+    EXPECT_TRUE(same_bits(saved.routing().expert_ids, ids));
+    expect_same_bits(backward(alone, saved, x), expected);
+    EXPECT_EQ(alone.layer.take_pick_counts().picks, expected_picks);
+  }
+  options.sentinel_ids = SentinelIds::reject;
+  LayerAlone strict(options);
+  const auto error = error_of<InvalidArgument>(
+      [&] { strict.layer.forward(strict.weights, {.x = x, .expert_ids = wide}); });
+  EXPECT_NE(error.find("is 6, which is neither -1 nor an expert of 6"), std::string::npos) << error;
 }
 
 TEST(GivenWeights, MayBeStrided) {

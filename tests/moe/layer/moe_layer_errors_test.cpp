@@ -141,7 +141,7 @@ TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({4, 2}, Dtype::i32);
             }),
-            "MoeLayer::forward: expert_ids is i32 [4,2], but must be i32 [5,2]");
+            "MoeLayer::forward: expert_ids is i32 [4,2], but must be i32 or i64 [5,2]");
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({5, 2}, Dtype::i32);
             }),
@@ -264,7 +264,7 @@ TEST(MoeLayerErrors, ReachTheOtherRanks) {
                      if (bad) s.weights.experts.pop_back();
                      s.forward();
                    });
-  expect_all_learn("MoeLayer::forward: expert_ids is i32 [2,2], but must be i32 [5,2]",
+  expect_all_learn("MoeLayer::forward: expert_ids is i32 [2,2], but must be i32 or i64 [5,2]",
                    [](Step& s, bool bad) {
                      if (bad) s.in.expert_ids = zeros({2, 2}, Dtype::i32);
                      s.forward();
