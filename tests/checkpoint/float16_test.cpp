@@ -13,6 +13,7 @@
 #include "switchyard/checkpoint.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
+#include "switchyard/moe_layer.h"
 
 namespace switchyard::testing::float16_test {
 namespace {

@@ -2,7 +2,6 @@
 // others what the reference says.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <vector>
 
 #include "support/compare.h"

@@ -1,8 +1,6 @@
 // Plans for ids of i64, and for sentinels: those of i32, and of −1.
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "moe/plan/plans.h"
 #include "support/compare.h"
 #include "support/errors.h"
@@ -16,7 +14,6 @@ namespace switchyard::given_ids_test {
 namespace {
 
 using testing::error_of;
-using testing::ids_of;
 using testing::movers_of;
 using testing::on_ranks;
 using testing::options_with;
