@@ -98,11 +98,12 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
                                     CheckpointForm form = CheckpointForm::one_file);
 
 // Copies the rank's part of the block under `prefix` into these tensors, whatever form and however
-// many ranks it was saved with; bf16 widens to f32. InvalidArgument names a tensor that does not
-// fit, or that only the checkpoint or only `into` has, and Unsupported one that cannot be read;
-// then nothing is written. Not collective; reads only that part, and where a file does not align
-// its tensors, copies those that hold it. The tensors are in the memory of `device`, which they are
-// copied to straight from the file, or in the host's. Returns when everything is there.
+// many ranks it was saved with; bf16 widens to f32, and f16 becomes f32 exactly or bf16 rounded to
+// nearest even. InvalidArgument names a tensor that does not fit, or that only the checkpoint or
+// only `into` has, and Unsupported one that cannot be read; then nothing is written. Not
+// collective; reads only that part, and where a file does not align its tensors, copies those that
+// hold it. The tensors are in the memory of `device`, which they are copied to straight from the
+// file, or in the host's. Returns when everything is there.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                                const ExpertPlacement& placement, int rank, const MoeViews& into,
                                const Device& device = {});

@@ -17,9 +17,9 @@ namespace switchyard {
 // the shared expert where there is one, and the experts that `rank` owns. Packed tensors hold all E
 // experts, or exactly the rank's own in ascending order of id; names of single experts have global
 // ids. What lies (out, in) is viewed where it lies, and what does not is copied, for the rank's
-// experts only. Gradients under the same names convert in the same way. What is copied is in the
-// memory of `device`, before and after; a GPU's is transposed by the host, a matrix at a time,
-// which waits.
+// experts only; so is f16, as f32. Gradients under the same names convert in the same way. What is
+// copied is in the memory of `device`, before and after; a GPU's is transposed or widened by the
+// host, a matrix at a time, which waits.
 //
 // InvalidArgument names the tensor, its extents and what they must be, or, where a tensor is
 // missing, the names that were looked for; or a tensor of a shared expert that has no up_proj.

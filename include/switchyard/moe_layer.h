@@ -52,6 +52,7 @@ struct MoeLayerOptions {
   MoverKind mover = MoverKind::automatic;
   CombineMode combine = CombineMode::per_assignment;
   Keep keep = Keep::rows;
+  SentinelIds sentinel_ids = SentinelIds::reject;  // among LayerInput::expert_ids
 
   SWITCHYARD_API ExpertsOptions experts() const;
   SWITCHYARD_API ExpertsOptions shared_expert() const;
@@ -71,8 +72,14 @@ struct LayerComms {
 };
 
 struct LayerInput {
-  ConstTensorView x;                               // [T, H]; T may differ between ranks and be 0
-  std::optional<ConstTensorView> expert_ids = {};  // [T, K] i32: replays a choice
+  ConstTensorView x;  // [T, H]; T may differ between ranks and be 0
+  // [T, K] i32 or i64, −1 = no pick: replays a choice.
+  std::optional<ConstTensorView> expert_ids = {};
+  // [T, K] f32, only with expert_ids: their routing weights, for callers that have a router of
+  // their own. Then the layer's takes no part: its weights may be left out, its gradients are left
+  // alone, d_x lacks its part, and LayerBackwardOutput::d_weights are the gradients of these. The
+  // layer's options must have no losses. Weights of padding and of −1 are not looked at.
+  std::optional<ConstTensorView> expert_weights = {};
   // [T] i32: 0 marks padding. It is neither routed nor counted, its rows of y and d_x are 0, and
   // what x and d_y hold there is not looked at.
   std::optional<ConstTensorView> valid = {};

@@ -23,12 +23,19 @@ struct Routing;
 
 enum class DuplicateIds { reject, allow };
 
+// Ids of num_experts and more.
+enum class SentinelIds {
+  reject,
+  allow,  // they are no pick, as −1 is: Transformers marks the picks of other ranks so
+};
+
 struct PlanOptions {
   std::int64_t hidden = 0;     // H: elements of a row
   Dtype dtype = Dtype::f32;    // of rows: f32 or bf16
   std::int64_t alignment = 1;  // each expert's group starts at a multiple of it
   Sizing sizing = {};
   DuplicateIds duplicate_ids = DuplicateIds::reject;
+  SentinelIds sentinel_ids = SentinelIds::reject;
 };
 
 // What went wrong in a bounded plan, the same on every rank. An exact plan throws instead.
@@ -117,9 +124,9 @@ class SWITCHYARD_API Planner {
   ~Planner();
   Planner(Planner&&) noexcept;
 
-  // expert_ids [T, K] i32 in the device's memory, −1 = no pick; T may differ between ranks and be
-  // 0. Bad ids on one rank are the same InvalidArgument on all, or a status of a bounded plan; and
-  // so is a token that the router could not route (Routing::first_non_finite_token).
+  // expert_ids [T, K] i32 or i64 in the device's memory, −1 = no pick; T may differ between ranks
+  // and be 0. Bad ids on one rank are the same InvalidArgument on all, or a status of a bounded
+  // plan; and so is a token that the router could not route (Routing::first_non_finite_token).
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
   // The same, from a router's result: its ids and problems stay in the device's memory.
   Plan plan(const Routing& routing);

@@ -35,8 +35,8 @@ struct NamedTensors : std::map<std::string, ConstTensorView> {
 // A file that was opened and found whole: every tensor lies within it, and every byte behind the
 // header belongs to exactly one. Only read, so threads may share it; copies share the mapping.
 //
-// Tensors of F32, BF16, I32 and I64 with up to four extents can be read, and a scalar reads as [1].
-// Others are listed but not read.
+// Tensors of F32, BF16, F16, I32 and I64 with up to four extents can be read, and a scalar reads as
+// [1]. Others are listed but not read.
 class SWITCHYARD_API SafetensorsFile {
  public:
   // Reads the header and maps the rest: memory is used as tensors are read. InvalidArgument says

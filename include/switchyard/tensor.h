@@ -16,10 +16,12 @@
 
 namespace switchyard {
 
-enum class Dtype : std::int8_t { f32, bf16, i32, i64 };
+// f16 is what checkpoints may hold: nothing computes in it.
+enum class Dtype : std::int8_t { f32, bf16, i32, i64, f16 };
 
 constexpr std::int64_t size_of(Dtype dtype) {
-  return dtype == Dtype::bf16 ? 2 : dtype == Dtype::i64 ? 8 : 4;
+  if (dtype == Dtype::bf16 || dtype == Dtype::f16) return 2;
+  return dtype == Dtype::i64 ? 8 : 4;
 }
 SWITCHYARD_API std::string_view name_of(Dtype dtype);
 
@@ -38,6 +40,12 @@ struct Bfloat16 {
 SWITCHYARD_API float to_float(Bfloat16 value);
 SWITCHYARD_API Bfloat16 to_bfloat16(float value);
 
+// IEEE's binary16. Every value of it is a float's.
+struct Float16 {
+  std::uint16_t bits = 0;
+};
+SWITCHYARD_API float to_float(Float16 value);
+
 template <typename T>
 struct DtypeOf;
 template <>
@@ -48,6 +56,8 @@ template <>
 struct DtypeOf<std::int32_t> : std::integral_constant<Dtype, Dtype::i32> {};
 template <>
 struct DtypeOf<std::int64_t> : std::integral_constant<Dtype, Dtype::i64> {};
+template <>
+struct DtypeOf<Float16> : std::integral_constant<Dtype, Dtype::f16> {};
 
 // One to four extents, outermost first.
 class SWITCHYARD_API Shape {

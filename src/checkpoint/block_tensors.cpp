@@ -14,6 +14,8 @@ bool has_rows_of(const Shape& packed, const Shape& shape) {
   return true;
 }
 
+bool is_loadable(Dtype dtype) { return is_real(dtype) || dtype == Dtype::f16; }
+
 }  // namespace
 
 BlockTensors::BlockTensors(const TensorSource& tensors, std::string_view prefix,
@@ -42,17 +44,20 @@ std::int64_t BlockTensors::extent(std::string_view name, int num_extents, int di
 
 ConstTensorView BlockTensors::get(std::string_view name, const Shape& shape) const {
   auto view = at(name);
-  require_matrix(view, shape, full(name));
+  require(is_given(view), "{} {} is missing", full(name), shape);
+  require(is_loadable(view.dtype()) && view.shape() == shape,
+          "{} is {} {}, but must be {} of f32, bf16 or f16", full(name), name_of(view.dtype()),
+          view.shape(), shape);
   return view;
 }
 
 std::vector<ConstTensorView> BlockTensors::slices(std::string_view name, const Shape& shape) const {
   const auto view = at(name);
   const auto num_own = static_cast<std::int64_t>(ids_.size());
-  require(is_real(view.dtype()) && (view.rows() == num_experts_ || view.rows() == num_own) &&
+  require(is_loadable(view.dtype()) && (view.rows() == num_experts_ || view.rows() == num_own) &&
               has_rows_of(view.shape(), shape),
-          "{} is {} {}, but must hold {} of f32 or bf16 for each of all {} experts, or of this "
-          "rank's {}",
+          "{} is {} {}, but must hold {} of f32, bf16 or f16 for each of all {} experts, or of "
+          "this rank's {}",
           full(name), name_of(view.dtype()), view.shape(), shape, num_experts_, num_own);
   std::vector<ConstTensorView> result;
   for (std::int64_t i = 0; i < num_own; ++i) {

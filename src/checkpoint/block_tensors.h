@@ -36,7 +36,7 @@ class TensorSource {
   virtual std::string first_under(const std::string& prefix) const = 0;
 };
 
-// from_hugging_face of such.
+// from_hugging_face of such; f16 stays f16.
 MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
                                     const ExpertPlacement& placement, int rank,
                                     const Device& device);

@@ -9,6 +9,7 @@
 
 #include "checkpoint/block_names.h"
 #include "checkpoint/block_tensors.h"
+#include "checkpoint/convert_elements.h"
 #include "core/check_memory.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
@@ -87,19 +88,6 @@ std::vector<Run> joined(std::vector<Run> runs) {
   return result;
 }
 
-void widen(const ConstTensorView& from, const TensorView& into) {
-  const auto row_elements = from.shape().row_elements();
-  for (std::int64_t r = 0; r < from.rows(); ++r) {
-    const auto* source = reinterpret_cast<const Bfloat16*>(from.row(r));
-    auto* target = reinterpret_cast<float*>(into.row(r));
-    for (std::int64_t i = 0; i < row_elements; ++i) target[i] = to_float(source[i]);
-  }
-}
-
-bool can_become(Dtype from, Dtype into) {
-  return from == into || (from == Dtype::bf16 && into == Dtype::f32);
-}
-
 // What is copied where, and what an error calls it.
 struct Copy {
   std::string name;
@@ -135,10 +123,10 @@ void copy_run(const Run& run, const Device& device) {
               TensorView(run.into, Dtype::bf16, shape, 1, nullptr, run.memory));
 }
 
-void widen_on(const Device& device, const ConstTensorView& from, const TensorView& into) {
-  if (into.memory() == Memory::host) return widen(from, into);
+void convert_on(const Device& device, const ConstTensorView& from, const TensorView& into) {
+  if (into.memory() == Memory::host) return convert(from, into);
   Tensor staged(into.shape(), into.dtype());
-  widen(from, staged);
+  convert(from, staged);
   device.copy(staged, into);
 }
 
@@ -146,7 +134,7 @@ void copy_all(std::span<const Copy> copies, const Device& device) {
   std::vector<Run> runs;
   for (const auto& [name, from, into] : copies) {
     if (from.bytes() == 0) continue;
-    from.dtype() == into.dtype() ? add_runs(runs, from, into) : widen_on(device, from, into);
+    from.dtype() == into.dtype() ? add_runs(runs, from, into) : convert_on(device, from, into);
   }
   for (const auto& run : joined(std::move(runs))) copy_run(run, device);
 }

@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "checkpoint/block_tensors.h"
+#include "checkpoint/convert_elements.h"
 #include "core/check_memory.h"
 #include "core/given.h"
 #include "core/require.h"
+#include "moe/expert_tensors.h"
 
 namespace switchyard {
 namespace {
@@ -44,7 +46,7 @@ ConstTensorView transposed(const Device& device, const ConstTensorView& matrix,
   if (matrix.dtype() == Dtype::f32) {
     transpose<float>(matrix, columns, out);
   } else {
-    transpose<Bfloat16>(matrix, columns, out);
+    transpose<std::uint16_t>(matrix, columns, out);
   }
   return out.view();
 }
@@ -57,6 +59,32 @@ ConstTensorView picked(const Device& device, const ConstTensorView& vector,
                             vector.memory());
   const auto column = transposed(device, row, columns);
   return {column.data(), column.dtype(), {column.rows()}, 1, column.owner(), column.memory()};
+}
+
+// f32 where it is f16, which layers do not compute in.
+ConstTensorView widened(const Device& device, const ConstTensorView& view) {
+  if (!is_given(view) || view.dtype() != Dtype::f16) return view;
+  if (view.memory() != Memory::host) {
+    require_on_device(view, device.memory(), "a tensor of f16");
+    const Tensor staged = device.to_host(view);
+    return device.copy_of(widened(Device(), staged)).view();
+  }
+  Tensor wide(view.shape(), Dtype::f32);
+  convert(view, wide);
+  return wide.view();
+}
+
+MoeWeights widened(const Device& device, MoeWeights weights) {
+  const auto widen_expert = [&](ExpertWeights& expert) {
+    for (ConstTensorView* view : tensors_in(expert)) *view = widened(device, *view);
+  };
+  RouterWeights& router = weights.router;
+  for (ConstTensorView* view : {&router.gate, &router.gate_bias, &router.score_bias}) {
+    *view = widened(device, *view);
+  }
+  std::ranges::for_each(weights.experts, widen_expert);
+  widen_expert(weights.shared);
+  return weights;
 }
 
 class NamedSource : public TensorSource {
@@ -211,7 +239,8 @@ std::vector<ExpertWeights> kempner_forge_experts(const BlockTensors& block, std:
 
 MoeWeights from_hugging_face(const NamedTensors& tensors, std::string_view prefix,
                              const ExpertPlacement& placement, int rank, const Device& device) {
-  return from_hugging_face_source(NamedSource(tensors), prefix, placement, rank, device);
+  return widened(device,
+                 from_hugging_face_source(NamedSource(tensors), prefix, placement, rank, device));
 }
 
 MoeWeights from_hugging_face_source(const TensorSource& tensors, std::string_view prefix,
@@ -245,7 +274,7 @@ MoeWeights from_kempner_forge(const NamedTensors& tensors, std::string_view pref
   const auto hidden = result.router.gate.shape()[1];
   result.experts = kempner_forge_experts(block, hidden, device);
   result.shared = shared_expert(block, hidden);
-  return result;
+  return widened(device, std::move(result));
 }
 
 }  // namespace switchyard

@@ -96,6 +96,10 @@ void reduce(const ConstTensorView& pieces, const TensorView& result, ReduceOp op
   }
 }
 
+void require_reducible(Dtype dtype) {
+  require<Unsupported>(dtype != Dtype::f16, "f16 is not reduced: convert it to f32 or bf16 first");
+}
+
 // pieces [ranks, n] → result, n elements: ((p0 ∘ p1) ∘ p2) ∘ …, in f32 for bf16, rounded once.
 void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& result, ReduceOp op) {
   switch (pieces.dtype()) {
@@ -107,6 +111,8 @@ void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& resul
       return reduce<std::int32_t>(pieces, result, op);
     case Dtype::i64:
       return reduce<std::int64_t>(pieces, result, op);
+    case Dtype::f16:
+      throw InternalError("f16 was to be reduced");
   }
 }
 
@@ -182,6 +188,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
 void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
   run_collective("all_reduce", fmt::format("{} of {}", name_of(op), name_of(values.dtype())), [&] {
     require_bytes(values, "values");
+    require_reducible(values.dtype());
     const auto num_elements = values.shape().num_elements();
     const Dtype dtype = values.dtype();
     if (size_ == 1 || num_elements == 0) return do_barrier();
@@ -214,6 +221,7 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
                    require_bytes(send, "send");
                    require_bytes(recv, "recv");
                    require_same_rows(send, recv);
+                   require_reducible(send.dtype());
                    require(send.rows() == size_ * recv.rows(),
                            "send {} must hold {} times the rows of recv {}", send.shape(), size_,
                            recv.shape());

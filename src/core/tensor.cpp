@@ -40,6 +40,8 @@ std::string_view name_of(Dtype dtype) {
       return "i32";
     case Dtype::i64:
       return "i64";
+    case Dtype::f16:
+      return "f16";
   }
   return "unknown";
 }
@@ -54,6 +56,22 @@ Bfloat16 to_bfloat16(float value) {
     return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
   }
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
+
+// Without products: a thread may have told its processor to take tiny floats for 0.
+float to_float(Float16 value) {
+  constexpr std::uint32_t kSmallestNormal = 0x38800000U;  // 2⁻¹⁴ as a float
+  const std::uint32_t sign = (value.bits & 0x8000U) << 16;
+  const std::uint32_t magnitude = (value.bits & 0x7fffU) << 13;  // with f16's exponent
+  const std::uint32_t exponent = magnitude >> 23;
+  std::uint32_t bits = magnitude + (112U << 23);
+  if (exponent == 31) {
+    bits = magnitude | 0x7f800000U;
+  } else if (exponent == 0) {
+    bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude + kSmallestNormal) -
+                                        std::bit_cast<float>(kSmallestNormal));
+  }
+  return std::bit_cast<float>(sign | bits);
 }
 
 Shape::Shape(std::initializer_list<std::int64_t> extents)

@@ -27,6 +27,15 @@ namespace switchyard {
 // Views and pointers are of the device's own memory, unless a comment says host. Sizes that only
 // the routing knows are in that memory too, and no function waits for them.
 
+// Ids as callers have them to ids as the other functions read them.
+struct NarrowIds {
+  ConstTensorView from;  // [T, K] i32 or i64; rows may lie apart
+  // Ids from here on become −1; none: they stay. What 32 bits do not hold becomes their highest or
+  // lowest number, which is no expert's id either.
+  std::optional<std::int64_t> first_sentinel = {};
+  TensorView to;  // out [T, K] i32, contiguous
+};
+
 struct CountAssignments {
   ConstTensorView expert_ids;  // [T, K] i32
   ConstTensorView owners;      // [E] i32
@@ -185,6 +194,9 @@ struct RouteTokens {
   // out [kProblemWords] i64: the first token whose logits are not finite, and where bad ids become
   // none, the first of a replay. The weights of the others are then those without them.
   TensorView problems;
+  // [T, K] f32, with in.expert_ids: the routing weights, which become 0 where there is no pick.
+  // Then there are no logits: neither x nor weights are read, and sums are of picks alone.
+  std::optional<ConstTensorView> given_weights = {};
 };
 
 struct RouteTokensBackward {
@@ -306,6 +318,7 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
+  virtual void narrow_ids(const NarrowIds& args) const = 0;
   // Counts, positions and distinct tokens in one pass over the ids.
   virtual void count_assignments(const CountAssignments& args) const = 0;
   virtual void lay_out(const LayOut& args) const = 0;

@@ -98,8 +98,8 @@ bool is_readable(const SafetensorsEntry& entry) {
 std::string reason_against(const Named& tensor, const std::string& file) {
   const auto& [name, entry] = tensor;
   if (!entry.dtype) {
-    return fmt::format("{}: tensor {} is of dtype {}; F32, BF16, I32 and I64 can be read", file,
-                       in_quotes(name), in_quotes(entry.dtype_name));
+    return fmt::format("{}: tensor {} is of dtype {}; F32, BF16, F16, I32 and I64 can be read",
+                       file, in_quotes(name), in_quotes(entry.dtype_name));
   }
   return fmt::format("{}: tensor {} has {} extents; up to {} can be read", file, in_quotes(name),
                      entry.shape.size(), int{Shape::kMaxRank});

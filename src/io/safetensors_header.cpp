@@ -13,7 +13,7 @@ constexpr auto kMetadata = kSafetensorsMetadata;
 constexpr std::size_t kMaxNumbers = 64;  // in an array; frameworks have no more extents than this
 
 std::optional<Dtype> dtype_named(std::string_view name) {
-  for (const auto dtype : {Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64}) {
+  for (const auto dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::i32, Dtype::i64}) {
     if (name == safetensors_name(dtype)) return dtype;
   }
   return std::nullopt;
@@ -161,6 +161,8 @@ std::string_view safetensors_name(Dtype dtype) {
       return "F32";
     case Dtype::bf16:
       return "BF16";
+    case Dtype::f16:
+      return "F16";
     case Dtype::i32:
       return "I32";
     case Dtype::i64:

@@ -64,6 +64,12 @@ void require_known(const ConstTensorView& ids, int num_experts) {
   }
 }
 
+Routing empty_routing(const Device& device, const Shape& picks) {
+  return {.expert_ids = device.empty(picks, Dtype::i32),
+          .weights = device.empty(picks, Dtype::f32),
+          .problems = device.empty({kProblemWords}, Dtype::i64)};
+}
+
 }  // namespace
 
 RouterOptions RouterOptions::mixtral(int num_experts, std::int64_t top_k) {
@@ -129,10 +135,7 @@ void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
 
 Routing route(const Device& device, const RouterOptions& options, const RouterWeights& weights,
               const RouterInput& in, const RouterSums* sums) {
-  const Shape picks{in.x.rows(), options.top_k};
-  Routing routing{.expert_ids = device.empty(picks, Dtype::i32),
-                  .weights = device.empty(picks, Dtype::f32),
-                  .problems = device.empty({kProblemWords}, Dtype::i64)};
+  Routing routing = empty_routing(device, {in.x.rows(), options.top_k});
   backend_of(device).route_tokens({.options = options,
                                    .weights = weights,
                                    .in = in,
@@ -143,6 +146,20 @@ Routing route(const Device& device, const RouterOptions& options, const RouterWe
   if (device.memory() == Memory::host) {
     routing.first_non_finite_token = routing.problems.span<std::int64_t>()[kNonFiniteToken];
   }
+  return routing;
+}
+
+Routing given_routing(const Device& device, const RouterOptions& options, const RouterInput& in,
+                      const ConstTensorView& weights, const RouterSums* sums) {
+  Routing routing = empty_routing(device, {in.x.rows(), options.top_k});
+  backend_of(device).route_tokens({.options = options,
+                                   .weights = {},
+                                   .in = in,
+                                   .sums = sums,
+                                   .expert_ids = routing.expert_ids,
+                                   .routing_weights = routing.weights,
+                                   .problems = routing.problems,
+                                   .given_weights = weights});
   return routing;
 }
 

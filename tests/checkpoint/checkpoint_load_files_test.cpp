@@ -61,10 +61,11 @@ TEST_F(CheckpointLoadFiles, DoesNotCopyTheRestOfAnUnalignedFile) {
 
 TEST_F(CheckpointLoadFiles, RefusesWhatItCannotRead) {
   EXPECT_EQ(load_error<Unsupported>("gate.e_score_correction_bias", zeros("F64", {1}, 8)),
-            "FILE: tensor 'm.gate.e_score_correction_bias' is of dtype 'F64'; F32, BF16, I32 and "
-            "I64 can be read");
-  EXPECT_EQ(load_error<Unsupported>("gate.weight", zeros("F16", {1, 1}, 2)),
-            "FILE: tensor 'm.gate.weight' is of dtype 'F16'; F32, BF16, I32 and I64 can be read");
+            "FILE: tensor 'm.gate.e_score_correction_bias' is of dtype 'F64'; F32, BF16, F16, I32 "
+            "and I64 can be read");
+  EXPECT_EQ(load_error<Unsupported>("gate.weight", zeros("F8_E5M2", {1, 1}, 1)),
+            "FILE: tensor 'm.gate.weight' is of dtype 'F8_E5M2'; F32, BF16, F16, I32 and I64 can "
+            "be read");
   EXPECT_EQ(load_error<Unsupported>("experts.down_proj", zeros("F32", {1, 1, 1, 1, 1}, 4)),
             "FILE: tensor 'm.experts.down_proj' has 5 extents; up to 4 can be read");
 }
@@ -72,7 +73,7 @@ TEST_F(CheckpointLoadFiles, RefusesWhatItCannotRead) {
 // Also where views are taken of a file's tensors: what cannot be read is not what is missing.
 TEST_F(CheckpointLoadFiles, ViewsOfWhatCannotBeReadAreRefused) {
   auto tensors = block();
-  tensors["m.gate.bias"] = zeros("F16", {1}, 2);
+  tensors["m.gate.bias"] = zeros("F64", {1}, 8);
   tensors["m.shared_expert.up_proj.weight"] = zeros("F32", {1, 1, 1, 1, 1}, 4);
   const auto path = put("x.safetensors", file_of(tensors));
   const auto error = [&](const NamedTensors& found) {
@@ -80,11 +81,11 @@ TEST_F(CheckpointLoadFiles, ViewsOfWhatCannotBeReadAreRefused) {
     return replace_all(error_of<Unsupported>([&] { from_hugging_face(found, "m.", one, 0); }),
                        path.string(), "FILE");
   };
-  const std::string half =
-      "FILE: tensor 'm.gate.bias' is of dtype 'F16'; F32, BF16, I32 and I64 can be read";
+  const std::string bias =
+      "FILE: tensor 'm.gate.bias' is of dtype 'F64'; F32, BF16, F16, I32 and I64 can be read";
   auto found = SafetensorsFile::open(path).tensors();
-  EXPECT_EQ(error(found), half);
-  EXPECT_EQ(error(Checkpoint::open(path).tensors()), half);
+  EXPECT_EQ(error(found), bias);
+  EXPECT_EQ(error(Checkpoint::open(path).tensors()), bias);
   found.unreadable.erase("m.gate.bias");
   EXPECT_EQ(error(found),
             "FILE: tensor 'm.shared_expert.up_proj.weight' has 5 extents; up to 4 can be read");

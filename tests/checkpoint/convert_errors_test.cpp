@@ -32,16 +32,18 @@ TEST(ConvertErrors, WrongExtentsAreNamed) {
   const auto error = [](const Checkpoint& checkpoint) {
     return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 2); });
   };
-  EXPECT_EQ(error(packed_hugging_face(4)),
-            "mlp.experts.gate_up_proj is f32 [4,82,37], but must hold [82,37] of f32 or bf16 for "
-            "each of all 5 experts, or of this rank's 3");
-  EXPECT_EQ(error(packed_hugging_face(5).add("experts.down_proj", {5, kHidden, kInner + 1})),
-            "mlp.experts.down_proj is f32 [5,37,42], but must hold [37,41] of f32 or bf16 for each "
-            "of all 5 experts, or of this rank's 3");
+  EXPECT_EQ(
+      error(packed_hugging_face(4)),
+      "mlp.experts.gate_up_proj is f32 [4,82,37], but must hold [82,37] of f32, bf16 or f16 for "
+      "each of all 5 experts, or of this rank's 3");
+  EXPECT_EQ(
+      error(packed_hugging_face(5).add("experts.down_proj", {5, kHidden, kInner + 1})),
+      "mlp.experts.down_proj is f32 [5,37,42], but must hold [37,41] of f32, bf16 or f16 for each "
+      "of all 5 experts, or of this rank's 3");
   EXPECT_EQ(error(packed_hugging_face(5).add("experts.gate_up_proj", {5, 2 * kInner})),
             "mlp.experts.gate_up_proj is [5,82], but must have 3 extents");
   EXPECT_EQ(error(packed_hugging_face(5).add("gate.weight", {6, kHidden})),
-            "mlp.gate.weight is f32 [6,37], but must be [5,37] of f32 or bf16");
+            "mlp.gate.weight is f32 [6,37], but must be [5,37] of f32, bf16 or f16");
   EXPECT_EQ(error_of<InvalidArgument>([] { hugging_face(packed_hugging_face(5), 3); }),
             "rank (3) must be 0 to 2");
 }
@@ -62,12 +64,13 @@ TEST(ConvertErrors, ABiasOfTheWrongSizeIsNamed) {
     return error_of<InvalidArgument>([&] { hugging_face(checkpoint, 0); });
   };
   EXPECT_EQ(error(packed_hugging_face(5).add("gate.bias", {4})),
-            "mlp.gate.bias is f32 [4], but must be [5] of f32 or bf16");
-  EXPECT_EQ(error(packed_hugging_face(5).add("experts.gate_up_proj_bias", {5, kInner})),
-            "mlp.experts.gate_up_proj_bias is f32 [5,41], but must hold [82] of f32 or bf16 for "
-            "each of all 5 experts, or of this rank's 2");
+            "mlp.gate.bias is f32 [4], but must be [5] of f32, bf16 or f16");
+  EXPECT_EQ(
+      error(packed_hugging_face(5).add("experts.gate_up_proj_bias", {5, kInner})),
+      "mlp.experts.gate_up_proj_bias is f32 [5,41], but must hold [82] of f32, bf16 or f16 for "
+      "each of all 5 experts, or of this rank's 2");
   EXPECT_EQ(error(separate("gate.weight", kProjectionNames).add("experts.3.up_proj.bias", {40})),
-            "mlp.experts.3.up_proj.bias is f32 [40], but must be [41] of f32 or bf16");
+            "mlp.experts.3.up_proj.bias is f32 [40], but must be [41] of f32, bf16 or f16");
 }
 
 TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {

@@ -50,6 +50,14 @@ TEST_F(Inspect, APlainFile) {
                             {"readable", true}}));
 }
 
+TEST_F(Inspect, HalfPrecisionCanBeRead) {
+  const auto path =
+      put("a.safetensors",
+          file_of({{"half", zeros("F16", {2, 3}, 2)}, {"tiny", zeros("F8_E4M3", {1}, 1)}}));
+  expect_says(run(shell(path)), {"  half  F16      [2, 3]        12 B\n",
+                                 "  tiny  F8_E4M3  [1]            1 B  cannot be read\n"});
+}
+
 TEST_F(Inspect, FoldsExpertsAndLayersThatAgree) {
   auto tensors = joined(layers(0, 12, 10), {{"lm_head.weight", zeros("BF16", {3, 8}, 2)}});
   tensors["model.layers.11.mlp.experts.7.up_proj.weight"] = zeros("F32", {4, 8}, 4);

@@ -88,7 +88,7 @@ TEST(Bfloat16, RoundsToNearestEvenAndKeepsNan) {
   EXPECT_EQ(to_bfloat16(1.004F).bits, 0x3f81);
   EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::infinity()).bits, 0x7f80);
   EXPECT_TRUE(std::isnan(to_float(to_bfloat16(std::numeric_limits<float>::signaling_NaN()))));
-  EXPECT_EQ(to_float({0x8000}), -0.0F);
+  EXPECT_EQ(to_float(Bfloat16{0x8000}), -0.0F);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Routing on every device: choices, weights and problems.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "support/compare.h"
 #include "support/device/devices.h"
@@ -178,6 +180,61 @@ TEST_P(RouteContract, BadIdsStayOrBecomeNone) {
     const auto expected =
         reference_replay(options, inputs.reference_router(), inputs.reference_x(), ids);
     EXPECT_TRUE(near(cleaned.weights, tensor_of(expected), 1e-5));
+  }
+}
+
+// Nothing of the gate is looked at, and what is counted are picks.
+TEST_P(RouteContract, GivenWeightsAreTaken) {
+  for (const auto& [top_k, experts, tokens] :
+       {std::tuple{2L, 6, 300L}, std::tuple{70L, 200, 9L}, std::tuple{3L, 9000, 65L}}) {
+    const auto options = RouterOptions::mixtral(experts, top_k);
+    RouteInputs inputs({"given", options, tokens, 16});
+    for (std::int64_t h = 0; h < 16; ++h) {
+      set_element(inputs.x, 1, h, std::numeric_limits<float>::quiet_NaN());
+    }
+    Random random(5);
+    inputs.expert_ids = random.expert_ids(
+        {.num_tokens = tokens, .top_k = top_k, .num_experts = experts, .none = 0.2});
+    inputs.given_weights = random.tensor({tokens, top_k + 3}, Dtype::f32);
+    inputs.bad_ids = BadIds::become_none;
+    inputs.pad_every_third();
+    const auto given = inputs.expert_ids->span<std::int32_t>();
+    const auto width = static_cast<std::size_t>(top_k);
+    given[4 * width] = experts;
+    given[5 * width] = given[5 * width + 1] = 1;
+    given[6 * width] = -9;  // padding, and so not bad
+    Tensor by_sequence = put(Tensor::zeros({1, 2 * std::int64_t{experts} + 1}, Dtype::i64));
+    Tensor squares = put(Tensor::zeros({2}, Dtype::i64));
+    RouterSums sums{.losses = {},
+                    .num_experts = experts,
+                    .sequence_tokens = tokens,
+                    .by_sequence = by_sequence,
+                    .squares = squares};
+    const auto result = route_on(device, inputs, &sums);
+
+    std::vector<std::int32_t> ids(given.begin(), given.end());
+    std::vector<float> weights(ids.size(), 0.0F);
+    std::vector<std::int64_t> counted(2 * static_cast<std::size_t>(experts) + 1, 0);
+    ids[4 * width] = -1;
+    ids[5 * width + 1] = -1;
+    std::replace(ids.begin() + 5 * top_k + 2, ids.begin() + 6 * top_k, 1, -1);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(tokens); ++t) {
+      counted.back() += t % 3 == 0 ? 0 : 1;
+      for (std::size_t i = t * width; i < (t + 1) * width; ++i) {
+        if (t % 3 == 0) ids[i] = -1;
+        if (ids[i] < 0) continue;
+        weights[i] = inputs.given_weights->span<float>()[t * (width + 3) + i % width];
+        ++counted[static_cast<std::size_t>(ids[i])];
+      }
+    }
+    EXPECT_EQ(ids_of(result), ids);
+    EXPECT_TRUE(same_bits(result.weights, Tensor::from<float>({tokens, top_k}, weights)));
+    const auto words = result.problems.span<std::int64_t>();
+    EXPECT_EQ(std::vector(words.begin(), words.end()),
+              (std::vector<std::int64_t>{-1, 4, 0, experts, 0}));
+    const Tensor sum = get(by_sequence);
+    EXPECT_EQ(std::vector(sum.span<std::int64_t>().begin(), sum.span<std::int64_t>().end()),
+              counted);
   }
 }
 

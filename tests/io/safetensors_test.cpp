@@ -31,11 +31,12 @@ const std::string kEveryDtype =
     R"("l":{"dtype":"I64","shape":[],"data_offsets":[32,40]},)"
     R"("none":{"dtype":"F32","shape":[0,4],"data_offsets":[40,40]},)"
     R"("half":{"dtype":"F16","shape":[1],"data_offsets":[40,42]},)"
-    R"("deep":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[42,46]}})";
+    R"("deep":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[42,46]},)"
+    R"("tiny":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[46,47]}})";
 const std::string kEveryData = bytes_of<std::uint16_t>({0x3f80, 0xc000}) +
                                bytes_of<float>({1, 2, 3, 4, 5, 6}) + bytes_of<std::int32_t>({-7}) +
                                bytes_of<std::int64_t>({std::int64_t{1} << 40}) +
-                               std::string(6, 'x');
+                               bytes_of<std::uint16_t>({0x3c01}) + std::string(5, 'x');
 
 void expect_every_dtype(const SafetensorsFile& file) {
   EXPECT_EQ(file.tensor("b").span<Bfloat16>()[1].bits, 0xc000);
@@ -47,6 +48,7 @@ void expect_every_dtype(const SafetensorsFile& file) {
   EXPECT_EQ(file.tensor("l").shape(), Shape{1});
   EXPECT_EQ(file.tensor("l").span<std::int64_t>()[0], std::int64_t{1} << 40);
   EXPECT_EQ(file.tensor("none").shape(), (Shape{0, 4}));
+  EXPECT_EQ(file.tensor("half").span<Float16>()[0].bits, 0x3c01);
 }
 
 // Aligned to its elements, whatever the header's length: tensors may lie anywhere in a file.
@@ -64,16 +66,16 @@ TEST_F(Safetensors, ReadsEveryDtypeAtEveryAlignment) {
 TEST_F(Safetensors, ListsAllAndReadsWhatItCan) {
   const auto file = open(kEveryDtype, kEveryData);
   EXPECT_EQ(file.path(), path_);
-  EXPECT_EQ(file.names(), (Names{"b", "deep", "f", "half", "i", "l", "none"}));
-  EXPECT_TRUE(file.contains("half"));
+  EXPECT_EQ(file.names(), (Names{"b", "deep", "f", "half", "i", "l", "none", "tiny"}));
+  EXPECT_TRUE(file.contains("tiny"));
   EXPECT_FALSE(file.contains("__metadata__"));
   EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}, {"é", "\n"}}));
   Names readable;
   for (const auto& [name, view] : file.tensors()) readable.push_back(name);
-  EXPECT_EQ(readable, (Names{"b", "f", "i", "l", "none"}));
-  EXPECT_EQ(tensor_error<InvalidArgument>(file, "g"), "FILE has no tensor 'g' among its 7");
-  EXPECT_EQ(tensor_error<Unsupported>(file, "half"),
-            "FILE: tensor 'half' is of dtype 'F16'; F32, BF16, I32 and I64 can be read");
+  EXPECT_EQ(readable, (Names{"b", "f", "half", "i", "l", "none"}));
+  EXPECT_EQ(tensor_error<InvalidArgument>(file, "g"), "FILE has no tensor 'g' among its 8");
+  EXPECT_EQ(tensor_error<Unsupported>(file, "tiny"),
+            "FILE: tensor 'tiny' is of dtype 'F8_E4M3'; F32, BF16, F16, I32 and I64 can be read");
   EXPECT_EQ(tensor_error<Unsupported>(file, "deep"),
             "FILE: tensor 'deep' has 5 extents; up to 4 can be read");
 }
@@ -91,10 +93,11 @@ TEST_F(Safetensors, SaysWhatEveryTensorIs) {
   expect_info(file.info("b"), "BF16", {2}, 4, true);
   expect_info(file.info("l"), "I64", {}, 8, true);
   expect_info(file.info("none"), "F32", {0, 4}, 0, true);
-  expect_info(file.info("half"), "F16", {1}, 2, false);
+  expect_info(file.info("half"), "F16", {1}, 2, true);
+  expect_info(file.info("tiny"), "F8_E4M3", {1}, 1, false);
   expect_info(file.info("deep"), "F32", {1, 1, 1, 1, 1}, 4, false);
   EXPECT_EQ(testing::error_of<InvalidArgument>([&] { (void)file.info("g"); }),
-            path_.string() + " has no tensor 'g' among its 7");
+            path_.string() + " has no tensor 'g' among its 8");
 }
 
 TEST_F(Safetensors, ReadsAFileOfNothing) {

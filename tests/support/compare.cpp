@@ -17,6 +17,8 @@ double value_at(const ConstTensorView& view, std::int64_t row, std::int64_t colu
       return read(0.0F);
     case Dtype::bf16:
       return to_float(read(Bfloat16{}));
+    case Dtype::f16:
+      return to_float(read(Float16{}));
     case Dtype::i32:
       return read(std::int32_t{0});
     case Dtype::i64:

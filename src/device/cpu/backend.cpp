@@ -34,6 +34,7 @@ class CpuDevice final : public DeviceBackend {
  public:
   explicit CpuDevice(const CpuOptions& options) : workers_(options.num_threads, options.cores) {}
 
+  void narrow_ids(const NarrowIds& args) const override { cpu::narrow_ids(args); }
   void count_assignments(const CountAssignments& args) const override {
     cpu::count_assignments(args);
   }

@@ -11,6 +11,8 @@ namespace switchyard::cpu {
 
 // plan/count_assignments.cpp
 void count_assignments(const CountAssignments& args);
+// plan/narrow_ids.cpp
+void narrow_ids(const NarrowIds& args);
 // plan/lay_out.cpp
 void lay_out(const LayOut& args);
 // plan/assign_slots.cpp

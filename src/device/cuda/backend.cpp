@@ -60,6 +60,7 @@ class CudaDevice final : public DeviceBackend {
  public:
   explicit CudaDevice(const CudaOptions& options) : context_(options) {}
 
+  void narrow_ids(const NarrowIds& args) const override { cuda::narrow_ids(args, entered()); }
   void count_assignments(const CountAssignments& args) const override {
     cuda::count_assignments(args, entered());
   }

@@ -11,6 +11,8 @@ namespace switchyard::cuda {
 
 // plan/count_assignments.cu
 void count_assignments(const CountAssignments& args, Context& context);
+// plan/narrow_ids.cu
+void narrow_ids(const NarrowIds& args, Context& context);
 // plan/lay_out.cu
 void lay_out(const LayOut& args, Context& context);
 // plan/assign_slots.cu

@@ -91,6 +91,7 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
                                   {"shared_intermediate", o.shared_intermediate},
                                   {"shared_activation", number(o.shared_activation)},
                                   {"keep", number(o.keep)},
+                                  {"sentinel_ids", number(o.sentinel_ids)},
                                   {"losses.balance", number(o.losses.balance)},
                                   {"losses.scores", number(o.losses.scores)},
                                   {"losses.z", number(o.losses.z)},
@@ -126,6 +127,25 @@ void require_within_batch(const LayerComms& comms) {
       require_equal_fields(*comm, fields);
     }
   }
+}
+
+void require_ids(const LayerInput& in, const MoeLayerOptions& o, Memory memory) {
+  const ConstTensorView& ids = *in.expert_ids;
+  const Shape expected{in.x.rows(), o.router.top_k};
+  require(are_ids(ids.dtype()) && ids.shape() == expected,
+          "expert_ids is {} {}, but must be i32 or i64 {}", name_of(ids.dtype()), ids.shape(),
+          expected);
+  require_memory(ids, memory, "expert_ids");
+}
+
+void require_given_weights(const LayerInput& in, const MoeLayerOptions& o, Memory memory) {
+  require(in.expert_ids.has_value(),
+          "expert_weights were given without expert_ids, which say whose they are");
+  require_tokens(*in.expert_weights, {{in.x.rows(), o.router.top_k}, Dtype::f32, memory},
+                 "expert_weights");
+  require(o.losses.balance == BalanceLoss::none && !o.losses.z,
+          "expert_weights were given, so there are no logits, but the layer's options have losses "
+          "of them: make the layer without losses");
 }
 
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {

@@ -122,7 +122,7 @@ void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const Layer
       routed.d_weights = backend_of(device).take(saved.routing.weights.shape(), Dtype::f32);
     }
     backward_experts(weights, saved, in, routed, clock);
-    backward_router(weights, saved, in, routed, clock);
+    if (!saved.is_routing_given) backward_router(weights, saved, in, routed, clock);
     if (shared) {
       const bool is_padded = saved.valid.has_value();
       const ConstTensorView d_y = is_padded ? without_padding(in.d_y, *saved.valid) : in.d_y;

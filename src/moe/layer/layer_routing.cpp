@@ -15,7 +15,11 @@ TensorView MoeLayerData::without_padding(const ConstTensorView& rows,
 MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerInput& in,
                                          Purpose purpose) {
   Routed routed{.x = in.x};
-  RouterInput router_in{.x = in.x, .expert_ids = in.expert_ids, .bad_ids = BadIds::become_none};
+  RouterInput router_in{.x = in.x, .bad_ids = BadIds::become_none};
+  if (in.expert_ids) {
+    router_in.expert_ids =
+        narrowed_ids(device, *in.expert_ids, options.router.num_experts, options.sentinel_ids);
+  }
   if (in.valid) {
     routed.valid = backend_of(device).take(in.valid->shape(), Dtype::i32);
     backend_of(device).copy(*in.valid, *routed.valid);
@@ -25,7 +29,9 @@ MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerI
   const bool has_capacity = options.capacity.factor > 0.0;
   if (purpose == Purpose::training || has_capacity) routed.sums = make_sums(in, purpose);
   const RouterSums* sums = routed.sums ? &*routed.sums : nullptr;
-  routed.routing = switchyard::route(device, options.router, weights.router, router_in, sums);
+  routed.routing = in.expert_weights
+                       ? given_routing(device, options.router, router_in, *in.expert_weights, sums)
+                       : switchyard::route(device, options.router, weights.router, router_in, sums);
   if (has_capacity) routed.kept_ids = within_capacity(routed.routing, *routed.sums);
   return routed;
 }
@@ -57,6 +63,7 @@ Saved MoeLayerData::route_and_plan(const MoeWeights& weights, const LayerInput& 
               .x = routed.x,
               .valid = std::move(routed.valid),
               .routing = std::move(routed.routing),
+              .is_routing_given = in.expert_weights.has_value(),
               .plan = plan};
   if (purpose == Purpose::training) {
     saved.sums = std::move(routed.sums);

@@ -108,7 +108,6 @@ Tensor MoeLayerData::take_output(const LayerInput& in, Purpose purpose) const {
 }
 
 void MoeLayerData::check_weights(const MoeWeights& weights) const {
-  router.check(weights.router, options.hidden);
   const auto num_local = placement.experts_of(comm.rank()).size();
   require(weights.experts.size() == num_local,
           "weights for {} experts were given, but rank {} owns {}", weights.experts.size(),
@@ -120,12 +119,16 @@ void MoeLayerData::check_weights(const MoeWeights& weights) const {
 }
 
 void MoeLayerData::check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const {
-  require_gradient(gradients.router.gate, weights.router.gate, "gate");
-  require_gradient(gradients.router.gate_bias, weights.router.gate_bias, "gate_bias");
   experts.check(weights.experts, gradients.experts);
   if (shared) shared->check({&weights.shared, 1}, {&gradients.shared, 1});
-  require_memory_if_given(gradients.router.gate, device.memory(), "the gradient of gate");
-  require_memory_if_given(gradients.router.gate_bias, device.memory(), "the gradient of gate_bias");
+}
+
+void MoeLayerData::check_router_gradients(const RouterWeights& weights,
+                                          const RouterGradients& gradients) const {
+  require_gradient(gradients.gate, weights.gate, "gate");
+  require_gradient(gradients.gate_bias, weights.gate_bias, "gate_bias");
+  require_memory_if_given(gradients.gate, device.memory(), "the gradient of gate");
+  require_memory_if_given(gradients.gate_bias, device.memory(), "the gradient of gate_bias");
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const ExpertPlacement& placement,
@@ -171,15 +174,13 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
     require_x(in.x, data_->options, memory);
     require_tokens(y, {in.x.shape(), data_->options.dtype, memory}, "y");
     require_apart(in.x, y, "x and y");
-    if (in.expert_ids) {
-      require_tokens(*in.expert_ids,
-                     {{in.x.rows(), data_->options.router.top_k}, Dtype::i32, memory},
-                     "expert_ids");
-    }
+    if (in.expert_ids) require_ids(in, data_->options, memory);
+    if (in.expert_weights) require_given_weights(in, data_->options, memory);
     if (in.valid) require_tokens(*in.valid, {{in.x.rows()}, Dtype::i32, memory}, "valid");
     if (saved != nullptr && data_->options.losses.balance == BalanceLoss::sequence) {
       require_sequence(in, data_->sequence);
     }
+    if (!in.expert_weights) data_->router.check(weights.router, data_->options.hidden);
     data_->check_weights(weights);
   });
   auto left = data_->forward(weights, in, y, purpose);
@@ -206,6 +207,10 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                      "d_weights");
       require(out.d_weights->is_contiguous(), "d_weights has row stride {}, but must be contiguous",
               out.d_weights->row_stride());
+    }
+    if (!saved.data_->is_routing_given) {
+      data_->router.check(weights.router, data_->options.hidden);
+      data_->check_router_gradients(weights.router, out.gradients.router);
     }
     data_->check_weights(weights);
     data_->check_gradients(weights, out.gradients);

@@ -104,6 +104,7 @@ struct Saved {
   ConstTensorView x;                     // zeros for padding
   std::optional<TensorView> valid = {};  // [T] i32, contiguous
   Routing routing;
+  bool is_routing_given = false;  // its weights too: the router takes no part
   Plan plan;
   std::optional<RouterSums> sums = {};  // of a training forward
   bool is_counted = false;              // by the statistics
@@ -130,8 +131,10 @@ struct MoeLayerData {
                const MoeLayerOptions& options, Device device);
 
   Tensor take_output(const LayerInput& in, Purpose purpose) const;
+  // Without the router's.
   void check_weights(const MoeWeights& weights) const;
   void check_gradients(const MoeWeights& weights, const MoeGradients& gradients) const;
+  void check_router_gradients(const RouterWeights& weights, const RouterGradients& gradients) const;
 
   // Collective; arguments are checked before.
   Saved forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
@@ -271,6 +274,8 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
 void require_within_batch(const LayerComms& comms);
 // Sequences are cut over a communicator's ranks as the layer's input says.
 void require_sequence(const LayerInput& in, const Communicator* comm);
+void require_ids(const LayerInput& in, const MoeLayerOptions& o, Memory memory);
+void require_given_weights(const LayerInput& in, const MoeLayerOptions& o, Memory memory);
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options);
 
 // [T,H]: it says what T is.

@@ -34,6 +34,11 @@ enum class Exchange {
   peer_memory,
 };
 
+// Ids [T, K] i32 or i64 in the device's memory as its kernels read them: i32, with −1 for
+// sentinels. The same view where nothing has to change; does not wait.
+ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
+                             std::int64_t num_experts, SentinelIds sentinels);
+
 class PlanMaker {
  public:
   PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,

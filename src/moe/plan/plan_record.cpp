@@ -14,7 +14,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kNumOptions = 12;
+constexpr std::size_t kNumOptions = 13;
 
 std::array<Field, kNumOptions> fields_of(const ExpertPlacement& placement,
                                          const PlanOptions& options, std::int64_t planner_id) {
@@ -29,7 +29,8 @@ std::array<Field, kNumOptions> fields_of(const ExpertPlacement& placement,
            {"capacity", options.sizing.capacity()},
            {"token_capacity", options.sizing.token_capacity()},
            {"the overflow policy", static_cast<std::int64_t>(options.sizing.overflow())},
-           {"duplicate_ids", static_cast<std::int64_t>(options.duplicate_ids)}}};
+           {"duplicate_ids", static_cast<std::int64_t>(options.duplicate_ids)},
+           {"sentinel_ids", static_cast<std::int64_t>(options.sentinel_ids)}}};
 }
 
 void require_valid_options(int rank, std::span<const std::int64_t> values, int num_ranks) {
@@ -122,15 +123,15 @@ PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
 }
 
 bool has_valid_form(const RecordHeader& header) {
-  return header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2 &&
+  return are_ids(static_cast<Dtype>(header.ids_dtype)) && header.ids_dims == 2 &&
          header.ids_memory == header.device_memory && 0 < header.top_k &&
          header.top_k <= kMaxTopK &&
          header.num_tokens <= std::numeric_limits<std::int32_t>::max() / header.top_k;
 }
 
 void require_valid_form(const RecordHeader& header, int rank) {
-  require(header.ids_dtype == static_cast<std::int64_t>(Dtype::i32) && header.ids_dims == 2,
-          "rank {}: expert_ids must be [T, K] of i32, not {} with {} dimensions", rank,
+  require(are_ids(static_cast<Dtype>(header.ids_dtype)) && header.ids_dims == 2,
+          "rank {}: expert_ids must be [T, K] of i32 or i64, not {} with {} dimensions", rank,
           name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
   require(header.ids_memory == header.device_memory,
           "rank {}: expert_ids is in {} memory, but the device works in {} memory; "

@@ -17,6 +17,9 @@ namespace switchyard {
 // More picks a token than any router makes; kernels size their tables by it.
 constexpr std::int64_t kMaxTopK = 1024;
 
+// Whether callers may have ids of it.
+constexpr bool are_ids(Dtype dtype) { return dtype == Dtype::i32 || dtype == Dtype::i64; }
+
 // Collective. Throws the same InvalidArgument on every rank if any rank's options are wrong or
 // differ from another's.
 void require_same_options(Communicator& comm, const ExpertPlacement& placement,

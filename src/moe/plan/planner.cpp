@@ -113,6 +113,16 @@ void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
 
 }  // namespace
 
+ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
+                             std::int64_t num_experts, SentinelIds sentinels) {
+  const bool has_sentinels = sentinels == SentinelIds::allow;
+  if (expert_ids.dtype() == Dtype::i32 && !has_sentinels) return expert_ids;
+  NarrowIds args{.from = expert_ids, .to = backend_of(device).take(expert_ids.shape(), Dtype::i32)};
+  if (has_sentinels) args.first_sentinel = num_experts;
+  backend_of(device).narrow_ids(args);
+  return args.to;
+}
+
 PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
                      Device device, Exchange exchange)
     : comm_(comm),
@@ -155,7 +165,7 @@ PlanProblems PlanMaker::problems_of(const Routing& routing) const {
   return {.words = words};
 }
 
-std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& expert_ids,
+std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
                                           const PlanProblems& problems) {
   auto data = std::make_shared<PlanData>(PlanData{.placement = placement_,
                                                   .options = options_,
@@ -163,7 +173,7 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& expert_ids,
                                                   .host = host_,
                                                   .rank = comm_.rank(),
                                                   .plan_number = num_plans_});
-  const RecordHeader header = header_of(expert_ids);
+  const RecordHeader header = header_of(given_ids);
   if (meetings_ != nullptr) {
     meetings_->check();
     check_arguments({&comm_}, "plan", [&] {
@@ -173,8 +183,12 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& expert_ids,
     });
   }
   data->report = PlanReport::take(backend_of(device_), *placement_);
+  ConstTensorView expert_ids;
   Counted counted;
-  if (has_valid_form(header)) counted = count(expert_ids, problems, *data);
+  if (has_valid_form(header)) {
+    expert_ids = narrowed_ids(device_, given_ids, placement_->num_experts(), options_.sentinel_ids);
+    counted = count(expert_ids, problems, *data);
+  }
   if (comm_.size() == 1) {
     plan_alone(header, problems, *data);
   } else if (meetings_ != nullptr) {

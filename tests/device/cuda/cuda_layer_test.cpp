@@ -11,6 +11,7 @@
 #include "support/layer/layer_step.h"
 #include "support/random.h"
 #include "support/reference/cut.h"
+#include "support/wide_ids.h"
 #include "switchyard/communicator.h"
 #include "switchyard/moe_layer.h"
 
@@ -112,8 +113,10 @@ LayerResults reference(const LayerProblem& problem, Biases biases) {
   MoeLayer layer(*alone, placement, wide);
   const auto weights = widened(MoeParameters::random(problem.options, placement, 0, 5, biases),
                                wide, placement, biases);
-  return run_step(layer, weights.weights(),
-                  {widened(problem.x), widened(problem.d_y), copy_of(problem.ids)}, biases);
+  StepInput in = input_of(problem, {0, problem.num_tokens});
+  in.x = widened(problem.x);
+  in.d_y = widened(problem.d_y);
+  return run_step(layer, weights.weights(), in, biases);
 }
 
 void expect_near(const LayerResults& actual, const LayerResults& expected, double tolerance) {
@@ -190,6 +193,70 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksPlacementSizingAndAlignmentEqualsOne) {
       });
     }
   }
+}
+
+// Of either sign, and of any sum: no router made them.
+TEST_P(CudaLayerTest, GivenWeightsEqualTheCpuAndAnyNumberOfRanks) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    LayerProblem problem(options(dtype));
+    problem.weights = Random(8).tensor(problem.ids.shape(), Dtype::f32);
+    problem.valid = Tensor({problem.num_tokens}, Dtype::i32);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(problem.num_tokens); ++t) {
+      problem.valid->span<std::int32_t>()[t] = t % 5 == 3 ? 0 : 1;
+    }
+    const auto ids = problem.ids.span<std::int32_t>();
+    for (std::size_t i = 0; i < ids.size(); i += 7) ids[i] = -1;
+    const auto alone = connect();
+    const auto one = step_on_gpu(*alone, problem, problem.options, GetParam().biases);
+    expect_near(one, reference(problem, GetParam().biases), dtype == Dtype::f32 ? 1e-5 : 8e-3);
+    auto bounded = problem.options;
+    bounded.sizing = Sizing::bounded(128 * 30);
+    for (const int ranks : gpu_rank_counts()) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::string(name_of(dtype)));
+      on_gpu_ranks(ranks, [&](Communicator& comm, const Device& device) {
+        const auto piece = awkward_piece(comm, problem.num_tokens);
+        for (const auto& o : {problem.options, bounded}) {
+          const auto part = step_on_gpu(comm, problem, o, GetParam().biases,
+                                        ExpertPlacement::contiguous(kExperts, ranks), device);
+          EXPECT_TRUE(on_all(comm, same_part(part, piece, one)));
+        }
+      });
+    }
+    problem.ids = wide_ids(problem.ids, kExperts);
+    bounded.sentinel_ids = SentinelIds::allow;
+    EXPECT_TRUE(same_part(step_on_gpu(*alone, problem, bounded, GetParam().biases),
+                          {0, problem.num_tokens}, one))
+        << "ids of 64 bits with sentinels";
+  }
+}
+
+TEST_P(CudaLayerTest, GivenIdsAndWeightsAreNotWaitedFor) {
+  const auto alone = connect();
+  auto o = options(Dtype::bf16);
+  o.sizing = Sizing::bounded(128 * 30);
+  o.sentinel_ids = SentinelIds::allow;
+  const LayerProblem problem(o);
+  const Device gpu = Device::cuda(cuda_options());
+  const auto placement = ExpertPlacement::contiguous(kExperts, 1);
+  MoeLayer layer(*alone, placement, o, gpu);
+  const auto weights = MoeParameters::random(o, placement, 0, 5, GetParam().biases, gpu);
+  MoeParameters gradients(o, placement, 0, GetParam().biases, gpu);
+  const Tensor x = gpu.copy_of(problem.x);
+  const Tensor ids = gpu.copy_of(wide_ids(problem.ids));
+  const Tensor given = gpu.copy_of(Random(8).tensor(problem.ids.shape(), Dtype::f32));
+  Tensor y = gpu.empty(x.shape(), x.dtype());
+  Tensor d_x = gpu.empty(x.shape(), x.dtype());
+  for (int round = 0; round < 2; ++round) {  // the first takes memory
+    const auto before = gpu.host_syncs();
+    SavedForBackward saved;
+    layer.forward(weights.weights(), {.x = x, .expert_ids = ids, .expert_weights = given}, y,
+                  &saved);
+    layer.backward(weights.weights(), saved, x, {.d_x = d_x, .gradients = gradients.views()});
+    if (round > 0) {
+      EXPECT_EQ(gpu.host_syncs(), before);
+    }
+  }
+  layer.check();
 }
 
 TEST_P(CudaLayerTest, TensorsOfTheHostAreRefused) {

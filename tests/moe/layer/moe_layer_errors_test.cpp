@@ -141,11 +141,21 @@ TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({4, 2}, Dtype::i32);
             }),
-            "MoeLayer::forward: expert_ids is i32 [4,2], but must be i32 [5,2]");
+            "MoeLayer::forward: expert_ids is i32 [4,2], but must be i32 or i64 [5,2]");
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({5, 2}, Dtype::i32);
             }),
             "rank 0: expert_ids[0,1] is 0, which the token has picked already");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.expert_weights = zeros({5, 2});
+            }),
+            "MoeLayer::forward: expert_weights were given without expert_ids, which say whose they "
+            "are");
+  EXPECT_EQ(forward_error([](Step& s) {
+              s.in.expert_ids = zeros({5, 2}, Dtype::i32);
+              s.in.expert_weights = zeros({5, 2}, Dtype::bf16);
+            }),
+            "MoeLayer::forward: expert_weights is bf16 [5,2], but must be f32 [5,2]");
 }
 
 TEST(MoeLayerErrors, OfBackward) {
@@ -206,6 +216,10 @@ TEST(MoeLayerErrors, OfMemoryThatTheDeviceDoesNotWorkIn) {
   forward("x [5,6]", [](Step& s) { s.in.x = elsewhere(s.in.x); });
   forward("y [5,6]", [](Step& s) { s.y = Tensor::of(elsewhere(s.y.view())); });
   forward("expert_ids [5,2]", [&](Step& s) { s.in.expert_ids = elsewhere(ids.view()); });
+  forward("expert_weights [5,2]", [&](Step& s) {
+    s.in.expert_ids = ids;
+    s.in.expert_weights = elsewhere(zeros({5, 2}).view());
+  });
   forward("valid [5]", [&](Step& s) { s.in.valid = elsewhere(valid.view()); });
   forward("gate [6,6]", [](Step& s) { s.weights.router.gate = elsewhere(s.weights.router.gate); });
   forward("local expert 2's down [6,4]",
@@ -250,11 +264,18 @@ TEST(MoeLayerErrors, ReachTheOtherRanks) {
                      if (bad) s.weights.experts.pop_back();
                      s.forward();
                    });
-  expect_all_learn("MoeLayer::forward: expert_ids is i32 [2,2], but must be i32 [5,2]",
+  expect_all_learn("MoeLayer::forward: expert_ids is i32 [2,2], but must be i32 or i64 [5,2]",
                    [](Step& s, bool bad) {
                      if (bad) s.in.expert_ids = zeros({2, 2}, Dtype::i32);
                      s.forward();
                    });
+  expect_all_learn(
+      "MoeLayer::forward: expert_weights is f32 [5,3], but must be f32 [5,2]",
+      [](Step& s, bool bad) {
+        s.in.expert_ids = Tensor::from<std::int32_t>({5, 2}, std::vector<std::int32_t>(10, -1));
+        s.in.expert_weights = zeros({5, bad ? 3 : 2});
+        s.forward();
+      });
   expect_all_learn("MoeLayer::backward: d_y is f32 [4,6], but must be f32 [5,6]",
                    [](Step& s, bool bad) {
                      s.forward();

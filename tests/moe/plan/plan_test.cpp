@@ -150,6 +150,10 @@ TEST_P(PlanTest, DisagreementIsTheSameErrorEverywhere) {
     options.dtype = odd ? Dtype::bf16 : Dtype::f32;
     EXPECT_EQ(planner_error(8, options),
               "ranks disagree about dtype: rank 0 has 0, " + who + " has 1");
+    options = options_with();
+    options.sentinel_ids = odd ? SentinelIds::allow : SentinelIds::reject;
+    EXPECT_EQ(planner_error(8, options),
+              "ranks disagree about sentinel_ids: rank 0 has 0, " + who + " has 1");
     options = options_with(Sizing::exact(), odd ? 0 : 1);
     EXPECT_EQ(planner_error(8, options), who + ": alignment (0) must be positive and below 2^31");
 
@@ -159,9 +163,9 @@ TEST_P(PlanTest, DisagreementIsTheSameErrorEverywhere) {
               }),
               "ranks disagree about K: rank 0 has 2, " + who + " has 3");
     EXPECT_EQ(error_of<InvalidArgument>([&] {
-                (void)planner.plan(Tensor::zeros({1, 1}, odd ? Dtype::i64 : Dtype::i32));
+                (void)planner.plan(Tensor::zeros({1, 1}, odd ? Dtype::f32 : Dtype::i32));
               }),
-              who + ": expert_ids must be [T, K] of i32, not i64 with 2 dimensions");
+              who + ": expert_ids must be [T, K] of i32 or i64, not f32 with 2 dimensions");
     Planner other(comm, ExpertPlacement::contiguous(8, comm.size()), options_with());
     const auto message = error_of<InvalidArgument>([&] {
       (void)(odd ? other : planner).plan(ids_of({1, 1}, {0}));

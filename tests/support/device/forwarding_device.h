@@ -12,6 +12,7 @@ class ForwardingDevice : public DeviceBackend {
  public:
   explicit ForwardingDevice(Device base) : base_(std::move(base)) {}
 
+  void narrow_ids(const NarrowIds& args) const override { base().narrow_ids(args); }
   void count_assignments(const CountAssignments& args) const override {
     base().count_assignments(args);
   }

@@ -209,13 +209,17 @@ RouteResult route_on(const Device& device, RouteInputs& inputs, RouterSums* sums
   Tensor ids = device.copy_of(poisoned(wide, Dtype::i32));
   Tensor weights = device.copy_of(poisoned(wide, Dtype::f32));
   Tensor problems = device.copy_of(poisoned({kProblemWords}, Dtype::i64));
+  std::optional<Tensor> given_rows = put(device, inputs.given_weights);
+  std::optional<ConstTensorView> given;
+  if (given_rows) given = first_columns(*given_rows, options.top_k);
   backend_of(device).route_tokens({.options = options,
                                    .weights = on_device.weights,
                                    .in = in,
                                    .sums = sums,
                                    .expert_ids = first_columns(ids, options.top_k),
                                    .routing_weights = first_columns(weights, options.top_k),
-                                   .problems = problems});
+                                   .problems = problems,
+                                   .given_weights = given});
   return {device.to_host(first_columns(ids, options.top_k)),
           device.to_host(first_columns(weights, options.top_k)), device.to_host(problems)};
 }

@@ -34,12 +34,13 @@ struct RouteInputs {
   explicit RouteInputs(const RouteCase& route_case);
 
   RouteCase test;
-  Tensor x;                          // [T, H + gap]
-  Tensor gate;                       // [E, H + gap]
-  std::optional<Tensor> gate_bias;   // [E]
-  std::optional<Tensor> score_bias;  // [E]
-  std::optional<Tensor> valid;       // [T]
-  std::optional<Tensor> expert_ids;  // [T, K]: a replay
+  Tensor x;                             // [T, H + gap]
+  Tensor gate;                          // [E, H + gap]
+  std::optional<Tensor> gate_bias;      // [E]
+  std::optional<Tensor> score_bias;     // [E]
+  std::optional<Tensor> valid;          // [T]
+  std::optional<Tensor> expert_ids;     // [T, K]: a replay
+  std::optional<Tensor> given_weights;  // of it: the first K of [T, K + 3]
   BadIds bad_ids = BadIds::stay;
 
   ConstTensorView x_view() { return first_columns(x, test.hidden); }

@@ -22,8 +22,11 @@ LayerProblem::LayerProblem(const MoeLayerOptions& layer_options) : options(layer
 }
 
 StepInput input_of(const LayerProblem& problem, const Piece& piece) {
-  return {copy_of(piece.of(problem.x)), copy_of(piece.of(problem.d_y)),
-          copy_of(piece.of(problem.ids))};
+  StepInput in{copy_of(piece.of(problem.x)), copy_of(piece.of(problem.d_y)),
+               copy_of(piece.of(problem.ids))};
+  if (problem.weights) in.weights = copy_of(piece.of(*problem.weights));
+  if (problem.valid) in.valid = copy_of(piece.of(*problem.valid));
+  return in;
 }
 
 LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInput& in,
@@ -33,9 +36,12 @@ LayerResults run_step(MoeLayer& layer, const MoeWeights& weights, const StepInpu
   const Tensor x = device.copy_of(in.x);
   const Tensor ids = device.copy_of(in.ids);
   const Tensor d_y = device.copy_of(in.d_y);
+  LayerInput given{.x = x, .expert_ids = ids};
+  if (in.weights) given.expert_weights = device.copy_of(*in.weights).view();
+  if (in.valid) given.valid = device.copy_of(*in.valid).view();
   SavedForBackward saved;
   LayerResults results;
-  results.y = device.to_host(layer.forward(weights, {.x = x, .expert_ids = ids}, saved));
+  results.y = device.to_host(layer.forward(weights, given, saved));
   Tensor d_x = device.empty(in.x.shape(), in.x.dtype());
   Tensor d_weights = device.empty(in.ids.shape(), Dtype::f32);
   layer.backward(weights, saved, d_y,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
 #include "support/reference/cut.h"
 #include "switchyard/moe_layer.h"
@@ -15,6 +16,7 @@ struct LayerProblem {
   MoeLayerOptions options;
   std::int64_t num_tokens = 700;
   Tensor x, d_y, ids;
+  std::optional<Tensor> weights = {}, valid = {};  // none: the router weighs, and all count
 };
 
 struct LayerResults {
@@ -25,6 +27,7 @@ struct LayerResults {
 // Of these tokens.
 struct StepInput {
   Tensor x, d_y, ids;
+  std::optional<Tensor> weights = {}, valid = {};
 };
 StepInput input_of(const LayerProblem& problem, const Piece& piece);
 

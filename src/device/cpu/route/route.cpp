@@ -63,14 +63,30 @@ struct FirstTokens {
   std::atomic<std::int64_t> bad_ids{kNone};
 };
 
+// The ids of a replay.
+void copy_ids(const RouteTokens& args, std::int64_t token, FirstTokens& first) {
+  auto* ids = row_of<std::int32_t>(args.expert_ids, token);
+  std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), args.options.top_k, ids);
+  const bool become_none = args.in.bad_ids == BadIds::become_none;
+  if (become_none && make_bad_ids_none(args.options, ids)) note_first(first.bad_ids, token);
+}
+
+// The weights that are given for them.
+void copy_weights(const RouteTokens& args, std::int64_t token) {
+  const auto* ids = row_of<std::int32_t>(args.expert_ids, token);
+  const auto* given = row_of<float>(*args.given_weights, token);
+  auto* weights = row_of<float>(args.routing_weights, token);
+  for (std::int64_t k = 0; k < args.options.top_k; ++k) {
+    weights[k] = is_expert(args.options, ids[k]) ? given[k] : 0.0F;
+  }
+}
+
 void pick(const RouteTokens& args, TokenRouter& router, const float* scores, std::int64_t token,
           FirstTokens& first) {
   const auto top_k = args.options.top_k;
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   if (args.in.expert_ids) {
-    std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), top_k, ids);
-    const bool become_none = args.in.bad_ids == BadIds::become_none;
-    if (become_none && make_bad_ids_none(args.options, ids)) note_first(first.bad_ids, token);
+    copy_ids(args, token, first);
     return weigh(args, router, scores, token);
   }
   if (args.options.choice == Choice::balanced) {
@@ -168,9 +184,30 @@ class PanelSums {
   std::int64_t fraction_ = 0;
 };
 
+void take_given(const RouteTokens& args, Workers& workers) {
+  const auto num_tokens = args.in.x.rows();
+  FirstTokens first_tokens;
+  workers.run(ceil_div(num_tokens, kTokenPanelRows), [&](std::int64_t panel, Scratch& /*scratch*/) {
+    const auto first = panel * kTokenPanelRows;
+    const auto last = std::min(first + kTokenPanelRows, num_tokens);
+    PanelSums sums(args.sums, args.options.top_k);
+    for (std::int64_t t = first; t < last; ++t) {
+      if (!is_valid(args.in.valid, t)) {
+        pick_none(args, t);
+        continue;
+      }
+      copy_ids(args, t, first_tokens);
+      copy_weights(args, t);
+      sums.add(t, row_of<std::int32_t>(args.expert_ids, t), nullptr, 0.0F);
+    }
+  });
+  write_problems(args, first_tokens);
+}
+
 }  // namespace
 
 void route_tokens(const RouteTokens& args, Workers& workers, MemoryCache& memory) {
+  if (args.given_weights) return take_given(args, workers);
   const ConstTensorView& x = args.in.x;
   const auto num_tokens = x.rows();
   const auto num_experts = std::int64_t{args.options.num_experts};

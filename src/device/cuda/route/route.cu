@@ -19,6 +19,8 @@ struct PickArgs {
   std::int64_t valid_stride = 0;
   const std::int32_t* given_ids = nullptr;  // [T, K] or none
   std::int64_t given_stride = 0;
+  const float* given_weights = nullptr;  // [T, K] or none
+  std::int64_t given_weights_stride = 0;
   bool is_balanced = false;
   bool bad_ids_become_none = false;
   std::int32_t* ids = nullptr;
@@ -116,6 +118,20 @@ __device__ bool is_repeat(const PickArgs& p, const TokenRow& row, int k, std::in
   return repeats;
 }
 
+__device__ bool is_expert(const PickArgs& p, std::int32_t id) {
+  return 0 <= id && id < p.rules.num_experts;
+}
+
+// The id that is given for k, or −1 where it is bad and such become none; asked as is_repeat is.
+__device__ std::int32_t checked_id(const PickArgs& p, const TokenRow& row, int k) {
+  const std::int32_t id = given_id(p, row, k);
+  if (!p.bad_ids_become_none) return id;
+  const bool repeats = is_repeat(p, row, k, id);
+  if (id == -1 || (is_expert(p, id) && !repeats)) return id;
+  note_first(p.problems + kBadToken, row.token * p.rules.top_k + k);
+  return -1;
+}
+
 // Ids as given, and their scores for weights; Σ of these.
 template <int kPerLane>
 __device__ float pick_given(const PickArgs& p, const TokenRow& row,
@@ -123,16 +139,8 @@ __device__ float pick_given(const PickArgs& p, const TokenRow& row,
   float total = 0.0F;
   for (int base = 0; base < p.rules.top_k; base += 32) {
     const int k = base + row.lane;
-    std::int32_t id = given_id(p, row, k);
-    bool is_known = 0 <= id && id < p.rules.num_experts;
-    if (p.bad_ids_become_none) {
-      const bool repeats = is_repeat(p, row, k, id);
-      if ((!is_known && id != -1) || (is_known && repeats)) {
-        note_first(p.problems + kBadToken, row.token * p.rules.top_k + k);
-        id = -1;
-        is_known = false;
-      }
-    }
+    const std::int32_t id = checked_id(p, row, k);
+    const bool is_known = is_expert(p, id);
     float my_score = 0.0F;
     for (int lane = 0; lane < 32 && base + lane < p.rules.top_k; ++lane) {
       const int known = __shfl_sync(kAllLanes, is_known ? id : -1, lane);
@@ -186,11 +194,27 @@ __global__ __launch_bounds__(32 * kWarpsPerBlock) void pick_kernel(PickArgs p) {
   if (p.counts != nullptr) leave_for_sums<kPerLane>(p, row, logits, scores, squared);
 }
 
-PickArgs pick_args(const RouteTokens& args, const TensorView& logits) {
+// Ids and weights as given.
+__global__ __launch_bounds__(32 * kWarpsPerBlock) void take_given_kernel(PickArgs p) {
+  const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
+  if (token >= p.num_tokens) return;
+  const TokenRow row(p, token);
+  if (p.valid != nullptr && p.valid[token * p.valid_stride] == 0) return pick_none(p, row);
+  const float* given = p.given_weights + token * p.given_weights_stride;
+  for (int base = 0; base < p.rules.top_k; base += 32) {
+    const int k = base + row.lane;
+    const std::int32_t id = checked_id(p, row, k);
+    if (k >= p.rules.top_k) continue;
+    row.ids[k] = id;
+    row.weights[k] = is_expert(p, id) ? given[k] : 0.0F;
+  }
+  if (p.counts != nullptr && row.lane == 0) p.counts[token] = 1.0F;
+}
+
+// Without the logits.
+PickArgs pick_args(const RouteTokens& args) {
   PickArgs p{.rules = TokenRules(args.options, args.weights)};
   p.num_tokens = args.in.x.rows();
-  p.logits = reinterpret_cast<float*>(logits.data());
-  p.logits_stride = logits.row_stride();
   if (args.in.valid) {
     p.valid = reinterpret_cast<const std::int32_t*>(args.in.valid->data());
     p.valid_stride = args.in.valid->row_stride();
@@ -199,6 +223,10 @@ PickArgs pick_args(const RouteTokens& args, const TensorView& logits) {
     p.given_ids = reinterpret_cast<const std::int32_t*>(args.in.expert_ids->data());
     p.given_stride = args.in.expert_ids->row_stride();
     p.bad_ids_become_none = args.in.bad_ids == BadIds::become_none;
+  }
+  if (args.given_weights) {
+    p.given_weights = reinterpret_cast<const float*>(args.given_weights->data());
+    p.given_weights_stride = args.given_weights->row_stride();
   }
   p.is_balanced = args.options.choice == Choice::balanced;
   p.ids = reinterpret_cast<std::int32_t*>(args.expert_ids.data());
@@ -229,8 +257,12 @@ TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, Pic
   return tokens;
 }
 
+unsigned blocks_of(const PickArgs& p) {
+  return static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
+}
+
 void launch_pick(PickArgs p, Context& context) {
-  const auto blocks = static_cast<unsigned>((p.num_tokens + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  const unsigned blocks = blocks_of(p);
   const auto& rules = p.rules;
   const bool has_expert_groups = rules.kept_expert_groups < rules.num_expert_groups;
   with_experts_per_lane(rules.num_experts, [&](auto per_lane) {
@@ -251,6 +283,11 @@ void launch_pick(PickArgs p, Context& context) {
   });
 }
 
+void launch_take_given(const PickArgs& p, Context& context) {
+  take_given_kernel<<<blocks_of(p), 32 * kWarpsPerBlock, 0, context.stream()>>>(p);
+  check(cudaGetLastError(), "take_given_kernel");
+}
+
 }  // namespace
 
 void route_tokens(const RouteTokens& args, Context& context) {
@@ -259,9 +296,16 @@ void route_tokens(const RouteTokens& args, Context& context) {
                         context.stream()),
         "the words of problems");
   if (num_tokens == 0) return finish_routing(args, {}, context);
+  PickArgs p = pick_args(args);
+  if (args.given_weights) {
+    const TokenSums picks = take_token_sums(args, {}, p, context);
+    launch_take_given(p, context);
+    return finish_routing(args, picks, context);
+  }
   const TensorView logits = take_logits(num_tokens, args.options.num_experts, context);
   gate_logits(args.in.x, args.weights, logits, context);
-  PickArgs p = pick_args(args, logits);
+  p.logits = reinterpret_cast<float*>(logits.data());
+  p.logits_stride = logits.row_stride();
   const TokenSums tokens = take_token_sums(args, logits, p, context);
   launch_pick(p, context);
   finish_routing(args, tokens, context);
