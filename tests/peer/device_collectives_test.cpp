@@ -42,12 +42,18 @@ std::int64_t size_of_rank(int rank, int round) {
 
 template <typename T>
 T random_value(Random& random, std::int64_t exponent) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(random.next());
-  // Of different sizes on the ranks, so that sums in another order have other bits; some are −0.
-  const float value =
-      exponent == 3 ? -0.0F : std::ldexp(random.uniform(), static_cast<int>(-8 * exponent));
-  if constexpr (std::is_same_v<T, float>) return value;
-  if constexpr (std::is_same_v<T, Bfloat16>) return to_bfloat16(value);
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(random.next());
+  } else {
+    // Of different sizes on the ranks, so that sums in another order have other bits; some are −0.
+    const float value =
+        exponent == 3 ? -0.0F : std::ldexp(random.uniform(), static_cast<int>(-8 * exponent));
+    if constexpr (std::is_same_v<T, float>) {
+      return value;
+    } else {
+      return to_bfloat16(value);
+    }
+  }
 }
 
 template <typename T>
