@@ -161,13 +161,14 @@ bench_processes() {
   done
 }
 
-# Of a shape, with an option and its value for the ranks, and what starts them.
+# bench_layer SHAPE OPTION VALUE [LAUNCHER...]: the option says how many ranks there are, or how
+# they are connected.
 bench_layer() {
   "${@:4}" "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --sizing bounded \
     --shape "$1" "$2" "$3"
 }
 
-# The same, of a number of tokens a rank.
+# bench_dispatch TOKENS_A_RANK OPTION VALUE [LAUNCHER...]
 bench_dispatch() {
   "${@:4}" "$binaries/cli/switchyard" bench dispatch --device cuda --dtype bf16 \
     --shape "$((8 * $1)),7168,256,8" "$2" "$3"

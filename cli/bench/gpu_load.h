@@ -1,4 +1,4 @@
-// What a routing asks of ranks on GPUs.
+// The buffer sizes that ranks on GPUs need for a routing.
 #pragma once
 
 #include <algorithm>

@@ -136,7 +136,7 @@ struct SWITCHYARD_API LayerStats {
   std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
   std::int64_t over_capacity = 0;  // assignments of this rank that capacity dropped before that
   bool overflow = false;
-  // Of rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
+  // Rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
   std::int64_t bytes_on_wire = 0;
   std::vector<Stage> forward;   // in order; on a GPU those that CudaOptions::time_stages times
   std::vector<Stage> backward;  // in order

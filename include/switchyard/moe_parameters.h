@@ -56,7 +56,7 @@ class SWITCHYARD_API MoeParameters {
   const MoeViews& views() & { return views_; }
   MoeViews views() && { return std::move(views_); }
   void set_zero();
-  // Whose memory it is in.
+  // The device whose memory holds the parameters.
   const Device& device() const { return device_; }
 
  private:

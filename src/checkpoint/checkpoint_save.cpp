@@ -179,7 +179,7 @@ class Saver {
     file.sync();
   }
 
-  // What is not in the host's memory comes there some rows at a time.
+  // Stages GPU tensors through the host, some rows at a time.
   void write(const FileWriter& file, const ConstTensorView& values, std::int64_t offset) const {
     if (values.memory() == Memory::host) return file.write(values, offset);
     constexpr std::int64_t kStagedBytes = std::int64_t{32} << 20;

@@ -14,9 +14,9 @@ Descriptor make_shared_file(std::int64_t bytes);
 
 class SharedPages {
  public:
-  // New ones, of zeros.
+  // Makes new pages of zeros.
   explicit SharedPages(std::int64_t bytes);
-  // Those of another process.
+  // Maps the pages behind a file that another process sent.
   SharedPages(Descriptor file, std::int64_t bytes);
   ~SharedPages();
   SharedPages(const SharedPages&) = delete;
