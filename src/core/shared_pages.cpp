@@ -3,10 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <system_error>
 #include <utility>
 
+#include "core/last_error.h"
 #include "core/require.h"
 
 namespace switchyard {
@@ -14,8 +13,7 @@ namespace switchyard {
 Descriptor make_shared_file(std::int64_t bytes) {
   Descriptor made(::memfd_create("switchyard", MFD_CLOEXEC));
   require<DeviceError>(made.is_open() && ::ftruncate(made.get(), bytes) == 0,
-                       "taking {} bytes of memory that processes share: {}", bytes,
-                       std::generic_category().message(errno));
+                       "taking {} bytes of memory that processes share: {}", bytes, last_error());
   return made;
 }
 
@@ -35,7 +33,7 @@ SharedPages::SharedPages(Descriptor file, std::int64_t bytes) : file_(std::move(
   const auto size = static_cast<std::size_t>(whole_pages(bytes));
   void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   require<DeviceError>(mapped != MAP_FAILED, "mapping memory that processes share: {}",
-                       std::generic_category().message(errno));
+                       last_error());
   bytes_ = {static_cast<std::byte*>(mapped), size};
 }
 

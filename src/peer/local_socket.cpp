@@ -9,16 +9,14 @@
 #include <cstring>
 #include <random>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "core/last_error.h"
 #include "core/require.h"
 
 namespace switchyard {
 namespace {
-
-std::string last_error() { return std::generic_category().message(errno); }
 
 struct Address {
   sockaddr_un value{};

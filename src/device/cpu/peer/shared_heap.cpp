@@ -3,11 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
+#include "core/last_error.h"
 #include "core/memory_cache.h"
 #include "core/require.h"
 #include "core/shared_pages.h"
@@ -16,8 +15,6 @@
 
 namespace switchyard::cpu {
 namespace {
-
-std::string last_error() { return std::generic_category().message(errno); }
 
 // Addresses that belong to a heap, mapped or not.
 class Addresses {

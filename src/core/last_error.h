@@ -1,0 +1,12 @@
+// The system's words for the error of its last call.
+#pragma once
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+namespace switchyard {
+
+inline std::string last_error() { return std::generic_category().message(errno); }
+
+}  // namespace switchyard
