@@ -36,22 +36,32 @@ run_build() {
   [ ! -d build/headers ] || options=("-DSWITCHYARD_HEADERS=$root/build/headers")
   [ -f "$binaries/build.ninja" ] || cmake --preset gpu "${options[@]}"
   say "Building for the GPU"
-  cmake --build --preset gpu
+  build_targets
 }
 
+build_targets() {
+  cmake --build --preset gpu
+  ! has_mpi || cmake --build "$binaries" --target switchyard_process_tests
+}
+
+# Whether the build has MPI, so that ranks can be processes.
+has_mpi() { cmake --build "$binaries" --target help | grep switchyard_process_tests >/dev/null; }
+
 run_test() {
-  cmake --build --preset gpu  # so that the sum below is of the code that runs
+  build_targets  # so that the sum below is of the code that runs
   say "Testing on the GPU"
   "$binaries/cli/switchyard" info
   test_with best
   test_with portable
-  if [ -x "$binaries/tests/switchyard_process_tests" ]; then
+  if has_mpi; then
     say "Ranks that are processes, in turns"
     test_processes 2 '*CudaLayerTest*Ranks*/48x40'
     test_processes 4 '*CudaLayerTest*Ranks*/48x40'
     "$binaries/tests/switchyard_process_tests" --gtest_brief=1 --gtest_filter='Cuda*'
     say "Ranks that are processes, by way of MPS"
     under_mps test_many_processes
+  else
+    say "This build has no MPI: ranks that are processes are not tested"
   fi
   say "All green; for bench/gpu-verified:"
   kernel_sum
@@ -144,7 +154,7 @@ run_bench() {
     say "dispatch and combine over 8 ranks of $tokens tokens"
     bench_dispatch "$tokens" --ranks 8 | tee "$results/bench-dispatch-$tokens.txt"
   done
-  [ ! -x "$binaries/tests/switchyard_process_tests" ] || under_mps bench_processes
+  ! has_mpi || under_mps bench_processes
 }
 
 bench_processes() {
