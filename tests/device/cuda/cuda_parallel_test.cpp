@@ -8,7 +8,7 @@
 #include "device/cuda/layer_fixture.h"
 #include "peer/device_collectives.h"
 #include "support/device/parallel_checks.h"
-#include "support/folder.h"
+#include "support/shared_folder.h"
 #include "switchyard/parallelize.h"
 #include "switchyard/sequence.h"
 
@@ -42,9 +42,9 @@ TEST_P(CudaParallel, ExpertsMoveToOtherRanks) { on_ranks(expect_reshard_as_on_cp
 TEST_P(CudaParallel, ModelsAreDivided) { on_ranks(expect_division_as_on_cpu); }
 
 TEST_P(CudaParallel, CheckpointsAreSavedAndLoaded) {
-  const Folder folder;
+  SharedFolder folder;
   on_ranks([&](Communicator& comm, const Device& device) {
-    expect_checkpoints_as_on_cpu(comm, device, folder.path());
+    expect_checkpoints_as_on_cpu(comm, device, folder.path(comm));
   });
 }
 
