@@ -13,7 +13,7 @@ SEARCHED = {"include": ["include"], "src": ["src", "include"], "train": ["train"
             "bench": ["cli", "src", "include"], "examples": ["include"]}
 # Lowest first; layers of one line may not include each other.
 LAYERS = [["src/core"], ["src/io"], ["src/comm", "src/device"], ["src/peer"], ["src/moe"],
-          ["src/checkpoint", "src/parallel"], ["train"], ["cli"]]
+          ["src/checkpoint", "src/parallel"], ["src/c"], ["train"], ["cli"]]
 LEVELS = {layer: level for level, line in enumerate(LAYERS) for layer in line}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)', re.MULTILINE)
 

@@ -32,6 +32,15 @@ enum class CudaKernels {
   portable,  // those that every GPU from sm_80 on can run: to check the others by
 };
 
+// A program's own allocator of a GPU's memory, as frameworks have one.
+struct DeviceAllocator {
+  // Memory for work on the stream, aligned to 256 bytes; null where there is no more. Called while
+  // a graph is captured, too.
+  std::function<void*(std::int64_t bytes, Stream stream)> allocate = {};
+  // The work that used the memory is on the stream already.
+  std::function<void(void* memory, Stream stream)> free = {};
+};
+
 struct CudaOptions {
   int ordinal = 0;     // which GPU
   Stream stream = {};  // what is used until set_stream
@@ -39,6 +48,9 @@ struct CudaOptions {
   // while a graph is captured.
   bool time_stages = false;
   CudaKernels kernels = CudaKernels::best;
+  // With one, the device keeps no memory between calls, but for small tables. Calls may then use
+  // different streams without waiting for each other, and captured steps need not have run before.
+  DeviceAllocator allocator = {};
 };
 
 // A device and the memory it keeps for reuse; copies are the same device. Shared by the layers of a

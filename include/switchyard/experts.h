@@ -26,6 +26,7 @@ enum class Activation {
   relu,       // up alone
   silu,       // up alone
 };
+constexpr int kNumActivations = 6;
 constexpr bool has_gate(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::clamped_swiglu;
 }
@@ -132,7 +133,7 @@ struct ExpertsBackwardOutput {
   TensorView d_rows;  // [R, H]
   // [R] f32; with `tokens` [T, K], where assignments without a row are left as they are.
   std::optional<TensorView> d_row_weights = {};
-  std::span<const ExpertGradients> gradients;  // [e]
+  std::span<const ExpertGradients> gradients;  // [e]; none: the experts are frozen
   GradientMode mode = GradientMode::overwrite;
 };
 

@@ -12,6 +12,7 @@
 #include "switchyard/error.h"           // IWYU pragma: export
 #include "switchyard/experts.h"         // IWYU pragma: export
 #include "switchyard/load_balancer.h"   // IWYU pragma: export
+#include "switchyard/local_plan.h"      // IWYU pragma: export
 #include "switchyard/matmul.h"          // IWYU pragma: export
 #include "switchyard/mesh.h"            // IWYU pragma: export
 #include "switchyard/moe_layer.h"       // IWYU pragma: export

@@ -395,6 +395,9 @@ class DeviceBackend {
   // Between views of equal shape and dtype; rows may lie apart. One of them may be in the host's
   // memory: then it waits.
   virtual void copy(const ConstTensorView& from, const TensorView& to) const = 0;
+  // Small tables that seldom change, found again by what they hold: [n] i32, valid until thousands
+  // of others have been asked for, and in a captured step for as long as the device lives.
+  virtual ConstTensorView constant(std::span<const std::int32_t> values) const = 0;
   // A few numbers of the host into a contiguous view; does not wait, and `from` is free at once.
   virtual void upload(std::span<const std::byte> from, const TensorView& to) const = 0;
   // A contiguous view to the host; waits, and counts in host_syncs().

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -110,6 +111,10 @@ class CpuDevice final : public DeviceBackend {
   void copy(const ConstTensorView& from, const TensorView& to) const override {
     copy_rows(from, to);
   }
+  ConstTensorView constant(std::span<const std::int32_t> values) const override {
+    const auto found = constants_.insert({values.begin(), values.end()}).first;
+    return {found->data(), {static_cast<std::int64_t>(found->size())}};
+  }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
     std::ranges::copy(from, to.data());
   }
@@ -130,6 +135,7 @@ class CpuDevice final : public DeviceBackend {
   mutable cpu::Workers workers_;
   mutable MemoryCache memory_;
   mutable std::vector<std::weak_ptr<PeerHeap>> heaps_;
+  mutable std::set<std::vector<std::int32_t>> constants_;
 };
 
 }  // namespace

@@ -154,6 +154,12 @@ class CudaDevice final : public DeviceBackend {
       entered()->copy_across(from, to);
     }
   }
+  ConstTensorView constant(std::span<const std::int32_t> values) const override {
+    const void* const table = entered()->constant(std::as_bytes(values));
+    return {static_cast<const std::int32_t*>(table),
+            {static_cast<std::int64_t>(values.size())},
+            Memory::gpu};
+  }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
     entered()->upload(from, to.data());
   }

@@ -8,6 +8,12 @@
 
 namespace switchyard {
 
+// A contiguous table as one row of numbers.
+inline TensorView flat(const TensorView& contiguous) {
+  return {contiguous.data(),  contiguous.dtype(), {contiguous.shape().num_elements()}, 1,
+          contiguous.owner(), contiguous.memory()};
+}
+
 // A placement, as devices read it.
 struct PlacementTables {
   TensorView all;

@@ -16,11 +16,6 @@ namespace switchyard {
 
 namespace {
 
-TensorView flat(const TensorView& contiguous) {
-  return {contiguous.data(),  contiguous.dtype(), {contiguous.shape().num_elements()}, 1,
-          contiguous.owner(), contiguous.memory()};
-}
-
 TensorView one_row(const TensorView& words) {
   return {words.data(), words.dtype(), {1, words.rows()},
           words.rows(), words.owner(), words.memory()};

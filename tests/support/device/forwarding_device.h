@@ -82,6 +82,9 @@ class ForwardingDevice : public DeviceBackend {
   void copy(const ConstTensorView& from, const TensorView& to) const override {
     base().copy(from, to);
   }
+  ConstTensorView constant(std::span<const std::int32_t> values) const override {
+    return base().constant(values);
+  }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
     base().upload(from, to);
   }

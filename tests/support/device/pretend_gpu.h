@@ -37,6 +37,9 @@ class PretendGpu : public ForwardingDevice {
   void copy(const ConstTensorView& from, const TensorView& to) const override {
     base().copy(real(from), real(to));
   }
+  ConstTensorView constant(std::span<const std::int32_t> values) const override {
+    return pretended(base().constant(values));
+  }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
     base().upload(from, real(to));
   }

@@ -86,7 +86,7 @@ void experts_backward(const ExpertsBackward& args, Workers& workers, MemoryCache
   const auto group_rows = args.group_rows.span<std::int32_t>();
   const auto panels = panel_tasks(row_offsets, group_rows);
   const auto num_panels = static_cast<std::int64_t>(panels.size());
-  const auto per_expert = num_gradient_tasks(args.options);
+  const auto per_expert = args.out.gradients.empty() ? 0 : num_gradient_tasks(args.options);
   const auto num_experts = static_cast<std::int64_t>(group_rows.size());
   const TensorView activated =
       memory.take({args.in.rows.rows(), args.options.intermediate}, args.options.dtype);

@@ -180,11 +180,12 @@ void expert_backward(const ExpertPass& pass, const ExpertPassGradients& out, Con
   const TensorView activated = take_rows(pass, pass.options.intermediate, context);
   const bool has_rows = pass.groups.row_capacity > 0;
   if (has_rows) inner_backward(pass, out, rows_of(activated), context);
-  outer_gradients(pass, out, rows_of(activated), context);
+  const bool has_gradients = !out.weights.empty();
+  if (has_gradients) outer_gradients(pass, out, rows_of(activated), context);
   // d_x is computed last, and its memory holds gathered rows until then. Of the input stage nothing
   // is gathered, and x has to be weighed before its gradients are made.
   if (has_rows && weighs_input(pass)) input_backward(pass, out, context);
-  inner_gradients(pass, out, context);
+  if (has_gradients) inner_gradients(pass, out, context);
   if (has_rows && !weighs_input(pass)) input_backward(pass, out, context);
 }
 

@@ -4,18 +4,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "device/cuda/runtime/device_memory.h"
+
+struct CUevent_st;
 
 namespace switchyard::cuda {
 
 // The tables used last are kept; those that a captured step used, for good.
 class Constants {
  public:
+  // How the streams that ask for tables follow each other.
+  enum class Streams {
+    in_order,  // a stream waits for the one before it, as Device::set_stream asks
+    any,       // no stream waits for another; captures take memory of their own
+  };
+  explicit Constants(Streams streams) : streams_(streams) {}
+
   const void* find_or_upload(std::span<const std::byte> bytes, DeviceMemory& memory,
                              CUstream_st* stream);
 
@@ -26,9 +37,15 @@ class Constants {
     std::string bytes;
     TensorView memory;
     bool is_captured = false;
+    CUstream_st* stream = nullptr;             // that uploads it
+    std::shared_ptr<CUevent_st> uploaded = {};  // none once that is known
   };
+  // Whether work on the stream finds the table uploaded; makes the stream wait where it can.
+  static bool can_use(Table& table, CUstream_st* stream, bool is_captured);
+  TensorView take(std::int64_t words, DeviceMemory& memory, CUstream_st* stream, bool is_captured);
   void forget_oldest();
 
+  Streams streams_;
   std::list<Table> tables_;      // used last first
   std::size_t num_passing_ = 0;  // that no captured step used
   std::unordered_map<std::string_view, std::list<Table>::iterator> by_bytes_;

@@ -48,7 +48,11 @@ class CudaHeap final : public PeerHeap {
 
 class CudaContext final : public Context {
  public:
-  explicit CudaContext(const CudaOptions& options) : options_(options), memory_(options.ordinal) {
+  explicit CudaContext(const CudaOptions& options)
+      : options_(options),
+        memory_(options),
+        constants_(options.allocator.allocate ? Constants::Streams::any
+                                              : Constants::Streams::in_order) {
     check(cudaStreamCreate(&own_stream_), "making a stream");
     set_stream(static_cast<CUstream_st*>(options.stream.handle));
     check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount,

@@ -75,12 +75,37 @@ class StreamPool final : public BlockSource {
   cudaMemPool_t pool_ = nullptr;
 };
 
+class CallersMemory final : public BlockSource {
+ public:
+  explicit CallersMemory(DeviceAllocator allocator) : allocator_(std::move(allocator)) {}
+
+  std::byte* allocate(std::int64_t bytes, CUstream_st* stream) override {
+    return static_cast<std::byte*>(allocator_.allocate(bytes, {stream}));
+  }
+  void free(std::byte* block, CUstream_st* stream) override { allocator_.free(block, {stream}); }
+  void close(std::span<std::byte* const> /*blocks*/) noexcept override {}
+  std::string shortage(std::int64_t bytes) const override {
+    return fmt::format("the program's allocator has no room for {} bytes", bytes);
+  }
+  bool reuses_blocks() const override { return true; }
+
+ private:
+  DeviceAllocator allocator_;
+};
+
+std::shared_ptr<BlockSource> source_of(const CudaOptions& options) {
+  if (!options.allocator.allocate) return std::make_shared<StreamPool>(options.ordinal);
+  require(options.allocator.free != nullptr, "the allocator has no function that frees");
+  return std::make_shared<CallersMemory>(options.allocator);
+}
+
 }  // namespace
 
 struct DeviceMemory::Blocks {
   struct Block {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
+    CUstream_st* stream = nullptr;             // that it was taken for
     std::vector<std::uint64_t> captures = {};  // whose graphs may use it; none: it is anybody's
   };
   struct Kept {
@@ -102,6 +127,7 @@ struct DeviceMemory::Blocks {
   std::byte* take(std::int64_t bytes, CUstream_st* stream, Source wanted) {
     const std::scoped_lock lock(mutex);
     ++num_takes;
+    if (source->reuses_blocks()) return add(bytes, stream);
     const std::uint64_t capture = capture_of(stream);
     active = capture;
     Block block;
@@ -114,7 +140,7 @@ struct DeviceMemory::Blocks {
           "it: run the step once before it is captured",
           bytes);
       free_kept(stream, num_takes - kTakesKept);
-      block = {allocate(bytes, stream), bytes};
+      block = {allocate(bytes, stream), bytes, stream};
       bytes_held += bytes;
     }
     if (capture != 0) add_user(block, capture);
@@ -126,6 +152,11 @@ struct DeviceMemory::Blocks {
   void give_back(std::byte* data) {
     const std::scoped_lock lock(mutex);
     Block block = std::move(taken.extract(data).mapped());
+    if (source->reuses_blocks()) {
+      source->free(data, block.stream);
+      bytes_held -= block.bytes;
+      return;
+    }
     if (active != 0) add_user(block, active);
     keep(std::move(block));
   }
@@ -171,6 +202,13 @@ struct DeviceMemory::Blocks {
   // Blocks that no take has wanted for so long belong to sizes that have gone: some tens of steps.
   static constexpr std::int64_t kTakesKept = 4096;
 
+  std::byte* add(std::int64_t bytes, CUstream_st* stream) {
+    std::byte* const data = allocate(bytes, stream);
+    taken.emplace(data, Block{data, bytes, stream});
+    bytes_held += bytes;
+    return data;
+  }
+
   Block find(std::uint64_t capture, std::int64_t bytes) {
     const auto found = kept.find(Key{capture, bytes});
     if (found == kept.end()) return {};
@@ -193,7 +231,7 @@ struct DeviceMemory::Blocks {
 
   std::byte* allocate(std::int64_t bytes, CUstream_st* stream) {
     std::byte* data = source->allocate(bytes, stream);
-    if (data == nullptr) {
+    if (data == nullptr && !source->reuses_blocks()) {
       free_kept(stream, num_takes);
       cudaStreamSynchronize(stream);
       data = source->allocate(bytes, stream);
@@ -218,7 +256,7 @@ struct DeviceMemory::Blocks {
   }
 };
 
-DeviceMemory::DeviceMemory(int ordinal) : DeviceMemory(std::make_shared<StreamPool>(ordinal)) {}
+DeviceMemory::DeviceMemory(const CudaOptions& options) : DeviceMemory(source_of(options)) {}
 
 DeviceMemory::DeviceMemory(std::shared_ptr<BlockSource> source)
     : blocks_(std::make_shared<Blocks>(std::move(source))) {}

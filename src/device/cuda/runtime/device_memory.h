@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "switchyard/device.h"
 #include "switchyard/tensor.h"
 
 struct CUstream_st;
@@ -25,15 +26,17 @@ class BlockSource {
   virtual void close(std::span<std::byte* const> blocks) noexcept = 0;
   // Why there was no room.
   virtual std::string shortage(std::int64_t bytes) const = 0;
+  // Whether it reuses blocks by itself, within captures too: then every block goes back at once.
+  virtual bool reuses_blocks() const { return false; }
 };
 
-// Blocks come from a source, a stream-ordered pool of CUDA unless one is given, and are kept for
-// reuse. What a captured step may have
-// used belongs to that capture until it is released: a graph may be replayed at any time. May be
-// used from any thread; blocks may outlive the object.
+// Blocks come from a source: a stream-ordered pool of CUDA, the program's allocator, or one that is
+// given. They are kept for reuse, unless the source does that. What a captured step may have used
+// belongs to that capture until it is released: a graph may be replayed at any time. May be used
+// from any thread; blocks may outlive the object.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(int ordinal);
+  explicit DeviceMemory(const CudaOptions& options);
   explicit DeviceMemory(std::shared_ptr<BlockSource> source);
 
   // Uninitialised, aligned to 256 bytes; goes back when the last view of it is gone. Throws

@@ -1,0 +1,276 @@
+"""The operators with their gradients, as functions of tensors."""
+import torch
+from torch.autograd.function import once_differentiable
+
+from .._activations import Activation
+from .._library import InvalidArgument
+from . import _ops
+
+# The constants of Activation.CLAMPED_SWIGLU and LIMITED_SWIGLU: limit, alpha and offset.
+DEFAULT_CONSTANTS = (7.0, 1.702, 1.0)
+
+
+class Plan:
+    """Where every pick of a token goes: `tensor` [n] i32 holds it all.
+
+    The plan of T tokens with K picks of E experts has a row for every pick, by expert and then in
+    the order of (token, k); each expert's rows begin at a multiple of `alignment`.
+    """
+
+    def __init__(self, tensor, num_tokens, top_k, num_experts, alignment=1):
+        self.tensor = tensor
+        self.num_tokens = num_tokens
+        self.top_k = top_k
+        self.num_experts = num_experts
+        self.alignment = alignment
+
+    @property
+    def most_rows(self):
+        """Rows that are enough for every routing."""
+        return _ops.most_rows(*self._form())
+
+    def num_rows(self):
+        """The rows that the experts use, padding included. Waits for a GPU."""
+        return _ops.plan_num_rows(self.tensor, *self._form())
+
+    def check(self):
+        """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU;
+        on a CPU the plan was not made then."""
+        _ops.plan_check(self.tensor, *self._form())
+
+    @property
+    def slots(self):
+        """[T, K] i32: the row of every pick; −1 where there is none."""
+        return self._table(0, self.num_tokens * self.top_k).view(self.num_tokens, self.top_k)
+
+    @property
+    def row_offsets(self):
+        """[E + 1] i32: where the rows of every expert begin."""
+        return self._table(1, self.num_experts + 1)
+
+    @property
+    def group_rows(self):
+        """[E] i32: how many rows every expert has, without padding."""
+        return self._table(2, self.num_experts)
+
+    @property
+    def row_sources(self):
+        """[most_rows] i32: the pick t·K + k of every row; of padding anything."""
+        return self._table(3, self.most_rows)
+
+    def _form(self):
+        return self.num_tokens, self.top_k, self.num_experts, self.alignment
+
+    def _table(self, index, size):
+        first = _ops.plan_tables(*self._form())[index]
+        return self.tensor[first:first + size]
+
+
+def plan(expert_ids, num_experts, *, alignment=1, sentinels=False):
+    """A Plan for expert_ids [T, K], i32 or i64; −1 is no pick.
+
+    Ids of `num_experts` and more are no pick either with `sentinels`, and otherwise an error: on a
+    GPU, where nothing waits, only Plan.check() tells.
+    """
+    if expert_ids.dim() != 2 or expert_ids.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgument(f"expert_ids is {expert_ids.dtype} {list(expert_ids.shape)}, but "
+                              "must be int32 or int64 [T,K]")
+    tensor = torch.ops.switchyard.plan(expert_ids, num_experts, alignment, sentinels)
+    return Plan(tensor, expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
+
+
+def _needs_gradient(*tensors):
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, plan_tensor, top_k, num_experts, alignment, exact):
+        ctx.save_for_backward(plan_tensor)
+        ctx.form = (top_k, num_experts, alignment)
+        ctx.num_tokens = x.shape[0]
+        return torch.ops.switchyard.dispatch(x, plan_tensor, top_k, num_experts, alignment, exact)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_rows):
+        plan_tensor, = ctx.saved_tensors
+        d_x = torch.ops.switchyard.combine(d_rows, None, plan_tensor, *ctx.form, ctx.num_tokens)
+        return d_x, None, None, None, None, None
+
+
+def dispatch(plan, x, *, exact=False):
+    """rows [R, H] of tokens x [T, H]: row slots[t, k] is x[t], and padding is 0.
+
+    R is plan.most_rows, and nothing waits; with `exact` it is plan.num_rows(), for which a GPU is
+    waited for once. Rows beyond the plan's hold anything.
+    """
+    _check_tokens(plan, x, "x")
+    return _Dispatch.apply(x, plan.tensor, plan.top_k, plan.num_experts, plan.alignment, exact)
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, pick_weights, plan_tensor, top_k, num_experts, alignment, num_tokens):
+        ctx.save_for_backward(rows, pick_weights, plan_tensor)
+        ctx.form = (top_k, num_experts, alignment)
+        return torch.ops.switchyard.combine(rows, pick_weights, plan_tensor, *ctx.form, num_tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y):
+        rows, pick_weights, plan_tensor = ctx.saved_tensors
+        d_rows, d_weights = torch.ops.switchyard.combine_backward(d_y, pick_weights, rows,
+                                                                  plan_tensor, *ctx.form)
+        return d_rows, d_weights, None, None, None, None, None
+
+
+def combine(plan, rows, pick_weights):
+    """y [T, H]: y[t] = Σ_k pick_weights[t, k] · rows[slots[t, k]], in f32, k in order.
+
+    rows is [R, H] as dispatch gives them, pick_weights [T, K].
+    """
+    return _Combine.apply(rows, pick_weights.float(), plan.tensor, plan.top_k, plan.num_experts,
+                          plan.alignment, plan.num_tokens)
+
+
+class _Experts(torch.autograd.Function):
+    """Backward uses up the values between an expert's products; a second one computes them again."""
+
+    @staticmethod
+    def forward(ctx, rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, num_tokens, top_k,
+                alignment, activation, constants, keep):
+        ctx.form = (num_tokens, top_k, alignment)
+        ctx.activation = (activation, constants)
+        out, inner = torch.ops.switchyard.experts_forward(
+            rows, plan_tensor, *ctx.form, gate_up, down, gate_up_bias, down_bias, activation,
+            constants, keep)
+        ctx.save_for_backward(rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, inner)
+        ctx.is_used_up = False
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, inner = ctx.saved_tensors
+        frozen = not any(ctx.needs_input_grad[1:5])
+        d_rows, *gradients = torch.ops.switchyard.experts_backward(
+            d_out, rows, plan_tensor, *ctx.form, gate_up, down, gate_up_bias, down_bias,
+            *ctx.activation, inner, ctx.is_used_up, frozen)
+        if not torch.compiler.is_compiling():
+            ctx.is_used_up = True
+        return (d_rows, *_wanted(gradients, ctx.needs_input_grad[1:5])) + (None,) * 7
+
+
+def _wanted(gradients, needed):
+    return tuple(g if n else None for g, n in zip(gradients, needed))
+
+
+def experts(plan, rows, gate_up, down, gate_up_bias=None, down_bias=None, *,
+            activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS):
+    """The rows [R, H] of every expert through its two products; [R, H].
+
+    gate_up is [E, 2I, H] with the gates first ([E, I, H] without gates), down [E, H, I]; biases are
+    [E, 2I] and [E, H].
+    """
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    return _Experts.apply(rows, *weights, plan.tensor, plan.num_tokens, plan.top_k, plan.alignment,
+                          int(activation), list(map(float, constants)),
+                          _needs_gradient(rows, *weights))
+
+
+class _Moe(torch.autograd.Function):
+    """As _Experts, with the movement to them and back."""
+
+    @staticmethod
+    def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
+                alignment, activation, constants, keep, exact):
+        ctx.alignment = alignment
+        ctx.activation = (activation, constants)
+        y, inner = torch.ops.switchyard.moe_forward(
+            x, pick_weights, plan_tensor, alignment, gate_up, down, gate_up_bias, down_bias,
+            activation, constants, keep, exact)
+        ctx.save_for_backward(x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
+                              inner)
+        ctx.is_used_up = False
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y):
+        (x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
+         inner) = ctx.saved_tensors
+        frozen = not any(ctx.needs_input_grad[2:6])
+        results = torch.ops.switchyard.moe_backward(
+            d_y, x, pick_weights, plan_tensor, ctx.alignment, gate_up, down, gate_up_bias,
+            down_bias, *ctx.activation, inner, ctx.is_used_up, frozen)
+        if not torch.compiler.is_compiling():
+            ctx.is_used_up = True
+        return _wanted(results, ctx.needs_input_grad[:6]) + (None,) * 6
+
+
+def _check_tokens(plan, x, name):
+    if x.dim() != 2 or x.shape[0] != plan.num_tokens:
+        raise InvalidArgument(f"{name} is {list(x.shape)}, but the plan has {plan.num_tokens} "
+                              "tokens: it must be [T,H]")
+
+
+def _check_picks(plan, pick_weights):
+    if tuple(pick_weights.shape) != (plan.num_tokens, plan.top_k):
+        raise InvalidArgument(f"pick_weights is {list(pick_weights.shape)}, but the plan has picks "
+                              f"[{plan.num_tokens},{plan.top_k}]")
+
+
+def moe(plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None, *,
+        activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS, exact=False):
+    """Tokens x [T, H] through their experts and back; [T, H].
+
+    y[t] = Σ_k pick_weights[t, k] · expert(x[t]), the sum in f32. Weights are as experts() has them,
+    x is of their dtype. For backward it keeps x, and what is between the products of every row. No
+    call waits for a GPU, unless `exact`: then forward waits once, for how many rows there are,
+    which saves memory where many picks are none.
+    """
+    _check_tokens(plan, x, "x")
+    _check_picks(plan, pick_weights)
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, plan.alignment,
+                      int(activation), list(map(float, constants)),
+                      _needs_gradient(x, pick_weights, *weights), exact)
+
+
+class _Route(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gate, gate_bias, score_bias, *form):
+        ids, weights, non_finite = torch.ops.switchyard.route(x, gate, gate_bias, score_bias, *form)
+        ctx.save_for_backward(x, gate, gate_bias, score_bias, ids)
+        ctx.form = form
+        ctx.mark_non_differentiable(ids, non_finite)
+        return ids, weights, non_finite
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _d_ids, d_weights, _d_non_finite):
+        x, gate, gate_bias, score_bias, ids = ctx.saved_tensors
+        d_x, d_gate, d_gate_bias = torch.ops.switchyard.route_backward(
+            d_weights, ids, x, gate, gate_bias, score_bias, *ctx.form)
+        d_bias = None if gate_bias is None else d_gate_bias.to(gate_bias.dtype)
+        return (d_x, d_gate.to(gate.dtype), d_bias, None) + (None,) * len(ctx.form)
+
+
+def route(x, gate, top_k, *, gate_bias=None, score_bias=None, score="softmax", bias_enters="choice",
+          normalise=True, scale=1.0, num_expert_groups=1, kept_expert_groups=1):
+    """The top_k experts of every token x [T, H] and their weights: (ids [T, K] i32, weights [T, K]
+    f32, first_non_finite [1] i64).
+
+    gate is [E, H], gate_bias [E]. `score` is "softmax" or "sigmoid". score_bias [E] f32 is added to
+    the scores that are compared ("choice", DeepSeek-V3) or to the logits ("logits"). With
+    `normalise` a token's weights add up to `scale`. A token whose logits are not finite has no
+    picks, and first_non_finite is the first of them, or −1.
+    """
+    if score not in ("softmax", "sigmoid"):
+        raise InvalidArgument(f"score is {score!r}, but must be 'softmax' or 'sigmoid'")
+    if bias_enters not in ("choice", "logits"):
+        raise InvalidArgument(f"bias_enters is {bias_enters!r}, but must be 'choice' or 'logits'")
+    kind = 0 if score_bias is None else 1 if bias_enters == "choice" else 2
+    return _Route.apply(x, gate, gate_bias, score_bias, top_k, score == "sigmoid", kind, normalise,
+                        float(scale), num_expert_groups, kept_expert_groups)

@@ -1,0 +1,191 @@
+"""The experts implementation "switchyard" of Hugging Face transformers."""
+import functools
+import math
+import types
+import warnings
+
+import torch
+
+from .._activations import Activation
+from ._functions import DEFAULT_CONSTANTS, moe, plan
+
+NAME = "switchyard"
+
+
+class FallbackWarning(UserWarning):
+    """Experts that Switchyard cannot run use grouped_mm; the text says why."""
+
+
+def register():
+    """Makes experts_implementation="switchyard" known to transformers, if that is installed."""
+    try:
+        from transformers.integrations.moe import ExpertsInterface
+    except ImportError:
+        return
+    ExpertsInterface.register(NAME, experts_forward)
+
+
+def experts_forward(module, hidden_states, top_k_index, top_k_weights):
+    """y [T, H] of the experts of a transformers module, for hidden_states [T, H] and picks [T, K].
+
+    Ids equal to the number of experts are no pick where the module is expert-parallel.
+    """
+    has_gate = getattr(module, "has_gate", True)
+    gate_up = module.gate_up_proj if has_gate else module.up_proj
+    down = module.down_proj
+    dtype = _compute_dtype(hidden_states.device.type, gate_up.dtype)
+    form = _form_of(module, has_gate)
+    reason = _reason_against(module, form, dtype, hidden_states)
+    if reason is not None:
+        return _fall_back(reason, type(module), module, hidden_states, top_k_index, top_k_weights)
+    gate_up_bias, down_bias = None, None
+    if getattr(module, "has_bias", False):
+        gate_up_bias = module.gate_up_proj_bias if has_gate else module.up_proj_bias
+        down_bias = module.down_proj_bias
+    if getattr(module, "is_transposed", False):
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    if has_gate and not getattr(module, "is_concatenated", True):
+        gate_up = _gates_first(gate_up)
+        gate_up_bias = None if gate_up_bias is None else _gates_first(gate_up_bias)
+    gate_up, down, gate_up_bias, down_bias = (
+        None if w is None else w.to(dtype) for w in (gate_up, down, gate_up_bias, down_bias))
+    picks = plan(top_k_index, down.shape[0],
+                 sentinels=bool(getattr(module, "_is_expert_parallel", True)))
+    activation, constants = form
+    y = moe(picks, hidden_states.to(dtype), top_k_weights, gate_up, down, gate_up_bias, down_bias,
+            activation=activation, constants=constants)
+    return y.to(hidden_states.dtype)
+
+
+def _gates_first(weights):
+    """Rows gate 0, up 0, gate 1, up 1, … of weights [E, 2I, …] as all gates, then all ups."""
+    pairs = weights.unflatten(1, (-1, 2))
+    return pairs.transpose(1, 2).flatten(1, 2)
+
+
+def _compute_dtype(device_type, weight_dtype):
+    """The weights' dtype, or autocast's where that casts them."""
+    if weight_dtype == torch.float32 and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return weight_dtype
+
+
+def _reason_against(module, form, dtype, hidden_states):
+    """Why Switchyard cannot run these experts; None if it can."""
+    if form is None:
+        return "its activation is none that Switchyard knows"
+    if getattr(module, "has_post_expert_norm", False):
+        return "it normalises what its experts give"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in {dtype}, and Switchyard in float32 or bfloat16"
+    if hidden_states.device.type not in ("cpu", "cuda", "meta"):
+        return f"it is on {hidden_states.device.type}, and Switchyard runs on CPUs and CUDA GPUs"
+    return None
+
+
+def _fall_back(reason, kind, *arguments):
+    _warn_once(kind.__name__, reason)
+    from transformers.integrations.moe import grouped_mm_experts_forward
+    return grouped_mm_experts_forward(*arguments)
+
+
+@torch._dynamo.assume_constant_result
+def _warn_once(name, reason):
+    _warn(name, reason)
+    return True
+
+
+@functools.lru_cache(maxsize=None)
+def _warn(name, reason):
+    warnings.warn(f"{name} runs with grouped_mm, not with Switchyard: {reason}", FallbackWarning,
+                  stacklevel=2)
+
+
+# Which activation a module has: transformers lets every model write its own.
+
+def _form_of(module, has_gate):
+    """(activation, constants) of a module, or None where it is none of ours."""
+    limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
+    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
+    return _recognise(type(module), type(module.act_fn) if hasattr(module, "act_fn") else None,
+                      has_gate, bool(getattr(module, "is_concatenated", True)),
+                      None if limit is None else float(limit),
+                      None if alpha is None else float(alpha))
+
+
+@torch._dynamo.assume_constant_result
+def _recognise(experts_class, act_class, has_gate, is_concatenated, limit, alpha):
+    return _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alpha)
+
+
+@functools.lru_cache(maxsize=None)
+def _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alpha):
+    """Compares what the module's own code gives for some numbers with every activation of ours:
+    neither a name nor a flag says for sure what a model computes."""
+    scale = 2.0 if limit is None or math.isinf(limit) else 1.5 * limit
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        numbers = torch.linspace(-scale, scale, 24, dtype=torch.float64)
+        gate, up = torch.meshgrid(numbers, numbers.flip(0) + 0.01, indexing="ij")
+        gate, up = gate.reshape(-1, 2), up.reshape(-1, 2)
+        try:
+            theirs = _theirs(experts_class, act_class, has_gate, is_concatenated, limit, alpha,
+                             gate, up)
+        except Exception:  # the module needs more than we know of
+            return None
+        if theirs.shape != up.shape:
+            return None
+        for activation, constants in _candidates(has_gate, limit, alpha):
+            ours = _ours(activation, constants, gate, up)
+            if torch.allclose(ours, theirs.to(torch.float64), rtol=1e-5, atol=1e-6):
+                return activation, constants
+    return None
+
+
+def _theirs(experts_class, act_class, has_gate, is_concatenated, limit, alpha, gate, up):
+    act_fn = None if act_class is None else act_class()
+    if not has_gate:
+        return act_fn(up)
+    module = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,
+                                   swiglu_alpha=alpha)
+    pairs = torch.stack((gate, up), 1 if is_concatenated else 2).flatten(1)
+    return experts_class._apply_gate(module, pairs)
+
+
+def _candidates(has_gate, limit, alpha):
+    if not has_gate:
+        for activation in (Activation.SILU, Activation.GELU, Activation.GELU_TANH, Activation.RELU,
+                           Activation.RELU2):
+            yield activation, DEFAULT_CONSTANTS
+        return
+    for activation in (Activation.SWIGLU, Activation.GEGLU, Activation.GEGLU_TANH,
+                       Activation.REGLU):
+        yield activation, DEFAULT_CONSTANTS
+    if limit is None:
+        return
+    yield Activation.LIMITED_SWIGLU, (limit, 1.0, 0.0)
+    for a in (1.0,) if alpha is None else (alpha, 1.0):
+        for offset in (1.0, 0.0):
+            yield Activation.CLAMPED_SWIGLU, (limit, a, offset)
+
+
+def _ours(activation, constants, gate, up):
+    """The activation's value, as the library defines it."""
+    limit, alpha, offset = constants
+    functional = torch.nn.functional
+    if activation == Activation.CLAMPED_SWIGLU:
+        g, u = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return g * torch.sigmoid(alpha * g) * (u + offset)
+    if activation == Activation.LIMITED_SWIGLU:
+        return functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    value = {
+        Activation.SWIGLU: functional.silu,
+        Activation.SILU: functional.silu,
+        Activation.GEGLU: functional.gelu,
+        Activation.GELU: functional.gelu,
+        Activation.GEGLU_TANH: lambda v: functional.gelu(v, approximate="tanh"),
+        Activation.GELU_TANH: lambda v: functional.gelu(v, approximate="tanh"),
+        Activation.REGLU: functional.relu,
+        Activation.RELU: functional.relu,
+        Activation.RELU2: lambda v: functional.relu(v).square(),
+    }[activation]
+    return value(gate) * up if activation.has_gate else value(up)

@@ -1,0 +1,482 @@
+"""The library's functions as operators of torch: `torch.ops.switchyard.…`.
+
+Every operator takes and returns tensors alone. A plan is one i32 tensor, so that activation
+checkpointing, torch.compile and CUDA graphs treat it like any other.
+"""
+import ctypes
+import struct
+import threading
+
+import torch
+
+from .._activations import Activation
+from .._library import InvalidArgument, Unsupported, check, library
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.int64: 3}
+_FORM = struct.Struct("5q")
+_MOVED = struct.Struct("9q")
+_ROWS = struct.Struct("9q3d8q")
+_MOE = struct.Struct("9q3d9q")
+_MOE_GRADIENTS = struct.Struct("8q")
+_EXPERTS = struct.Struct("4q")
+_ROUTER = struct.Struct("5qd10q")
+_ROUTER_GRADIENTS = struct.Struct("5q")
+
+
+# Devices. There is one for each of torch's, and for each number of threads of the CPU.
+
+_devices = {}
+_lock = threading.Lock()
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_callbacks = []  # which the library keeps pointers to
+
+
+def _make_cpu(num_threads):
+    handle = ctypes.c_void_p()
+    check(library.switchyard_device_cpu(ctypes.c_int64(num_threads), ctypes.byref(handle)))
+    return handle
+
+
+def _make_cuda(index):
+    """A device whose memory is that of torch's allocator."""
+
+    def allocate(size, stream):
+        try:
+            return torch.cuda.caching_allocator_alloc(size, index, stream or 0)
+        except torch.OutOfMemoryError:
+            return None
+
+    def free(memory, _stream):
+        torch.cuda.caching_allocator_delete(memory)
+
+    callbacks = (_ALLOCATE(allocate), _FREE(free))
+    _callbacks.append(callbacks)
+    handle = ctypes.c_void_p()
+    check(library.switchyard_device_cuda(ctypes.c_int64(index), ctypes.c_int64(0), *callbacks,
+                                         ctypes.byref(handle)))
+    return handle
+
+
+def _device(tensor):
+    """The library's device for a tensor's, and torch's current stream there."""
+    if tensor.is_cuda:
+        index = tensor.device.index
+        # Where torch says 0 for CUDA's default stream, CUDA says 1.
+        stream = torch._C._cuda_getCurrentRawStream(index) or 1
+        key = index
+    else:
+        stream = None
+        key = -torch.get_num_threads()
+    handle = _devices.get(key)
+    if handle is None:
+        with _lock:
+            handle = _devices.get(key) or (_make_cuda(key) if key >= 0 else _make_cpu(-key))
+            _devices[key] = handle
+    return handle, ctypes.c_void_p(stream)
+
+
+def host_syncs(device):
+    """How often the library has waited for a GPU so far."""
+    handle = _devices.get(torch.device(device).index or 0)
+    return 0 if handle is None else library.switchyard_device_host_syncs(handle)
+
+
+def _pointer(tensor):
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _dtype(tensor, name):
+    if tensor.dtype not in _DTYPES:
+        raise Unsupported(f"{name} is {tensor.dtype}, but must be float32 or bfloat16")
+    return _DTYPES[tensor.dtype]
+
+
+# What the library computes from sizes, for symbolic sizes too.
+
+def _padded(words):
+    return (words + 3) // 4 * 4
+
+
+def most_rows(num_tokens, top_k, num_experts, alignment):
+    """Rows that are enough for every routing."""
+    rows = num_tokens * top_k
+    if alignment == 1:
+        return rows
+    groups = torch.sym_min(num_experts, rows)
+    return (rows + groups * (alignment - 1)) // alignment * alignment
+
+
+def plan_words(num_tokens, top_k, num_experts, alignment):
+    """The length of a plan."""
+    picks = num_tokens * top_k
+    return (_padded(10) + _padded(10) + 5 * _padded(num_experts) + _padded(1) +
+            2 * _padded(num_experts + 1) + 3 * _padded(picks) +
+            _padded(most_rows(num_tokens, top_k, num_experts, alignment)))
+
+
+# Operators.
+
+_ops = torch.library.Library("switchyard", "DEF")
+_EXPERTS_SCHEMA = ("Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? down_bias, "
+                   "int activation, float[] constants")
+_PLAN_SCHEMA = "Tensor plan, int top_k, int num_experts, int alignment"
+
+
+def _define(name, schema, tags=()):
+    """Registers a function as an operator of the CPU and of GPUs."""
+    _ops.define(f"{name}{schema}", tags=(torch.Tag.needs_fixed_stride_order, *tags))
+
+    def register(function):
+        for key in ("CPU", "CUDA"):
+            _ops.impl(name, function, key)
+        return function
+
+    return register
+
+
+def _fake(name):
+    return torch.library.register_fake(f"switchyard::{name}", lib=_ops)
+
+
+def _plan_of(num_tokens, top_k, num_experts, alignment, sentinels=False):
+    return _FORM.pack(num_tokens, top_k, num_experts, alignment, sentinels)
+
+
+@_define("plan", "(Tensor expert_ids, int num_experts, int alignment, bool sentinels) -> Tensor")
+def _plan(expert_ids, num_experts, alignment, sentinels):
+    ids = expert_ids.contiguous()
+    num_tokens, top_k = ids.shape
+    plan = ids.new_empty(plan_words(num_tokens, top_k, num_experts, alignment), dtype=torch.int32)
+    device, stream = _device(ids)
+    check(library.switchyard_plan_make(
+        device, stream, _plan_of(num_tokens, top_k, num_experts, alignment, sentinels),
+        ctypes.c_void_p(ids.data_ptr()), ctypes.c_int64(_DTYPES[ids.dtype]),
+        ctypes.c_void_p(plan.data_ptr())))
+    return plan
+
+
+@_fake("plan")
+def _(expert_ids, num_experts, alignment, sentinels):
+    words = plan_words(expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
+    return expert_ids.new_empty(words, dtype=torch.int32)
+
+
+def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
+    """The rows that the experts use, padding included. Waits for a GPU."""
+    device, stream = _device(plan)
+    rows = ctypes.c_int64()
+    check(library.switchyard_plan_num_rows(
+        device, stream, _plan_of(num_tokens, top_k, num_experts, alignment),
+        ctypes.c_void_p(plan.data_ptr()), ctypes.byref(rows)))
+    return rows.value
+
+
+def plan_check(plan, num_tokens, top_k, num_experts, alignment):
+    """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU."""
+    device, stream = _device(plan)
+    check(library.switchyard_plan_check(
+        device, stream, _plan_of(num_tokens, top_k, num_experts, alignment),
+        ctypes.c_void_p(plan.data_ptr())))
+
+
+def plan_tables(num_tokens, top_k, num_experts, alignment):
+    """Where the tables begin in a plan: slots, row offsets, group rows and row sources."""
+    tables = (ctypes.c_int64 * 4)()
+    check(library.switchyard_plan_find_tables(
+        _plan_of(num_tokens, top_k, num_experts, alignment), ctypes.byref(tables)))
+    return tuple(tables)
+
+
+def _rows_for(plan, num_tokens, top_k, num_experts, alignment, exact):
+    if exact:
+        return plan_num_rows(plan, num_tokens, top_k, num_experts, alignment)
+    return most_rows(num_tokens, top_k, num_experts, alignment)
+
+
+def _fake_rows(num_tokens, top_k, num_experts, alignment, exact):
+    if exact:
+        return torch.library.get_ctx().new_dynamic_size()
+    return most_rows(num_tokens, top_k, num_experts, alignment)
+
+
+def _moved(plan, dtype, num_tokens, hidden, num_rows, top_k, num_experts, alignment):
+    return _MOVED.pack(num_tokens, top_k, num_experts, alignment, 0, plan.data_ptr(), dtype, hidden,
+                       num_rows)
+
+
+@_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, bool exact) -> Tensor")
+def _dispatch(x, plan, top_k, num_experts, alignment, exact):
+    x = x.contiguous()
+    num_tokens, hidden = x.shape
+    num_rows = _rows_for(plan, num_tokens, top_k, num_experts, alignment, exact)
+    rows = x.new_empty(num_rows, hidden)
+    device, stream = _device(x)
+    check(library.switchyard_dispatch(
+        device, stream, _moved(plan, _dtype(x, "x"), num_tokens, hidden, num_rows, top_k,
+                               num_experts, alignment),
+        ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(rows.data_ptr())))
+    return rows
+
+
+@_fake("dispatch")
+def _(x, plan, top_k, num_experts, alignment, exact):
+    return x.new_empty(_fake_rows(x.shape[0], top_k, num_experts, alignment, exact), x.shape[1])
+
+
+@_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, int num_tokens) "
+         "-> Tensor")
+def _combine(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
+    rows = rows.contiguous()
+    weights = None if pick_weights is None else pick_weights.contiguous()
+    num_rows, hidden = rows.shape
+    y = rows.new_empty(num_tokens, hidden)
+    device, stream = _device(rows)
+    check(library.switchyard_combine(
+        device, stream, _moved(plan, _dtype(rows, "rows"), num_tokens, hidden, num_rows, top_k,
+                               num_experts, alignment),
+        ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(_pointer(weights)),
+        ctypes.c_void_p(y.data_ptr())))
+    return y
+
+
+@_fake("combine")
+def _(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
+    return rows.new_empty(num_tokens, rows.shape[1])
+
+
+@_define("combine_backward", f"(Tensor d_y, Tensor pick_weights, Tensor rows, {_PLAN_SCHEMA}) "
+         "-> (Tensor, Tensor)")
+def _combine_backward(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
+    d_y, pick_weights, rows = d_y.contiguous(), pick_weights.contiguous(), rows.contiguous()
+    num_tokens, hidden = d_y.shape
+    d_rows = torch.empty_like(rows)
+    d_weights = torch.empty_like(pick_weights)
+    device, stream = _device(d_y)
+    check(library.switchyard_combine_backward(
+        device, stream, _moved(plan, _dtype(d_y, "d_y"), num_tokens, hidden, rows.shape[0], top_k,
+                               num_experts, alignment),
+        ctypes.c_void_p(d_y.data_ptr()), ctypes.c_void_p(pick_weights.data_ptr()),
+        ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(d_rows.data_ptr()),
+        ctypes.c_void_p(d_weights.data_ptr())))
+    return d_rows, d_weights
+
+
+@_fake("combine_backward")
+def _(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
+    return (torch.empty_like(rows, memory_format=torch.contiguous_format),
+            torch.empty_like(pick_weights, memory_format=torch.contiguous_format))
+
+
+def _inner_width(activation, intermediate):
+    return 2 * intermediate if Activation(activation).has_gate else intermediate
+
+
+def _check_experts(hidden, gate_up, down, gate_up_bias, down_bias, activation):
+    """Raises where weights do not fit together, before the library reads their memory."""
+    if (gate_up.dim() != 3 or down.dim() != 3 or down.shape[0] != gate_up.shape[0] or
+            gate_up.shape[2] != hidden or down.shape[1] != hidden or
+            gate_up.shape[1] != _inner_width(activation, down.shape[2])):
+        inner = "2I" if Activation(activation).has_gate else "I"
+        raise InvalidArgument(
+            f"gate_up {list(gate_up.shape)} and down {list(down.shape)} do not fit tokens of "
+            f"{hidden} values: they must be [E,{inner},{hidden}] and [E,{hidden},I]")
+    for bias, size, name in ((gate_up_bias, gate_up.shape[1], "gate_up_bias"),
+                             (down_bias, hidden, "down_bias")):
+        if bias is not None and tuple(bias.shape) != (gate_up.shape[0], size):
+            raise InvalidArgument(f"{name} is {list(bias.shape)}, but must be "
+                                  f"[{gate_up.shape[0]},{size}]")
+
+
+def _experts_words(tokens, gate_up, down, activation, constants):
+    return (tokens.shape[1], down.shape[2], _dtype(tokens, "x"), activation, *constants)
+
+
+def _contiguous(*tensors):
+    return tuple(None if t is None else t.contiguous() for t in tensors)
+
+
+def _moe_words(x, pick_weights, plan, top_k, alignment, weights, activation, constants, num_rows,
+               inner):
+    gate_up, down, gate_up_bias, down_bias = weights
+    return _MOE.pack(x.shape[0], top_k, gate_up.shape[0], alignment, 0,
+                     *_experts_words(x, gate_up, down, activation, constants),
+                     gate_up.data_ptr(), down.data_ptr(), _pointer(gate_up_bias),
+                     _pointer(down_bias), plan.data_ptr(), num_rows, x.data_ptr(),
+                     pick_weights.data_ptr(), _pointer(inner))
+
+
+@_define("moe_forward", "(Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
+         f"{_EXPERTS_SCHEMA}, bool keep, bool exact) -> (Tensor, Tensor)")
+def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
+                 activation, constants, keep, exact):
+    x, pick_weights, *weights = _contiguous(x, pick_weights, gate_up, down, gate_up_bias,
+                                            down_bias)
+    _check_experts(x.shape[1], *weights, activation)
+    num_tokens, top_k = pick_weights.shape
+    num_rows = _rows_for(plan, num_tokens, top_k, gate_up.shape[0], alignment, exact)
+    y = torch.empty_like(x)
+    inner = x.new_empty(num_rows if keep else 0, _inner_width(activation, down.shape[2]))
+    device, stream = _device(x)
+    check(library.switchyard_moe_forward(
+        device, stream, _moe_words(x, pick_weights, plan, top_k, alignment, weights, activation,
+                                   constants, num_rows, inner if keep and num_rows else None),
+        ctypes.c_void_p(y.data_ptr())))
+    return y, inner
+
+
+@_fake("moe_forward")
+def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
+      constants, keep, exact):
+    _check_experts(x.shape[1], gate_up, down, gate_up_bias, down_bias, activation)
+    width = _inner_width(activation, down.shape[2])
+    rows = _fake_rows(x.shape[0], pick_weights.shape[1], gate_up.shape[0], alignment,
+                      exact) if keep else 0
+    return x.new_empty(x.shape), x.new_empty(rows, width)
+
+
+@_define("moe_backward", "(Tensor d_y, Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
+         f"{_EXPERTS_SCHEMA}, Tensor(a!) inner, bool recompute, bool frozen) "
+         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
+                  activation, constants, inner, recompute, frozen):
+    d_y, x, pick_weights, *weights = _contiguous(d_y, x, pick_weights, gate_up, down, gate_up_bias,
+                                                 down_bias)
+    d_x = torch.empty_like(x)
+    d_pick_weights = torch.empty_like(pick_weights)
+    gradients = _gradients_of(weights, frozen)
+    device, stream = _device(x)
+    check(library.switchyard_moe_backward(
+        device, stream,
+        _moe_words(x, pick_weights, plan, pick_weights.shape[1], alignment, weights, activation,
+                   constants, inner.shape[0], inner if inner.shape[0] else None),
+        _MOE_GRADIENTS.pack(d_y.data_ptr(), d_x.data_ptr(), d_pick_weights.data_ptr(),
+                            *(g.data_ptr() for g in gradients), recompute)))
+    return (d_x, d_pick_weights, *gradients)
+
+
+def _gradients_of(weights, frozen):
+    """Memory for the gradients of weights; empty where there are none."""
+    like = weights[0]
+    return [like.new_empty(0) if frozen or w is None else
+            torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights]
+
+
+@_fake("moe_backward")
+def _(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
+      constants, inner, recompute, frozen):
+    return (x.new_empty(x.shape), pick_weights.new_empty(pick_weights.shape),
+            *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
+
+
+def _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation, constants, inner):
+    gate_up, down, gate_up_bias, down_bias = weights
+    return _ROWS.pack(num_tokens, top_k, gate_up.shape[0], alignment, 0,
+                      *_experts_words(rows, gate_up, down, activation, constants),
+                      gate_up.data_ptr(), down.data_ptr(), _pointer(gate_up_bias),
+                      _pointer(down_bias), plan.data_ptr(), rows.shape[0], rows.data_ptr(),
+                      _pointer(inner))
+
+
+@_define("experts_forward", "(Tensor rows, Tensor plan, int num_tokens, int top_k, int alignment, "
+         f"{_EXPERTS_SCHEMA}, bool keep) -> (Tensor, Tensor)")
+def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
+                     down_bias, activation, constants, keep):
+    rows, *weights = _contiguous(rows, gate_up, down, gate_up_bias, down_bias)
+    _check_experts(rows.shape[1], *weights, activation)
+    out = torch.zeros_like(rows)  # padding, and rows that belong to nobody, included
+    inner = rows.new_empty(rows.shape[0] if keep else 0, _inner_width(activation, down.shape[2]))
+    device, stream = _device(rows)
+    check(library.switchyard_rows_forward(
+        device, stream, _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation,
+                                    constants, inner if keep else None),
+        ctypes.c_void_p(out.data_ptr())))
+    return out, inner
+
+
+@_fake("experts_forward")
+def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias, activation,
+      constants, keep):
+    _check_experts(rows.shape[1], gate_up, down, gate_up_bias, down_bias, activation)
+    width = _inner_width(activation, down.shape[2])
+    return rows.new_empty(rows.shape), rows.new_empty(rows.shape[0] if keep else 0, width)
+
+
+@_define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, int num_tokens, int top_k, "
+         f"int alignment, {_EXPERTS_SCHEMA}, Tensor(a!) inner, bool recompute, bool frozen) "
+         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
+                      down_bias, activation, constants, inner, recompute, frozen):
+    d_out, rows, *weights = _contiguous(d_out, rows, gate_up, down, gate_up_bias, down_bias)
+    d_rows = torch.zeros_like(rows)
+    gradients = _gradients_of(weights, frozen)
+    device, stream = _device(rows)
+    check(library.switchyard_rows_backward(
+        device, stream, _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation,
+                                    constants, inner),
+        ctypes.c_void_p(d_out.data_ptr()), ctypes.c_void_p(d_rows.data_ptr()),
+        _EXPERTS.pack(*(g.data_ptr() for g in gradients)), ctypes.c_int64(recompute)))
+    return (d_rows, *gradients)
+
+
+@_fake("experts_backward")
+def _(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias,
+      activation, constants, inner, recompute, frozen):
+    return (rows.new_empty(rows.shape),
+            *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
+
+
+_ROUTER_SCHEMA = ("Tensor x, Tensor gate, Tensor? gate_bias, Tensor? score_bias, int top_k, "
+                  "bool sigmoid, int score_bias_kind, bool normalise, float scale, "
+                  "int num_expert_groups, int kept_expert_groups")
+
+
+def _router_words(x, gate, gate_bias, score_bias, top_k, sigmoid, score_bias_kind, normalise, scale,
+                  num_expert_groups, kept_expert_groups):
+    return _ROUTER.pack(gate.shape[0], top_k, sigmoid, score_bias_kind, normalise, scale,
+                        num_expert_groups, kept_expert_groups, x.shape[0], x.shape[1],
+                        _dtype(x, "x"), _dtype(gate, "gate"), x.data_ptr(), gate.data_ptr(),
+                        _pointer(gate_bias), _pointer(score_bias))
+
+
+@_define("route", f"({_ROUTER_SCHEMA}) -> (Tensor, Tensor, Tensor)")
+def _route(x, gate, gate_bias, score_bias, top_k, *form):
+    x, gate, gate_bias, score_bias = _contiguous(x, gate, gate_bias, score_bias)
+    ids = x.new_empty(x.shape[0], top_k, dtype=torch.int32)
+    weights = x.new_empty(x.shape[0], top_k, dtype=torch.float32)
+    non_finite = x.new_empty(1, dtype=torch.int64)
+    device, stream = _device(x)
+    check(library.switchyard_route(
+        device, stream, _router_words(x, gate, gate_bias, score_bias, top_k, *form),
+        ctypes.c_void_p(ids.data_ptr()), ctypes.c_void_p(weights.data_ptr()),
+        ctypes.c_void_p(non_finite.data_ptr())))
+    return ids, weights, non_finite
+
+
+@_fake("route")
+def _(x, gate, gate_bias, score_bias, top_k, *form):
+    return (x.new_empty(x.shape[0], top_k, dtype=torch.int32),
+            x.new_empty(x.shape[0], top_k, dtype=torch.float32),
+            x.new_empty(1, dtype=torch.int64))
+
+
+@_define("route_backward", f"(Tensor d_pick_weights, Tensor expert_ids, {_ROUTER_SCHEMA}) "
+         "-> (Tensor, Tensor, Tensor)")
+def _route_backward(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
+    d_pick_weights, expert_ids, x, gate, gate_bias, score_bias = _contiguous(
+        d_pick_weights, expert_ids, x, gate, gate_bias, score_bias)
+    d_x = torch.empty_like(x)
+    d_gate = torch.empty_like(gate, dtype=torch.float32)
+    d_gate_bias = gate.new_empty(0 if gate_bias is None else gate.shape[0], dtype=torch.float32)
+    device, stream = _device(x)
+    check(library.switchyard_route_backward(
+        device, stream, _router_words(x, gate, gate_bias, score_bias, top_k, *form),
+        _ROUTER_GRADIENTS.pack(expert_ids.data_ptr(), d_pick_weights.data_ptr(), d_x.data_ptr(),
+                               d_gate.data_ptr(), d_gate_bias.data_ptr())))
+    return d_x, d_gate, d_gate_bias
+
+
+@_fake("route_backward")
+def _(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
+    return (x.new_empty(x.shape), gate.new_empty(gate.shape, dtype=torch.float32),
+            gate.new_empty(0 if gate_bias is None else gate.shape[0], dtype=torch.float32))

@@ -1,0 +1,39 @@
+// Tensors of the C interface as views.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/require.h"
+#include "switchyard/c/switchyard.h"
+#include "switchyard/device.h"
+#include "switchyard/local_plan.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::c {
+
+inline Dtype dtype_of(std::int64_t dtype) {
+  require(0 <= dtype && dtype <= switchyard_i64, "there is no dtype {}", dtype);
+  return static_cast<Dtype>(dtype);
+}
+
+// A contiguous tensor that must be there unless it is empty.
+inline TensorView view_of(void* data, Dtype dtype, const Shape& shape, const Device& device,
+                          std::string_view name) {
+  require(data != nullptr || shape.num_elements() == 0, "{} is a null pointer", name);
+  return {static_cast<std::byte*>(data),
+          dtype,
+          shape,
+          shape.row_elements(),
+          nullptr,
+          device.memory()};
+}
+inline ConstTensorView view_of(const void* data, Dtype dtype, const Shape& shape,
+                               const Device& device, std::string_view name) {
+  return view_of(const_cast<void*>(data), dtype, shape, device, name);
+}
+
+LocalPlanOptions options_of(const switchyard_plan_form& form);
+LocalPlan plan_of(const Device& device, const switchyard_plan_form& form, const void* plan);
+
+}  // namespace switchyard::c

@@ -1,0 +1,326 @@
+// Cuts a plan's tables from the caller's tensor, and runs the device's functions over them.
+#include "switchyard/local_plan.h"
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "core/require.h"
+#include "device/device_backend.h"
+#include "moe/check_tensors.h"
+#include "moe/dispatch/mover.h"
+#include "moe/plan/plan_maker.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::int64_t kPieceWords = 4;  // so that every table begins on 16 bytes
+
+std::int64_t padded(std::int64_t words) {
+  return (words + kPieceWords - 1) / kPieceWords * kPieceWords;
+}
+
+void require_valid(const LocalPlanOptions& o) {
+  require(o.num_tokens >= 0, "num_tokens ({}) must not be negative", o.num_tokens);
+  require(o.top_k > 0, "top_k ({}) must be positive", o.top_k);
+  require(o.num_experts > 0, "num_experts ({}) must be positive", o.num_experts);
+  require(o.alignment > 0, "alignment ({}) must be positive", o.alignment);
+  require(o.num_tokens <= std::numeric_limits<std::int32_t>::max() / o.top_k &&
+              o.most_rows() <= std::numeric_limits<std::int32_t>::max(),
+          "{} tokens with {} picks each, aligned to {}, need more than 2^31 rows", o.num_tokens,
+          o.top_k, o.alignment);
+}
+
+// Hands out one table after the other; without memory it only counts.
+class Pieces {
+ public:
+  Pieces() = default;
+  explicit Pieces(const TensorView& memory) : memory_(memory) {}
+
+  TensorView take(const Shape& shape, Dtype dtype = Dtype::i32) {
+    std::byte* const data = memory_.data() == nullptr ? nullptr : memory_.data() + 4 * words_;
+    words_ += padded(shape.num_elements() * size_of(dtype) / 4);
+    return {data, dtype, shape, shape.row_elements(), memory_.owner(), memory_.memory()};
+  }
+  std::int64_t words() const { return words_; }
+
+ private:
+  TensorView memory_;
+  std::int64_t words_ = 0;
+};
+
+// Where all experts are this rank's: owners, experts by rank, and where those of a rank begin.
+struct Placement {
+  ConstTensorView owners;
+  ConstTensorView experts_by_rank;
+  ConstTensorView rank_offsets;
+};
+
+Placement placement_on(const Device& device, int num_experts) {
+  const auto e = static_cast<std::size_t>(num_experts);
+  std::vector<std::int32_t> words(2 * e + 2);
+  std::iota(words.begin() + num_experts, words.begin() + 2 * num_experts, 0);
+  words.back() = num_experts;
+  const ConstTensorView all = backend_of(device).constant(words);
+  return {all.slice(0, num_experts), all.slice(num_experts, 2 * num_experts),
+          all.slice(2 * num_experts, 2 * num_experts + 2)};
+}
+
+}  // namespace
+
+std::int64_t LocalPlanOptions::most_rows() const {
+  const std::int64_t rows = num_tokens * top_k;
+  // Every group that has rows may be padded, and there are no more groups than rows.
+  const std::int64_t groups = std::min<std::int64_t>(num_experts, rows);
+  return (rows + groups * (alignment - 1)) / alignment * alignment;
+}
+
+std::int64_t LocalPlanOptions::num_words() const {
+  require_valid(*this);
+  const std::int64_t experts = num_experts;
+  const std::int64_t picks = num_tokens * top_k;
+  return padded(2 * kProblemWords) + padded(2 * layout_words(1)) + 5 * padded(experts) +
+         padded(1) + 2 * padded(experts + 1) + 3 * padded(picks) + padded(most_rows());
+}
+
+LocalPlan::LocalPlan(Device device, const LocalPlanOptions& options, const TensorView& memory)
+    : device_(std::move(device)), options_(options) {
+  require(memory.dtype() == Dtype::i32 && memory.shape() == Shape{options.num_words()},
+          "the plan's tensor is {} {}, but must be i32 [{}]", name_of(memory.dtype()),
+          memory.shape(), options.num_words());
+  require_memory(memory, device_.memory(), "the plan's tensor");
+  require(reinterpret_cast<std::uintptr_t>(memory.data()) % 8 == 0,
+          "the plan's tensor must lie on 8 bytes");
+  const std::int64_t experts = options.num_experts;
+  const Shape picks{options.num_tokens, options.top_k};
+  Pieces pieces(memory);
+  problems_ = pieces.take({kProblemWords}, Dtype::i64);
+  layout_ = pieces.take({layout_words(1)}, Dtype::i64);
+  counts_ = pieces.take({1, experts});
+  distinct_tokens_ = pieces.take({1});
+  expert_offsets_ = pieces.take({experts});
+  rows_before_ = pieces.take({experts});
+  kept_rows_ = pieces.take({experts});
+  group_rows_ = pieces.take({experts});
+  source_offsets_ = pieces.take({experts + 1});
+  row_offsets_ = pieces.take({experts + 1});
+  slots_ = pieces.take(picks);
+  target_ranks_ = pieces.take(picks);
+  sources_ = pieces.take({picks.num_elements()});
+  row_sources_ = pieces.take({options.most_rows()});
+  check_invariant(pieces.words() == options.num_words(), "a plan has {} words instead of {}",
+                  pieces.words(), options.num_words());
+}
+
+void LocalPlan::make(const ConstTensorView& expert_ids) const {
+  const Shape picks{options_.num_tokens, options_.top_k};
+  require((expert_ids.dtype() == Dtype::i32 || expert_ids.dtype() == Dtype::i64) &&
+              expert_ids.shape() == picks,
+          "expert_ids is {} {}, but must be i32 or i64 {}", name_of(expert_ids.dtype()),
+          expert_ids.shape(), picks);
+  require_memory(expert_ids, device_.memory(), "expert_ids");
+  const DeviceBackend& device = backend_of(device_);
+  const Placement placement = placement_on(device_, options_.num_experts);
+  constexpr std::array<std::int64_t, kProblemWords> kNoProblems{-1, -1};
+  device.upload(std::as_bytes(std::span(kNoProblems)), problems_);
+  const ConstTensorView ids =
+      narrowed_ids(device_, expert_ids, options_.num_experts, options_.sentinel_ids);
+  device.count_assignments({.expert_ids = ids,
+                            .owners = placement.owners,
+                            .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
+                            .counts = flat(counts_),
+                            .distinct_tokens = distinct_tokens_,
+                            .positions = flat(slots_),
+                            .problems = problems_});
+  device.lay_out({.counts = counts_,
+                  .owners = placement.owners,
+                  .experts_by_rank = placement.experts_by_rank,
+                  .rank_offsets = placement.rank_offsets,
+                  .alignment = options_.alignment,
+                  .sizing = Sizing::bounded(options_.most_rows()),
+                  .expert_offsets = expert_offsets_,
+                  .rows_before = rows_before_,
+                  .kept_rows = kept_rows_,
+                  .row_offsets = row_offsets_,
+                  .group_rows = group_rows_,
+                  .source_offsets = source_offsets_,
+                  .layout = layout_});
+  device.assign_slots({.expert_ids = ids,
+                       .owners = placement.owners,
+                       .expert_offsets = expert_offsets_,
+                       .rows_before = rows_before_,
+                       .kept_rows = kept_rows_,
+                       .source_offsets = source_offsets_,
+                       .positions = flat(slots_),
+                       .slots = flat(slots_),
+                       .target_ranks = flat(target_ranks_),
+                       .sources = sources_,
+                       .row_sources = row_sources_});
+  if (device_.memory() == Memory::host) check();
+}
+
+void LocalPlan::check() const {
+  std::array<std::int64_t, kProblemWords> words{};
+  backend_of(device_).fetch(problems_, std::as_writable_bytes(std::span(words)));
+  RecordHeader header;
+  add_problems(header, ConstTensorView(words.data(), {kProblemWords}));
+  const PlanRecords records{.headers = {header}, .counts = {}, .distinct_tokens = {}};
+  const auto message = describe_bad_ids(records, options_.num_experts);
+  require(message.empty(), "{}", message);
+}
+
+std::int64_t LocalPlan::num_rows() const {
+  std::array<std::int64_t, layout_words(1)> words{};
+  backend_of(device_).fetch(layout_, std::as_writable_bytes(std::span(words)));
+  return words[used_rows_word(1, 0)];
+}
+
+RowGroups LocalPlan::groups() const { return {row_offsets_, group_rows_, options_.alignment}; }
+
+namespace {
+
+// Checks that tensors fit a plan, whose rows a GPU's host does not know.
+struct LocalChecks {
+  const Device& device;
+  const LocalPlanOptions& options;
+  Dtype dtype;
+  std::int64_t hidden;
+
+  LocalChecks(const Device& device_of_plan, const LocalPlanOptions& plan,
+              const ConstTensorView& tokens)
+      : device(device_of_plan),
+        options(plan),
+        dtype(tokens.dtype()),
+        hidden(tokens.shape().rank() == 2 ? tokens.shape()[1] : 0) {
+    require(is_real(dtype), "tokens are f32 or bf16, not {}", name_of(dtype));
+  }
+
+  void tokens(const ConstTensorView& view, std::string_view name) const {
+    const Shape expected{options.num_tokens, hidden};
+    require(view.dtype() == dtype && view.shape() == expected,
+            "{} is {} {}, but the plan has tokens {} {}", name, name_of(view.dtype()), view.shape(),
+            name_of(dtype), expected);
+    require_memory(view, device.memory(), name);
+  }
+  void rows(const ConstTensorView& view, std::string_view name) const {
+    require(view.dtype() == dtype && view.shape().rank() == 2 && view.shape()[1] == hidden &&
+                view.is_contiguous(),
+            "{} is {} {} with row stride {}, but must be contiguous {} [R,{}]", name,
+            name_of(view.dtype()), view.shape(), view.row_stride(), name_of(dtype), hidden);
+    require_memory(view, device.memory(), name);
+  }
+  void weights(const std::optional<ConstTensorView>& view, std::string_view name) const {
+    if (!view) return;
+    const Shape expected{options.num_tokens, options.top_k};
+    require(view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous(),
+            "{} is {} {}, but must be contiguous f32 {}", name, name_of(view->dtype()),
+            view->shape(), expected);
+    require_memory(*view, device.memory(), name);
+  }
+  void row_weights(const std::optional<ConstTensorView>& view, std::int64_t num_rows,
+                   std::string_view name) const {
+    if (!view) return;
+    require(view->dtype() == Dtype::f32 && view->shape() == Shape{num_rows} &&
+                view->is_contiguous(),
+            "{} is {} {}, but must be contiguous f32 [{}]", name, name_of(view->dtype()),
+            view->shape(), num_rows);
+    require_memory(*view, device.memory(), name);
+  }
+};
+
+// The rows must hold what the plan says; only a host can look.
+void require_room(const LocalPlan& plan, const Device& device, std::int64_t num_rows) {
+  if (device.memory() != Memory::host) return;
+  require(num_rows >= plan.num_rows(), "there are {} rows, but the plan needs {}", num_rows,
+          plan.num_rows());
+}
+
+}  // namespace
+
+RowTable LocalPlan::table(std::span<std::byte* const> rows) const {
+  return {.count = options_.num_tokens,
+          .width = options_.top_k,
+          .slots = indices(slots_),
+          .bases = rows};
+}
+
+PadRows LocalPlan::pads(const TensorView& rows, const std::optional<TensorView>& scalars) const {
+  return {
+      .rows = rows, .scalars = scalars, .row_offsets = row_offsets_, .group_rows = group_rows_};
+}
+
+void LocalPlan::dispatch(const DispatchInput& in, const DispatchOutput& out) const {
+  const LocalChecks expect(device_, options_, in.x);
+  expect.tokens(in.x, "x");
+  expect.rows(out.rows, "rows");
+  expect.weights(in.weights, "weights");
+  expect.row_weights(out.row_weights, out.rows.rows(), "row_weights");
+  require(in.weights.has_value() == out.row_weights.has_value(),
+          "weights and row_weights go together");
+  require_room(*this, device_, out.rows.rows());
+  const std::array<std::byte*, 1> rows{out.rows.data()};
+  const std::array<std::byte*, 1> scalars{out.row_weights ? out.row_weights->data() : nullptr};
+  backend_of(device_).scatter_rows({.from = in.x,
+                                    .to = table(rows),
+                                    .scalars = floats_of(in.weights),
+                                    .scalar_bases = scalars,
+                                    .pads = pads(out.rows, out.row_weights)});
+}
+
+void LocalPlan::combine(const CombineInput& in, const TensorView& y) const {
+  const LocalChecks expect(device_, options_, y);
+  expect.tokens(y, "y");
+  expect.rows(in.rows, "rows");
+  expect.weights(in.weights, "weights");
+  require_room(*this, device_, in.rows.rows());
+  const std::array<std::byte*, 1> rows{const_cast<std::byte*>(in.rows.data())};
+  backend_of(device_).gather_rows(
+      {.from = table(rows), .weights = floats_of(in.weights), .to = y});
+}
+
+void LocalPlan::combine_backward(const CombineBackwardInput& in,
+                                 const CombineBackwardOutput& out) const {
+  const LocalChecks expect(device_, options_, in.d_y);
+  expect.tokens(in.d_y, "d_y");
+  expect.rows(out.d_rows, "d_rows");
+  expect.weights(in.weights, "weights");
+  expect.weights(out.d_weights, "d_weights");
+  require(in.rows.has_value() == out.d_weights.has_value(), "rows and d_weights go together");
+  require_room(*this, device_, out.d_rows.rows());
+  if (in.rows) {
+    expect.rows(*in.rows, "rows");
+    require_room(*this, device_, in.rows->rows());
+    const std::array<std::byte*, 1> rows{const_cast<std::byte*>(in.rows->data())};
+    backend_of(device_).dot_rows(
+        {.with = in.d_y, .rows = table(rows), .dots = floats_of(out.d_weights)});
+  }
+  const std::array<std::byte*, 1> d_rows{out.d_rows.data()};
+  backend_of(device_).scatter_rows({.from = in.d_y,
+                                    .scale = floats_of(in.weights),
+                                    .to = table(d_rows),
+                                    .pads = pads(out.d_rows, {})});
+}
+
+void LocalPlan::dispatch_backward(const DispatchBackwardInput& in,
+                                  const DispatchBackwardOutput& out) const {
+  const LocalChecks expect(device_, options_, out.d_x);
+  expect.tokens(out.d_x, "d_x");
+  expect.rows(in.d_rows, "d_rows");
+  expect.row_weights(in.d_row_weights, in.d_rows.rows(), "d_row_weights");
+  expect.weights(out.d_weights, "d_weights");
+  require(in.d_row_weights.has_value() == out.d_weights.has_value(),
+          "d_row_weights and d_weights go together");
+  require_room(*this, device_, in.d_rows.rows());
+  const std::array<std::byte*, 1> rows{const_cast<std::byte*>(in.d_rows.data())};
+  const std::array<std::byte*, 1> scalars{
+      in.d_row_weights ? const_cast<std::byte*>(in.d_row_weights->data()) : nullptr};
+  backend_of(device_).gather_rows({.from = table(rows),
+                                   .to = out.d_x,
+                                   .scalar_bases = scalars,
+                                   .scalars = floats_of(out.d_weights)});
+}
+
+}  // namespace switchyard
