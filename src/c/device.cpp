@@ -59,8 +59,7 @@ int switchyard_device_cpu(int64_t num_threads, switchyard_device** device) {
   return guarded([&] {
     require(0 < num_threads && num_threads <= 4096, "num_threads ({}) must be 1 to 4096",
             num_threads);
-    *device =
-        new switchyard_device{Device::cpu({.num_threads = static_cast<int>(num_threads)})};
+    *device = new switchyard_device{Device::cpu({.num_threads = static_cast<int>(num_threads)})};
   });
 }
 

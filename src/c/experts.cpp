@@ -1,11 +1,12 @@
 // Experts of the C interface: whole layers over a plan, and rows alone.
+#include "switchyard/experts.h"
+
 #include <cmath>
 #include <optional>
 #include <vector>
 
 #include "c/handles.h"
 #include "c/views.h"
-#include "switchyard/experts.h"
 
 namespace switchyard::c {
 namespace {
@@ -121,8 +122,8 @@ void Moe::backward(const switchyard_moe_gradients& out) const {
   require(inner.has_value() || num_rows == 0, "backward needs inner, which was not given");
   const InnerRows inner_rows_hold =
       out.recompute != 0 ? InnerRows::to_be_computed : InnerRows::kept;
-  const auto gradients = gradients_of(experts.options(), plan.options().num_experts, out.gradients,
-                                      device);
+  const auto gradients =
+      gradients_of(experts.options(), plan.options().num_experts, out.gradients, device);
   const ConstTensorView d_y = tokens(out.d_y, "d_y");
   const TensorView d_x = tokens(out.d_x, "d_x");
   const TensorView d_weights = picks(out.d_pick_weights, "d_pick_weights");
@@ -130,14 +131,13 @@ void Moe::backward(const switchyard_moe_gradients& out) const {
   Tensor d_rows = take_rows();
   if (experts.reads_tokens(weights)) {
     device.set_zero(d_weights);  // those of picks without a row
-    experts.backward(
-        weights, plan.groups(),
-        {.row_weights = pick_weights,
-         .inner = kept,
-         .inner_rows = inner_rows_hold,
-         .d_out = d_y,
-         .tokens = token_rows()},
-        {.d_rows = d_rows, .d_row_weights = d_weights, .gradients = gradients});
+    experts.backward(weights, plan.groups(),
+                     {.row_weights = pick_weights,
+                      .inner = kept,
+                      .inner_rows = inner_rows_hold,
+                      .d_out = d_y,
+                      .tokens = token_rows()},
+                     {.d_rows = d_rows, .d_row_weights = d_weights, .gradients = gradients});
     return plan.dispatch_backward({.d_rows = d_rows}, {.d_x = d_x});
   }
   Tensor rows = take_rows();
@@ -190,13 +190,13 @@ int switchyard_rows_forward(switchyard_device* device, void* stream, const switc
     const Shape shape{rows->num_rows, options.hidden};
     ExpertsOutput output{.out = c::view_of(out, options.dtype, shape, on, "out")};
     if (rows->inner != nullptr) {
-      output.inner = c::view_of(rows->inner, options.dtype,
-                                {rows->num_rows, options.inner_width()}, on, "inner");
+      output.inner = c::view_of(rows->inner, options.dtype, {rows->num_rows, options.inner_width()},
+                                on, "inner");
     }
-    Experts(options, on).forward(
-        c::weights_of(options, rows->plan_form.num_experts, rows->weights, on),
-        c::plan_of(on, rows->plan_form, rows->plan).groups(),
-        {.rows = c::view_of(rows->rows, options.dtype, shape, on, "rows")}, output);
+    Experts(options, on)
+        .forward(c::weights_of(options, rows->plan_form.num_experts, rows->weights, on),
+                 c::plan_of(on, rows->plan_form, rows->plan).groups(),
+                 {.rows = c::view_of(rows->rows, options.dtype, shape, on, "rows")}, output);
   });
 }
 
@@ -207,15 +207,15 @@ int switchyard_rows_backward(switchyard_device* device, void* stream, const swit
     const auto options = c::experts_options(rows->form);
     const auto num_experts = rows->plan_form.num_experts;
     const Shape shape{rows->num_rows, options.hidden};
-    Experts(options, on).backward(
-        c::weights_of(options, num_experts, rows->weights, on),
-        c::plan_of(on, rows->plan_form, rows->plan).groups(),
-        {.rows = c::view_of(rows->rows, options.dtype, shape, on, "rows"),
-         .inner = c::view_of(rows->inner, options.dtype, {rows->num_rows, options.inner_width()},
-                             on, "inner"),
-         .inner_rows = recompute != 0 ? InnerRows::to_be_computed : InnerRows::kept,
-         .d_out = c::view_of(d_out, options.dtype, shape, on, "d_out")},
-        {.d_rows = c::view_of(d_rows, options.dtype, shape, on, "d_rows"),
-         .gradients = c::gradients_of(options, num_experts, *gradients, on)});
+    Experts(options, on)
+        .backward(c::weights_of(options, num_experts, rows->weights, on),
+                  c::plan_of(on, rows->plan_form, rows->plan).groups(),
+                  {.rows = c::view_of(rows->rows, options.dtype, shape, on, "rows"),
+                   .inner = c::view_of(rows->inner, options.dtype,
+                                       {rows->num_rows, options.inner_width()}, on, "inner"),
+                   .inner_rows = recompute != 0 ? InnerRows::to_be_computed : InnerRows::kept,
+                   .d_out = c::view_of(d_out, options.dtype, shape, on, "d_out")},
+                  {.d_rows = c::view_of(d_rows, options.dtype, shape, on, "d_rows"),
+                   .gradients = c::gradients_of(options, num_experts, *gradients, on)});
   });
 }

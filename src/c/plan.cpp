@@ -46,8 +46,9 @@ struct Moved {
   template <typename Pointer>
   auto picks(Pointer data, std::string_view name) const {
     using View = decltype(view_of(data, Dtype::f32, pick_shape, device, name));
-    return data == nullptr ? std::optional<View>()
-                           : std::optional<View>(view_of(data, Dtype::f32, pick_shape, device, name));
+    return data == nullptr
+               ? std::optional<View>()
+               : std::optional<View>(view_of(data, Dtype::f32, pick_shape, device, name));
   }
 
   const Device& device;
@@ -95,8 +96,7 @@ int switchyard_plan_make(switchyard_device* device, void* stream, const switchya
 
 int switchyard_plan_check(switchyard_device* device, void* stream, const switchyard_plan_form* form,
                           const void* plan) {
-  return on_stream(device, stream,
-                   [&](const Device& on) { c::plan_of(on, *form, plan).check(); });
+  return on_stream(device, stream, [&](const Device& on) { c::plan_of(on, *form, plan).check(); });
 }
 
 int switchyard_plan_num_rows(switchyard_device* device, void* stream,
@@ -137,14 +137,13 @@ int switchyard_combine(switchyard_device* device, void* stream, const switchyard
 }
 
 int switchyard_combine_backward(switchyard_device* device, void* stream,
-                                const switchyard_moved* moved, const void* d_y,
-                                const void* weights, const void* rows, void* d_rows,
-                                void* d_weights) {
+                                const switchyard_moved* moved, const void* d_y, const void* weights,
+                                const void* rows, void* d_rows, void* d_weights) {
   return on_stream(device, stream, [&](const Device& on) {
     const c::Moved m(on, *moved);
     CombineBackwardInput in{.d_y = m.tokens(d_y, "d_y"), .weights = m.picks(weights, "weights")};
     if (rows != nullptr) in.rows = m.rows(rows, "rows");
-    m.plan.combine_backward(in, {.d_rows = m.rows(d_rows, "d_rows"),
-                                 .d_weights = m.picks(d_weights, "d_weights")});
+    m.plan.combine_backward(
+        in, {.d_rows = m.rows(d_rows, "d_rows"), .d_weights = m.picks(d_weights, "d_weights")});
   });
 }

@@ -1,9 +1,10 @@
 // Routers of the C interface.
+#include "switchyard/router.h"
+
 #include <limits>
 
 #include "c/handles.h"
 #include "c/views.h"
-#include "switchyard/router.h"
 
 namespace switchyard::c {
 namespace {
@@ -33,8 +34,7 @@ struct RouterCall {
         picks{args.num_tokens, args.form.top_k} {
     const Dtype dtype = dtype_of(args.gate_dtype);
     const Shape experts{args.form.num_experts};
-    weights.gate =
-        view_of(args.gate, dtype, {args.form.num_experts, args.hidden}, device, "gate");
+    weights.gate = view_of(args.gate, dtype, {args.form.num_experts, args.hidden}, device, "gate");
     if (args.gate_bias != nullptr) {
       weights.gate_bias = view_of(args.gate_bias, dtype, experts, device, "gate_bias");
     }
@@ -78,17 +78,16 @@ int switchyard_route_backward(switchyard_device* device, void* stream,
         .gradients = {.gate = c::view_of(gradients->d_gate, Dtype::f32,
                                          {args.form.num_experts, args.hidden}, on, "d_gate")}};
     if (gradients->d_gate_bias != nullptr) {
-      out.gradients.gate_bias =
-          c::view_of(gradients->d_gate_bias, Dtype::f32, {args.form.num_experts}, on,
-                     "d_gate_bias");
+      out.gradients.gate_bias = c::view_of(gradients->d_gate_bias, Dtype::f32,
+                                           {args.form.num_experts}, on, "d_gate_bias");
     }
     on.set_zero(out.d_x);  // which the router adds to
     call.router.backward(
         call.weights,
         {.x = call.x,
          .expert_ids = c::view_of(gradients->expert_ids, Dtype::i32, call.picks, on, "expert_ids"),
-         .d_weights = c::view_of(gradients->d_pick_weights, Dtype::f32, call.picks, on,
-                                 "d_pick_weights")},
+         .d_weights =
+             c::view_of(gradients->d_pick_weights, Dtype::f32, call.picks, on, "d_pick_weights")},
         out);
   });
 }

@@ -21,12 +21,8 @@ inline Dtype dtype_of(std::int64_t dtype) {
 inline TensorView view_of(void* data, Dtype dtype, const Shape& shape, const Device& device,
                           std::string_view name) {
   require(data != nullptr || shape.num_elements() == 0, "{} is a null pointer", name);
-  return {static_cast<std::byte*>(data),
-          dtype,
-          shape,
-          shape.row_elements(),
-          nullptr,
-          device.memory()};
+  return {static_cast<std::byte*>(data), dtype,   shape,
+          shape.row_elements(),          nullptr, device.memory()};
 }
 inline ConstTensorView view_of(const void* data, Dtype dtype, const Shape& shape,
                                const Device& device, std::string_view name) {

@@ -150,6 +150,19 @@ TEST_P(ExpertsContract, AllFormsAreNearF32) {
   }
 }
 
+TEST_P(ExpertsContract, FrozenExpertsGiveTheirRowsTheSameGradients) {
+  for (const auto dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const auto stage : kStages) {
+      const ExpertsProblem problem(options_of(48, 40, dtype, Activation::swiglu, stage),
+                                   Biases::none, kGroups, 1);
+      const auto expected = run(problem);
+      const auto frozen = run(problem, {.frozen = true});
+      EXPECT_TRUE(same_bits(frozen.d_rows, expected.d_rows));
+      EXPECT_TRUE(same_bits(frozen.d_row_weights, expected.d_row_weights));
+    }
+  }
+}
+
 // More than one warp's, and no multiple of anything.
 TEST_P(ExpertsContract, LongAndOddRowsAreNearF32) {
   struct Size {

@@ -69,7 +69,8 @@ typedef struct {
   int64_t sentinels;   /* other than 0: ids of E and more are no pick, as -1 is */
 } switchyard_plan_form;
 
-/* The words of a plan, and the rows that are enough for every routing; -1 for an impossible form. */
+/* The words of a plan, and the rows that are enough for every routing; -1 for an impossible form.
+ */
 SWITCHYARD_C_API int64_t switchyard_plan_words(const switchyard_plan_form* form);
 SWITCHYARD_C_API int64_t switchyard_plan_most_rows(const switchyard_plan_form* form);
 
@@ -141,7 +142,8 @@ typedef struct {
   void* down_bias;    /* [E, H], or none; both biases or neither */
 } switchyard_experts;
 
-/* Values that a row leaves for backward: 2I with a gate, I without; -1 for an unknown activation. */
+/* Values that a row leaves for backward: 2I with a gate, I without; -1 for an unknown activation.
+ */
 SWITCHYARD_C_API int64_t switchyard_inner_width(const switchyard_experts_form* form);
 
 /* Tokens through the experts of a plan and back: y[t] = Σ_k weights[t, k] · expert(x[t]). */
@@ -208,8 +210,8 @@ typedef struct {
   switchyard_router_form form;
   int64_t num_tokens;
   int64_t hidden;
-  int64_t dtype;      /* of x */
-  int64_t gate_dtype; /* of gate and gate_bias */
+  int64_t dtype;          /* of x */
+  int64_t gate_dtype;     /* of gate and gate_bias */
   const void* x;          /* [T, H] */
   const void* gate;       /* [E, H] */
   const void* gate_bias;  /* [E], or none */

@@ -82,8 +82,8 @@ std::int64_t LocalPlanOptions::num_words() const {
   require_valid(*this);
   const std::int64_t experts = num_experts;
   const std::int64_t picks = num_tokens * top_k;
-  return padded(2 * kProblemWords) + padded(2 * layout_words(1)) + 5 * padded(experts) +
-         padded(1) + 2 * padded(experts + 1) + 3 * padded(picks) + padded(most_rows());
+  return padded(2 * kProblemWords) + padded(2 * layout_words(1)) + 5 * padded(experts) + padded(1) +
+         2 * padded(experts + 1) + 3 * padded(picks) + padded(most_rows());
 }
 
 LocalPlan::LocalPlan(Device device, const LocalPlanOptions& options, const TensorView& memory)
@@ -223,10 +223,10 @@ struct LocalChecks {
   void row_weights(const std::optional<ConstTensorView>& view, std::int64_t num_rows,
                    std::string_view name) const {
     if (!view) return;
-    require(view->dtype() == Dtype::f32 && view->shape() == Shape{num_rows} &&
-                view->is_contiguous(),
-            "{} is {} {}, but must be contiguous f32 [{}]", name, name_of(view->dtype()),
-            view->shape(), num_rows);
+    require(
+        view->dtype() == Dtype::f32 && view->shape() == Shape{num_rows} && view->is_contiguous(),
+        "{} is {} {}, but must be contiguous f32 [{}]", name, name_of(view->dtype()), view->shape(),
+        num_rows);
     require_memory(*view, device.memory(), name);
   }
 };
@@ -248,8 +248,7 @@ RowTable LocalPlan::table(std::span<std::byte* const> rows) const {
 }
 
 PadRows LocalPlan::pads(const TensorView& rows, const std::optional<TensorView>& scalars) const {
-  return {
-      .rows = rows, .scalars = scalars, .row_offsets = row_offsets_, .group_rows = group_rows_};
+  return {.rows = rows, .scalars = scalars, .row_offsets = row_offsets_, .group_rows = group_rows_};
 }
 
 void LocalPlan::dispatch(const DispatchInput& in, const DispatchOutput& out) const {
@@ -277,8 +276,7 @@ void LocalPlan::combine(const CombineInput& in, const TensorView& y) const {
   expect.weights(in.weights, "weights");
   require_room(*this, device_, in.rows.rows());
   const std::array<std::byte*, 1> rows{const_cast<std::byte*>(in.rows.data())};
-  backend_of(device_).gather_rows(
-      {.from = table(rows), .weights = floats_of(in.weights), .to = y});
+  backend_of(device_).gather_rows({.from = table(rows), .weights = floats_of(in.weights), .to = y});
 }
 
 void LocalPlan::combine_backward(const CombineBackwardInput& in,

@@ -108,6 +108,7 @@ struct ExpertsWay {
   GradientMode mode = GradientMode::overwrite;
   std::vector<ExpertGradients> gradients = {};  // to begin with; none: NaN, as the weights
   const TokensProblem* tokens = nullptr;        // that rows are read from; none: rows
+  bool frozen = false;                          // no gradients of the weights
 };
 
 inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device,
@@ -156,7 +157,8 @@ inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem&
     weights.push_back(way.interleaved ? interleaved_on(device, host)
                                       : expert_on(device, host, way.storage));
   }
-  const auto gradients = gradients_to_begin_with(device, problem, way);
+  const auto gradients =
+      way.frozen ? std::vector<ExpertGradients>() : gradients_to_begin_with(device, problem, way);
   ExpertsBackwardInput d_in = input_on(device, problem, way);
   const TensorView offsets = copy_on(device, problem.row_offsets);
   const TensorView counts = copy_on(device, problem.group_rows);

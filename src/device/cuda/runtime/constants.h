@@ -37,7 +37,7 @@ class Constants {
     std::string bytes;
     TensorView memory;
     bool is_captured = false;
-    CUstream_st* stream = nullptr;             // that uploads it
+    CUstream_st* stream = nullptr;              // that uploads it
     std::shared_ptr<CUevent_st> uploaded = {};  // none once that is known
   };
   // Whether work on the stream finds the table uploaded; makes the stream wait where it can.
