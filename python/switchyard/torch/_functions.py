@@ -1,6 +1,7 @@
 """The operators with their gradients, as functions of tensors."""
+import functools
+
 import torch
-from torch.autograd.function import once_differentiable
 
 from .._activations import Activation
 from .._library import InvalidArgument
@@ -83,20 +84,59 @@ def _needs_gradient(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+class _NoSecondDerivative(torch.autograd.Function):
+    """Passes the first `count` tensors on, as functions of all of them that nobody can derive."""
+
+    @staticmethod
+    def forward(_ctx, count, *tensors):
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(_ctx, *_gradients):
+        raise RuntimeError("Switchyard's gradients cannot be differentiated again: there are no "
+                           "second derivatives of its plan, experts, movement and router")
+
+
+def _first_order(backward):
+    """For backward functions: their results are an error to whoever derives them."""
+
+    @functools.wraps(backward)
+    def wrapper(ctx, *gradients):
+        with torch.no_grad():
+            results = backward(ctx, *gradients)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return results
+        given = [r for r in results if r is not None]
+        inputs = [t for t in (*ctx.saved_tensors, *gradients) if t is not None]
+        passed = iter(_NoSecondDerivative.apply(len(given), *given, *inputs))
+        return tuple(None if r is None else next(passed) for r in results)
+
+    return wrapper
+
+
 class _Dispatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, plan_tensor, top_k, num_experts, alignment, exact):
+    def forward(ctx, x, plan_tensor, top_k, num_experts, alignment, num_rows):
         ctx.save_for_backward(plan_tensor)
         ctx.form = (top_k, num_experts, alignment)
         ctx.num_tokens = x.shape[0]
-        return torch.ops.switchyard.dispatch(x, plan_tensor, top_k, num_experts, alignment, exact)
+        return torch.ops.switchyard.dispatch(x, plan_tensor, *ctx.form, num_rows)
 
     @staticmethod
-    @once_differentiable
+    @_first_order
     def backward(ctx, d_rows):
         plan_tensor, = ctx.saved_tensors
         d_x = torch.ops.switchyard.combine(d_rows, None, plan_tensor, *ctx.form, ctx.num_tokens)
         return d_x, None, None, None, None, None
+
+
+def _num_rows(plan, exact):
+    """How many rows buffers get: the most that there can be, or the plan's own number."""
+    if not exact:
+        return plan.most_rows
+    sources = torch.ops.switchyard.row_sources(plan.tensor, plan.top_k, plan.num_experts,
+                                               plan.alignment, plan.num_tokens)
+    return sources.shape[0]
 
 
 def dispatch(plan, x, *, exact=False):
@@ -106,7 +146,8 @@ def dispatch(plan, x, *, exact=False):
     waited for once. Rows beyond the plan's hold anything.
     """
     _check_tokens(plan, x, "x")
-    return _Dispatch.apply(x, plan.tensor, plan.top_k, plan.num_experts, plan.alignment, exact)
+    return _Dispatch.apply(x, plan.tensor, plan.top_k, plan.num_experts, plan.alignment,
+                           _num_rows(plan, exact))
 
 
 class _Combine(torch.autograd.Function):
@@ -117,7 +158,7 @@ class _Combine(torch.autograd.Function):
         return torch.ops.switchyard.combine(rows, pick_weights, plan_tensor, *ctx.form, num_tokens)
 
     @staticmethod
-    @once_differentiable
+    @_first_order
     def backward(ctx, d_y):
         rows, pick_weights, plan_tensor = ctx.saved_tensors
         d_rows, d_weights = torch.ops.switchyard.combine_backward(d_y, pick_weights, rows,
@@ -150,7 +191,7 @@ class _Experts(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @_first_order
     def backward(ctx, d_out):
         rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, inner = ctx.saved_tensors
         frozen = not any(ctx.needs_input_grad[1:5])
@@ -184,19 +225,19 @@ class _Moe(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
-                alignment, activation, constants, keep, exact):
+                alignment, activation, constants, num_rows, keep):
         ctx.alignment = alignment
         ctx.activation = (activation, constants)
         y, inner = torch.ops.switchyard.moe_forward(
             x, pick_weights, plan_tensor, alignment, gate_up, down, gate_up_bias, down_bias,
-            activation, constants, keep, exact)
+            activation, constants, num_rows, keep)
         ctx.save_for_backward(x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
                               inner)
         ctx.is_used_up = False
         return y
 
     @staticmethod
-    @once_differentiable
+    @_first_order
     def backward(ctx, d_y):
         (x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
          inner) = ctx.saved_tensors
@@ -234,8 +275,8 @@ def moe(plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None,
     _check_picks(plan, pick_weights)
     weights = (gate_up, down, gate_up_bias, down_bias)
     return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, plan.alignment,
-                      int(activation), list(map(float, constants)),
-                      _needs_gradient(x, pick_weights, *weights), exact)
+                      int(activation), list(map(float, constants)), _num_rows(plan, exact),
+                      _needs_gradient(x, pick_weights, *weights))
 
 
 class _Route(torch.autograd.Function):
@@ -248,7 +289,7 @@ class _Route(torch.autograd.Function):
         return ids, weights, non_finite
 
     @staticmethod
-    @once_differentiable
+    @_first_order
     def backward(ctx, _d_ids, d_weights, _d_non_finite):
         x, gate, gate_bias, score_bias, ids = ctx.saved_tensors
         d_x, d_gate, d_gate_bias = torch.ops.switchyard.route_backward(

@@ -107,19 +107,21 @@ def _form_of(module, has_gate):
     """(activation, constants) of a module, or None where it is none of ours."""
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
     alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
-    return _recognise(type(module), type(module.act_fn) if hasattr(module, "act_fn") else None,
-                      has_gate, bool(getattr(module, "is_concatenated", True)),
+    act_fn = getattr(module, "act_fn", None)
+    if isinstance(act_fn, torch.nn.Module):
+        act_fn = type(act_fn)
+    return _recognise(type(module), act_fn, has_gate, bool(getattr(module, "is_concatenated", True)),
                       None if limit is None else float(limit),
                       None if alpha is None else float(alpha))
 
 
 @torch._dynamo.assume_constant_result
-def _recognise(experts_class, act_class, has_gate, is_concatenated, limit, alpha):
-    return _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alpha)
+def _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
+    return _recognised(experts_class, act_fn, has_gate, is_concatenated, limit, alpha)
 
 
 @functools.lru_cache(maxsize=None)
-def _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alpha):
+def _recognised(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
     """Compares what the module's own code gives for some numbers with every activation of ours:
     neither a name nor a flag says for sure what a model computes."""
     scale = 2.0 if limit is None or math.isinf(limit) else 1.5 * limit
@@ -128,7 +130,7 @@ def _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alph
         gate, up = torch.meshgrid(numbers, numbers.flip(0) + 0.01, indexing="ij")
         gate, up = gate.reshape(-1, 2), up.reshape(-1, 2)
         try:
-            theirs = _theirs(experts_class, act_class, has_gate, is_concatenated, limit, alpha,
+            theirs = _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha,
                              gate, up)
         except Exception:  # the module needs more than we know of
             return None
@@ -141,8 +143,9 @@ def _recognised(experts_class, act_class, has_gate, is_concatenated, limit, alph
     return None
 
 
-def _theirs(experts_class, act_class, has_gate, is_concatenated, limit, alpha, gate, up):
-    act_fn = None if act_class is None else act_class()
+def _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha, gate, up):
+    if isinstance(act_fn, type):
+        act_fn = act_fn()
     if not has_gate:
         return act_fn(up)
     module = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,

@@ -188,16 +188,18 @@ def plan_tables(num_tokens, top_k, num_experts, alignment):
     return tuple(tables)
 
 
-def _rows_for(plan, num_tokens, top_k, num_experts, alignment, exact):
-    if exact:
-        return plan_num_rows(plan, num_tokens, top_k, num_experts, alignment)
-    return most_rows(num_tokens, top_k, num_experts, alignment)
+@_define("row_sources", f"({_PLAN_SCHEMA}, SymInt num_tokens) -> Tensor")
+def _row_sources(plan, top_k, num_experts, alignment, num_tokens):
+    """[R] i32 for the R rows that the experts use: where sizes are exact, all follow from this
+    one. Waits for a GPU."""
+    form = (num_tokens, top_k, num_experts, alignment)
+    first = plan_tables(*form)[3]
+    return plan[first:first + plan_num_rows(plan, *form)].clone()
 
 
-def _fake_rows(num_tokens, top_k, num_experts, alignment, exact):
-    if exact:
-        return torch.library.get_ctx().new_dynamic_size()
-    return most_rows(num_tokens, top_k, num_experts, alignment)
+@_fake("row_sources")
+def _(plan, top_k, num_experts, alignment, num_tokens):
+    return plan.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
 def _moved(plan, dtype, num_tokens, hidden, num_rows, top_k, num_experts, alignment):
@@ -205,11 +207,10 @@ def _moved(plan, dtype, num_tokens, hidden, num_rows, top_k, num_experts, alignm
                        num_rows)
 
 
-@_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, bool exact) -> Tensor")
-def _dispatch(x, plan, top_k, num_experts, alignment, exact):
+@_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, SymInt num_rows) -> Tensor")
+def _dispatch(x, plan, top_k, num_experts, alignment, num_rows):
     x = x.contiguous()
     num_tokens, hidden = x.shape
-    num_rows = _rows_for(plan, num_tokens, top_k, num_experts, alignment, exact)
     rows = x.new_empty(num_rows, hidden)
     device, stream = _device(x)
     check(library.switchyard_dispatch(
@@ -220,11 +221,11 @@ def _dispatch(x, plan, top_k, num_experts, alignment, exact):
 
 
 @_fake("dispatch")
-def _(x, plan, top_k, num_experts, alignment, exact):
-    return x.new_empty(_fake_rows(x.shape[0], top_k, num_experts, alignment, exact), x.shape[1])
+def _(x, plan, top_k, num_experts, alignment, num_rows):
+    return x.new_empty(num_rows, x.shape[1])
 
 
-@_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, int num_tokens) "
+@_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, SymInt num_tokens) "
          "-> Tensor")
 def _combine(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
     rows = rows.contiguous()
@@ -296,10 +297,9 @@ def _contiguous(*tensors):
     return tuple(None if t is None else t.contiguous() for t in tensors)
 
 
-def _moe_words(x, pick_weights, plan, top_k, alignment, weights, activation, constants, num_rows,
-               inner):
+def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants, num_rows, inner):
     gate_up, down, gate_up_bias, down_bias = weights
-    return _MOE.pack(x.shape[0], top_k, gate_up.shape[0], alignment, 0,
+    return _MOE.pack(*pick_weights.shape, gate_up.shape[0], alignment, 0,
                      *_experts_words(x, gate_up, down, activation, constants),
                      gate_up.data_ptr(), down.data_ptr(), _pointer(gate_up_bias),
                      _pointer(down_bias), plan.data_ptr(), num_rows, x.data_ptr(),
@@ -307,19 +307,17 @@ def _moe_words(x, pick_weights, plan, top_k, alignment, weights, activation, con
 
 
 @_define("moe_forward", "(Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
-         f"{_EXPERTS_SCHEMA}, bool keep, bool exact) -> (Tensor, Tensor)")
+         f"{_EXPERTS_SCHEMA}, SymInt num_rows, bool keep) -> (Tensor, Tensor)")
 def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
-                 activation, constants, keep, exact):
+                 activation, constants, num_rows, keep):
     x, pick_weights, *weights = _contiguous(x, pick_weights, gate_up, down, gate_up_bias,
                                             down_bias)
     _check_experts(x.shape[1], *weights, activation)
-    num_tokens, top_k = pick_weights.shape
-    num_rows = _rows_for(plan, num_tokens, top_k, gate_up.shape[0], alignment, exact)
     y = torch.empty_like(x)
     inner = x.new_empty(num_rows if keep else 0, _inner_width(activation, down.shape[2]))
     device, stream = _device(x)
     check(library.switchyard_moe_forward(
-        device, stream, _moe_words(x, pick_weights, plan, top_k, alignment, weights, activation,
+        device, stream, _moe_words(x, pick_weights, plan, alignment, weights, activation,
                                    constants, num_rows, inner if keep and num_rows else None),
         ctypes.c_void_p(y.data_ptr())))
     return y, inner
@@ -327,12 +325,10 @@ def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, 
 
 @_fake("moe_forward")
 def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
-      constants, keep, exact):
+      constants, num_rows, keep):
     _check_experts(x.shape[1], gate_up, down, gate_up_bias, down_bias, activation)
     width = _inner_width(activation, down.shape[2])
-    rows = _fake_rows(x.shape[0], pick_weights.shape[1], gate_up.shape[0], alignment,
-                      exact) if keep else 0
-    return x.new_empty(x.shape), x.new_empty(rows, width)
+    return x.new_empty(x.shape), x.new_empty(num_rows if keep else 0, width)
 
 
 @_define("moe_backward", "(Tensor d_y, Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
@@ -348,8 +344,8 @@ def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_
     device, stream = _device(x)
     check(library.switchyard_moe_backward(
         device, stream,
-        _moe_words(x, pick_weights, plan, pick_weights.shape[1], alignment, weights, activation,
-                   constants, inner.shape[0], inner if inner.shape[0] else None),
+        _moe_words(x, pick_weights, plan, alignment, weights, activation, constants,
+                   inner.shape[0], inner if inner.shape[0] else None),
         _MOE_GRADIENTS.pack(d_y.data_ptr(), d_x.data_ptr(), d_pick_weights.data_ptr(),
                             *(g.data_ptr() for g in gradients), recompute)))
     return (d_x, d_pick_weights, *gradients)
@@ -378,7 +374,7 @@ def _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation, c
                       _pointer(inner))
 
 
-@_define("experts_forward", "(Tensor rows, Tensor plan, int num_tokens, int top_k, int alignment, "
+@_define("experts_forward", "(Tensor rows, Tensor plan, SymInt num_tokens, int top_k, int alignment, "
          f"{_EXPERTS_SCHEMA}, bool keep) -> (Tensor, Tensor)")
 def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                      down_bias, activation, constants, keep):
@@ -402,7 +398,7 @@ def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, dow
     return rows.new_empty(rows.shape), rows.new_empty(rows.shape[0] if keep else 0, width)
 
 
-@_define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, int num_tokens, int top_k, "
+@_define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, SymInt num_tokens, int top_k, "
          f"int alignment, {_EXPERTS_SCHEMA}, Tensor(a!) inner, bool recompute, bool frozen) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
