@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, tests and benchmarks on a machine with a GPU; a short table comes last.
-#   gpu.sh [build] [test] [sanitize] [bench] [compare]    without arguments: all but sanitize
+#   gpu.sh [build] [test] [sanitize] [bench] [compare] [python]    without arguments: all but sanitize
 #   gpu.sh verified      whether the CUDA code at hand is what bench/gpu-verified says has run
 #   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
 #                        to build/headers, which a machine without these packages builds with
@@ -9,7 +9,8 @@
 # of MPS, and jobs that fail, and prints a sum of the CUDA code, which bench/gpu-verified holds when
 # that is the code that ran. bench runs the layer at one rank and over several, and dispatch and
 # combine alone over 8, with ranks as threads and as processes. compare runs bench/gpu_compare.py
-# whole, and needs a python3 with torch; sanitize runs the kernel tests under compute-sanitizer.
+# whole, and needs a python3 with torch; python runs the tests of the Python package there, and
+# bench/gpu_torch.py; sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -120,9 +121,20 @@ quit_mps() {
 }
 
 # Memory checks of everything but the largest tensors; checks for races, which take a hundred times
-# as long, of the smaller tests.
-run_sanitize() {
-  sanitize memcheck 'Cuda*:-*Large*:*Syncs*'
+# as long, of the smaller tests. The sanitizer runs one kernel of a process at a time, so ranks that
+# are threads would wait for ever: ranks are processes here.
+run_sanitize_processes() {
+  say "compute-sanitizer memcheck, over 2 processes"
+  "${processes[@]}" 2 -x SWITCHYARD_TEST_MPI_SIZE=2 \
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$binaries/tests/switchyard_device_tests" \
+    --gtest_brief=1 --gtest_filter='*CudaLayerTest*Ranks*' >"$results/memcheck-processes.txt" 2>&1 ||
+    { tail -n 40 "$results/memcheck-processes.txt"; return 1; }
+  tail -n 2 "$results/memcheck-processes.txt"
+}
+
+sanitize() {
+  sanitize memcheck 'Cuda*:-*Large*:*Syncs*:*Ranks*:CudaParallel*:CudaGate*'
+  ! has_mpi || sanitize_processes
   sanitize racecheck "Cuda/Capacity*:Cuda/Count*:Cuda/Plan*:Cuda/Losses*:Cuda/Memory*:Cuda/Rows*:\
 Cuda/RouteContract*:Cuda/RouteSums*:Cuda/RouteBackward*Bits*:Cuda/RouteBackward*Run*:\
 Cuda/ExpertsContract.Small*:Cuda/ExpertsContract.Some*:Cuda/ExpertsTokens*Few*:Cuda/SharedContract.Gradients*:\
@@ -184,11 +196,21 @@ bench_dispatch() {
     --shape "$((8 * $1)),7168,256,8" "$2" "$3"
 }
 
+has_torch() {
+  python3 -c 'import torch' 2>/dev/null || { echo "python3 has no torch here: left out"; return 1; }
+}
+
+run_python() {
+  has_torch || return 0
+  say "The Python package, with $(python3 -c 'import torch; print("torch", torch.__version__)')"
+  export SWITCHYARD_LIBRARY=$root/$binaries/lib/libswitchyard.so PYTHONPATH=$root/python
+  python3 -m pytest -q tests/python --ignore=tests/python/test_package.py
+  python3 bench/gpu_torch.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
+    --json "$results/torch.json" | tee "$results/torch.txt"
+}
+
 run_compare() {
-  if ! python3 -c 'import torch' 2>/dev/null; then
-    echo "no comparison with torch: python3 has none"
-    return
-  fi
+  has_torch || return 0
   say "Beside torch"
   python3 bench/gpu_compare.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
     --json "$results/compare.json" | tee "$results/compare.txt"
@@ -208,7 +230,7 @@ say_verified() {
 [ "${1:-}" = verified ] && { say_verified; exit; }
 mkdir -p "$results"
 [ "${1:-}" = headers ] && { collect_headers; exit; }
-[ $# -gt 0 ] || set -- build test bench compare
+[ $# -gt 0 ] || set -- build test bench compare python
 for step in "$@"; do "run_$step"; done
 say "In short"
 for step in verify-best verify-portable memcheck racecheck; do

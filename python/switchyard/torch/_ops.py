@@ -25,6 +25,7 @@ _ROUTER_GRADIENTS = struct.Struct("5q")
 
 # Devices. There is one for each of torch's, and for each number of threads of the CPU.
 
+_LEGACY_STREAM = 1  # CUDA's name for its default stream, which torch calls 0
 _devices = {}
 _lock = threading.Lock()
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
@@ -41,14 +42,17 @@ def _make_cpu(num_threads):
 def _make_cuda(index):
     """A device whose memory is that of torch's allocator."""
 
+    # The library has made the GPU the thread's current one. The functions of torch.cuda do the same
+    # again, which takes longer than the allocation.
     def allocate(size, stream):
         try:
-            return torch.cuda.caching_allocator_alloc(size, index, stream or 0)
+            return torch._C._cuda_cudaCachingAllocator_raw_alloc(
+                size, 0 if stream == _LEGACY_STREAM else stream)
         except torch.OutOfMemoryError:
             return None
 
     def free(memory, _stream):
-        torch.cuda.caching_allocator_delete(memory)
+        torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
 
     callbacks = (_ALLOCATE(allocate), _FREE(free))
     _callbacks.append(callbacks)
@@ -62,8 +66,7 @@ def _device(tensor):
     """The library's device for a tensor's, and torch's current stream there."""
     if tensor.is_cuda:
         index = tensor.device.index
-        # Where torch says 0 for CUDA's default stream, CUDA says 1.
-        stream = torch._C._cuda_getCurrentRawStream(index) or 1
+        stream = torch._C._cuda_getCurrentRawStream(index) or _LEGACY_STREAM
         key = index
     else:
         stream = None
