@@ -19,7 +19,7 @@ struct WorkTimes;
 
 enum class Activation {
   swiglu,  // silu(gate) · up
-  // gpt-oss: g · sigmoid(1.702 · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
+  // g · sigmoid(alpha · g) · (u + offset) with g = min(gate, limit), u = clamp(up, ±limit)
   clamped_swiglu,
   gelu,       // up alone: u · Φ(u), exactly
   gelu_tanh,  // up alone: its approximation by tanh
@@ -45,7 +45,10 @@ struct ExpertsOptions {
   Dtype dtype = Dtype::f32;       // of rows and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
-  float clamp_limit = 7.0F;  // for clamped_swiglu
+  float clamp_limit = 7.0F;  // for clamped_swiglu; may be infinite
+  // For clamped_swiglu: 1.702 and 1 in gpt-oss and MiniMax-M3, 1 and 0 in DeepSeek-V4.
+  float gate_alpha = 1.702F;
+  float up_offset = 1.0F;
 
   // Values that a row leaves for backward: 2I with a gate, I without.
   std::int64_t inner_width() const {

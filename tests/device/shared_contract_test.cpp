@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "device/device_backend.h"
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
@@ -115,12 +116,8 @@ class SharedContract : public testing::OnDevices {
 SWITCHYARD_ON_DEVICES(SharedContract);
 
 // The stage of routed experts' weights means nothing here.
-ExpertsOptions options_of(Dtype dtype, Activation activation = Activation::swiglu) {
-  return {.hidden = 48,
-          .intermediate = 40,
-          .dtype = dtype,
-          .activation = activation,
-          .weight_stage = WeightStage::input};
+ExpertsOptions options_of(Dtype dtype) {
+  return {.hidden = 48, .intermediate = 40, .dtype = dtype, .weight_stage = WeightStage::input};
 }
 
 TEST_P(SharedContract, AddsWhatTheReferenceSays) {
@@ -137,13 +134,12 @@ TEST_P(SharedContract, AddsWhatTheReferenceSays) {
 
 TEST_P(SharedContract, AllFormsAreNearF32) {
   for (const auto dtype : dtypes_to_compare()) {
-    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                  Activation::gelu_tanh, Activation::relu, Activation::silu}) {
+    for (const auto& form : testing::kActivationForms) {
       for (const auto biases : {Biases::none, Biases::all}) {
         for (const std::int64_t num_tokens : {1, 5, 150}) {
-          SCOPED_TRACE(std::string(name_of(activation)) + " " + std::string(name_of(dtype)) + " " +
+          SCOPED_TRACE(name_of(form) + " " + std::string(name_of(dtype)) + " " +
                        std::to_string(num_tokens));
-          const Problem problem(options_of(dtype, activation), biases, num_tokens);
+          const Problem problem(form.in(options_of(dtype)), biases, num_tokens);
           const auto kept = run(device, problem);
           expect_results(kept, results_in_f32(problem), tolerance_of(dtype));
           const auto again = run(device, problem, {.inner_rows = InnerRows::to_be_computed});

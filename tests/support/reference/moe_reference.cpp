@@ -32,7 +32,8 @@ double activate(const ExpertsOptions& options, double gate, double up) {
     case Activation::clamped_swiglu: {
       const double limit = options.clamp_limit;
       const double g = std::min(gate, limit);
-      return g * sigmoid(1.702 * g) * (std::clamp(up, -limit, limit) + 1.0);
+      const double offset = options.up_offset;
+      return g * sigmoid(options.gate_alpha * g) * (std::clamp(up, -limit, limit) + offset);
     }
     case Activation::gelu:
       return 0.5 * up * std::erfc(-up / std::numbers::sqrt2);

@@ -1,6 +1,7 @@
 // What the two products that activate have in common on the host.
 #pragma once
 
+#include "device/activation_constants.h"
 #include "device/cuda/hopper/aligned_copies.h"
 #include "device/cuda/hopper/fits.h"
 
@@ -16,7 +17,7 @@ inline Activations activations_of(const ExpertsOptions& options, const Rows& inn
           .weights = weights.data,
           .weight_sources = weights.sources,
           .is_clamped = options.activation == Activation::clamped_swiglu,
-          .limit = options.clamp_limit};
+          .constants = constants_of(options)};
 }
 
 }  // namespace switchyard::cuda::hopper
