@@ -15,8 +15,9 @@
 
 namespace switchyard {
 std::string_view name_of(Activation activation) {
-  constexpr std::array<std::string_view, 6> kNames{"swiglu",    "clamped_swiglu", "gelu",
-                                                   "gelu_tanh", "relu",           "silu"};
+  constexpr std::array<std::string_view, 11> kNames{
+      "swiglu", "clamped_swiglu", "limited_swiglu", "geglu", "geglu_tanh", "reglu",
+      "gelu",   "gelu_tanh",      "relu",           "relu2", "silu"};
   return kNames[static_cast<std::size_t>(activation)];
 }
 

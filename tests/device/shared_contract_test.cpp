@@ -15,9 +15,8 @@ using testing::near;
 using testing::poisoned_on;
 using testing::same_bits;
 using testing::Storage;
+using testing::tolerance_of;
 using testing::widened;
-
-double tolerance_of(Dtype dtype) { return dtype == Dtype::f32 ? 1e-5 : 8e-3; }
 
 struct Problem {
   Problem(const ExpertsOptions& the_options, Biases biases, std::int64_t num_tokens)
@@ -141,7 +140,7 @@ TEST_P(SharedContract, AllFormsAreNearF32) {
                        std::to_string(num_tokens));
           const Problem problem(form.in(options_of(dtype)), biases, num_tokens);
           const auto kept = run(device, problem);
-          expect_results(kept, results_in_f32(problem), tolerance_of(dtype));
+          expect_results(kept, results_in_f32(problem), tolerance_of(problem.options));
           const auto again = run(device, problem, {.inner_rows = InnerRows::to_be_computed});
           EXPECT_TRUE(same_bits(again.d_x, kept.d_x));
           testing::expect_same_bits(again.gradients, kept.gradients);
@@ -156,7 +155,8 @@ TEST_P(SharedContract, TensorsMayLieApart) {
     const Problem problem(options_of(dtype), Biases::all, 150);
     const auto expected = results_in_f32(problem);
     for (const auto storage : {Storage::apart, Storage::askew}) {
-      expect_results(run(device, problem, {.storage = storage}), expected, tolerance_of(dtype));
+      expect_results(run(device, problem, {.storage = storage}), expected,
+                     tolerance_of(problem.options));
     }
   }
 }
@@ -184,7 +184,7 @@ TEST_P(SharedContract, GradientsAreAdded) {
       for (std::size_t i = 0; i < after.size(); ++i) {
         auto sum = testing::doubles_of(more[i].second);
         for (double& value : sum.values) value += 1.0;
-        EXPECT_TRUE(near(after[i].second, testing::tensor_of(sum), tolerance_of(dtype)))
+        EXPECT_TRUE(near(after[i].second, testing::tensor_of(sum), tolerance_of(problem.options)))
             << after[i].first;
       }
     }

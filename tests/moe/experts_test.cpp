@@ -221,5 +221,26 @@ TEST(ClampedSwiglu, IsSwigluWithoutALimit) {
   EXPECT_TRUE(same_bits(clamped.d_row_weights, expected.d_row_weights));
 }
 
+// min(silu(g), 32) · u, by hand. Silu is 32 at 32, to the bit; there it still counts as inside.
+TEST(LimitedSwiglu, ClampsAtItsLimits) {
+  const Point points[]{
+      {32.0F, 2.0F, 64.0, 2.0, 32.0},
+      {33.0F, 2.0F, 64.0, 0.0, 32.0},                              // the gate is cut above
+      {-8.0F, 2.0F, -5.3656021e-3, -4.6931025e-3, -2.6828010e-3},  // and not below
+      {1.0F, 32.0F, 23.393875, 29.685456, 0.73105858},
+      {1.0F, 40.0F, 23.393875, 29.685456, 0.0},  // up is cut above
+      {1.0F, -32.0F, -23.393875, -29.685456, 0.73105858},
+      {1.0F, -40.0F, -23.393875, -29.685456, 0.0},  // and below
+  };
+  expect_points({.activation = Activation::limited_swiglu, .clamp_limit = 32.0F}, points);
+}
+
+// At its kink a gate has no gradient, as in torch.
+TEST(Reglu, HasNoGradientWithoutAGate) {
+  const Point points[]{
+      {-1.0F, 3.0F, 0.0, 0.0, 0.0}, {0.0F, 3.0F, 0.0, 0.0, 0.0}, {0.5F, 3.0F, 1.5, 3.0, 0.5}};
+  expect_points({.activation = Activation::reglu}, points);
+}
+
 }  // namespace
 }  // namespace switchyard::experts_test

@@ -30,9 +30,14 @@ inline constexpr std::array kActivationForms{
     ActivationForm{Activation::clamped_swiglu},
     ActivationForm{Activation::clamped_swiglu, 1.0F, 0.0F},    // DeepSeek-V4
     ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F},  // no model's: far from the others
+    ActivationForm{Activation::limited_swiglu},
+    ActivationForm{Activation::geglu},
+    ActivationForm{Activation::geglu_tanh},
+    ActivationForm{Activation::reglu},
     ActivationForm{Activation::gelu},
     ActivationForm{Activation::gelu_tanh},
     ActivationForm{Activation::relu},
+    ActivationForm{Activation::relu2},
     ActivationForm{Activation::silu}};
 
 inline std::string name_of(const ActivationForm& form) {

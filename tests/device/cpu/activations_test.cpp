@@ -48,6 +48,19 @@ Derivatives expected_at(const ExpertsOptions& options, double gate, double up) {
           (value(gate, up + kStep) - value(gate, up - kStep)) / (2 * kStep)};
 }
 
+// Relu's kink; relu2 has a derivative there, but no second one.
+bool is_at_kink(Activation activation, float gate, float up) {
+  switch (activation) {
+    case Activation::relu:
+    case Activation::relu2:
+      return std::abs(up) < 1e-4F;
+    case Activation::reglu:
+      return std::abs(gate) < 1e-4F;
+    default:
+      return false;
+  }
+}
+
 void expect_reference(const ElementKernels& kernels, const ExpertsOptions& options) {
   const bool gated = has_gate(options.activation);
   const auto constants = constants_of(options);
@@ -71,8 +84,7 @@ void expect_reference(const ElementKernels& kernels, const ExpertsOptions& optio
   double expected_d_weight = 0.0;
   double size = 0.0;
   for (std::size_t i = 0; i < ups.size(); ++i) {
-    // Where relu has no derivative.
-    if (options.activation == Activation::relu && std::abs(ups[i]) < 1e-4F) continue;
+    if (is_at_kink(options.activation, gates[i], ups[i])) continue;
     const auto expected = expected_at(options, gates[i], ups[i]);
     // 1e-6 of what is computed with; the smallest values are small rather than exact.
     const double scale = 1.0 + std::abs(ups[i]) * (gated ? 1.0 + std::abs(gates[i]) : 1.0);
@@ -105,13 +117,17 @@ TEST_P(ActivationTest, ActivationsAndGradientsAreNearTheReference) {
 TEST_P(ActivationTest, GeluIsAccurateInItsTail) {
   std::vector<float> ups;
   for (int i = 0; i <= 600; ++i) ups.push_back(-6.0F + 0.01F * static_cast<float>(i));
-  std::vector<float> out(ups.size());
-  kernels().f32.activation[static_cast<std::size_t>(Activation::gelu)](
-      {reinterpret_cast<std::byte*>(ups.data()), reinterpret_cast<std::byte*>(out.data()),
-       static_cast<std::int64_t>(ups.size())});
-  for (std::size_t i = 0; i < ups.size(); ++i) {
-    const double expected = 0.5 * ups[i] * std::erfc(-ups[i] / std::numbers::sqrt2);
-    ASSERT_NEAR(out[i], expected, 3e-6 * std::abs(expected)) << ups[i];
+  std::vector<float> inner = ups;
+  inner.resize(2 * ups.size(), 1.0F);
+  for (const Activation activation : {Activation::gelu, Activation::geglu}) {
+    std::vector<float> out(ups.size());
+    kernels().f32.activation[static_cast<std::size_t>(activation)](
+        {reinterpret_cast<std::byte*>(inner.data()), reinterpret_cast<std::byte*>(out.data()),
+         static_cast<std::int64_t>(ups.size())});
+    for (std::size_t i = 0; i < ups.size(); ++i) {
+      const double expected = 0.5 * ups[i] * std::erfc(-ups[i] / std::numbers::sqrt2);
+      ASSERT_NEAR(out[i], expected, 3e-6 * std::abs(expected)) << ups[i];
+    }
   }
 }
 

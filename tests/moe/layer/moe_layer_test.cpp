@@ -179,12 +179,12 @@ void expect_reference(Communicator& comm, const ExpertPlacement& placement,
 TEST(MoeLayerOptions, ReachBothKindsOfExperts) {
   auto options = base_options();
   options.activation = Activation::clamped_swiglu;
-  options.shared_activation = Activation::gelu;
+  options.shared_activation = Activation::limited_swiglu;
   options.clamp_limit = 3.0F;
   options.gate_alpha = 2.0F;
   options.up_offset = -1.0F;
   EXPECT_EQ(options.experts().activation, Activation::clamped_swiglu);
-  EXPECT_EQ(options.shared_expert().activation, Activation::gelu);
+  EXPECT_EQ(options.shared_expert().activation, Activation::limited_swiglu);
   for (const ExpertsOptions& experts : {options.experts(), options.shared_expert()}) {
     EXPECT_EQ(experts.clamp_limit, 3.0F);
     EXPECT_EQ(experts.gate_alpha, 2.0F);

@@ -76,6 +76,21 @@ struct ClampedSwiglu {
   }
 };
 
+struct LimitedSwiglu {
+  static constexpr bool kGated = true;
+  static Floats value(Floats gate, Floats up, const ActivationConstants& c) {
+    return at_most(gate * sigmoid_of(gate), c.limit) * clamp(up, c.limit);
+  }
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& c) {
+    const Floats s = sigmoid_of(gate);
+    const Floats silu = gate * s;
+    const Floats g = at_most(silu, c.limit);
+    const Floats u = clamp(up, c.limit);
+    const Floats d_gate = u * (s * (1.0F + gate * (1.0F - s)));
+    return {g * u, silu > c.limit ? Floats{} : d_gate, pass_clamp(up, c.limit, g)};
+  }
+};
+
 struct Gelu {
   static constexpr bool kGated = false;
   // Φ(u), by erfc(z) = e^(−z²) · t · Q(t), t = 1/(1 + 0.3z): Q fitted to 3e-8 for all z ≥ 0.
@@ -131,6 +146,18 @@ struct Relu {
   }
 };
 
+struct Relu2 {
+  static constexpr bool kGated = false;
+  static Floats value(Floats gate, Floats u, const ActivationConstants& c) {
+    const Floats r = Relu::value(gate, u, c);
+    return r * r;
+  }
+  static Derivatives derivatives(Floats gate, Floats u, const ActivationConstants& c) {
+    const Floats r = Relu::value(gate, u, c);
+    return {r * r, Floats{}, 2.0F * r};
+  }
+};
+
 struct Silu {
   static constexpr bool kGated = false;
   static Floats value(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
@@ -141,6 +168,22 @@ struct Silu {
     return {u * s, Floats{}, s * (1.0F + u * (1.0F - s))};
   }
 };
+
+// An activation of the gate, times up.
+template <typename OfGate>
+struct Gated {
+  static constexpr bool kGated = true;
+  static Floats value(Floats gate, Floats up, const ActivationConstants& c) {
+    return OfGate::value(gate, gate, c) * up;
+  }
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& c) {
+    const Derivatives d = OfGate::derivatives(gate, gate, c);
+    return {d.value * up, d.d_up * up, d.value};
+  }
+};
+using Geglu = Gated<Gelu>;
+using GegluTanh = Gated<GeluTanh>;
+using Reglu = Gated<Relu>;
 
 }  // namespace
 }  // namespace switchyard::cpu

@@ -10,7 +10,7 @@
 
 namespace switchyard::cpu {
 
-constexpr int kNumActivations = 6;
+constexpr int kNumActivations = 11;
 
 // A row of an expert's inner values: `width` gates and then `width` ups, or ups alone.
 struct ActivationRow {

@@ -196,7 +196,8 @@ constexpr ElementKernels::Typed typed_with() {
 }
 template <typename Type>
 constexpr ElementKernels::Typed typed() {
-  return typed_with<Type, Swiglu, ClampedSwiglu, Gelu, GeluTanh, Relu, Silu>();
+  return typed_with<Type, Swiglu, ClampedSwiglu, LimitedSwiglu, Geglu, GegluTanh, Reglu, Gelu,
+                    GeluTanh, Relu, Relu2, Silu>();
 }
 
 }  // namespace

@@ -144,12 +144,22 @@ void for_activation(Activation activation, Launch launch) {
       return launch(T{}, Swiglu<Math>{});
     case Activation::clamped_swiglu:
       return launch(T{}, ClampedSwiglu<Math>{});
+    case Activation::limited_swiglu:
+      return launch(T{}, LimitedSwiglu<Math>{});
+    case Activation::geglu:
+      return launch(T{}, Geglu<Math>{});
+    case Activation::geglu_tanh:
+      return launch(T{}, GegluTanh<Math>{});
+    case Activation::reglu:
+      return launch(T{}, Reglu<Math>{});
     case Activation::gelu:
       return launch(T{}, Gelu<Math>{});
     case Activation::gelu_tanh:
       return launch(T{}, GeluTanh<Math>{});
     case Activation::relu:
       return launch(T{}, Relu<Math>{});
+    case Activation::relu2:
+      return launch(T{}, Relu2<Math>{});
     case Activation::silu:
       return launch(T{}, Silu<Math>{});
   }

@@ -73,6 +73,21 @@ struct ClampedSwiglu {
 };
 
 template <typename Math>
+struct LimitedSwiglu {
+  static constexpr bool kGated = true;
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return at_most(gate * Math::sigmoid(gate), c.limit) * clamp(up, c.limit);
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    const float s = Math::sigmoid(gate);
+    const float silu = gate * s;
+    const float g = at_most(silu, c.limit);
+    const float u = clamp(up, c.limit);
+    return {g * u, silu > c.limit ? 0.0F : u * (s + silu * (1.0F - s)), pass_clamp(up, c.limit, g)};
+  }
+};
+
+template <typename Math>
 struct Gelu {
   static constexpr bool kGated = false;
   // By erfc, which is accurate in the tail too.
@@ -120,6 +135,19 @@ struct Relu {
 };
 
 template <typename Math>
+struct Relu2 {
+  static constexpr bool kGated = false;
+  __device__ static float value(float gate, float u, const ActivationConstants& c) {
+    const float r = Relu<Math>::value(gate, u, c);
+    return r * r;
+  }
+  __device__ static Derivatives derivatives(float gate, float u, const ActivationConstants& c) {
+    const float r = Relu<Math>::value(gate, u, c);
+    return {r * r, 0.0F, 2.0F * r};
+  }
+};
+
+template <typename Math>
 struct Silu {
   static constexpr bool kGated = false;
   __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
@@ -131,5 +159,24 @@ struct Silu {
     return {u * s, 0.0F, s * (1.0F + u * (1.0F - s))};
   }
 };
+
+// An activation of the gate, times up.
+template <typename OfGate>
+struct Gated {
+  static constexpr bool kGated = true;
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return OfGate::value(gate, gate, c) * up;
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    const Derivatives d = OfGate::derivatives(gate, gate, c);
+    return {d.value * up, d.d_up * up, d.value};
+  }
+};
+template <typename Math>
+using Geglu = Gated<Gelu<Math>>;
+template <typename Math>
+using GegluTanh = Gated<GeluTanh<Math>>;
+template <typename Math>
+using Reglu = Gated<Relu<Math>>;
 
 }  // namespace switchyard::cuda

@@ -7,8 +7,11 @@
 
 namespace switchyard::cuda::hopper {
 
-// Other activations have no gate, and are a pass of their own.
-inline bool activates(const ExpertsOptions& options) { return has_gate(options.activation); }
+// The activations that have such products. Others are a pass of their own.
+inline bool activates(const ExpertsOptions& options) {
+  return options.activation == Activation::swiglu ||
+         options.activation == Activation::clamped_swiglu;
+}
 
 inline Activations activations_of(const ExpertsOptions& options, const Rows& inner,
                                   const Rows& activated, const RowNumbers<const float>& weights) {
