@@ -19,16 +19,36 @@ struct WorkTimes;
 
 enum class Activation {
   swiglu,  // silu(gate) · up
-  // gpt-oss: g · sigmoid(1.702 · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
+  // g · sigmoid(alpha · g) · (u + offset) with g = min(gate, limit), u = clamp(up, ±limit)
   clamped_swiglu,
-  gelu,       // up alone: u · Φ(u), exactly
-  gelu_tanh,  // up alone: its approximation by tanh
-  relu,       // up alone
-  silu,       // up alone
+  limited_swiglu,  // min(silu(gate), limit) · clamp(up, ±limit)
+  geglu,           // gelu(gate) · up
+  geglu_tanh,      // gelu_tanh(gate) · up
+  reglu,           // relu(gate) · up
+  gelu,            // up alone: u · Φ(u), exactly
+  gelu_tanh,       // up alone: its approximation by tanh
+  relu,            // up alone
+  relu2,           // up alone: relu(u)²
+  silu,            // up alone
 };
-constexpr int kNumActivations = 6;
+constexpr int kNumActivations = 11;
 constexpr bool has_gate(Activation activation) {
-  return activation == Activation::swiglu || activation == Activation::clamped_swiglu;
+  switch (activation) {
+    case Activation::swiglu:
+    case Activation::clamped_swiglu:
+    case Activation::limited_swiglu:
+    case Activation::geglu:
+    case Activation::geglu_tanh:
+    case Activation::reglu:
+      return true;
+    case Activation::gelu:
+    case Activation::gelu_tanh:
+    case Activation::relu:
+    case Activation::relu2:
+    case Activation::silu:
+      return false;
+  }
+  return false;
 }
 SWITCHYARD_API std::string_view name_of(Activation activation);
 
@@ -46,7 +66,10 @@ struct ExpertsOptions {
   Dtype dtype = Dtype::f32;       // of rows and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
-  float clamp_limit = 7.0F;  // for clamped_swiglu
+  float clamp_limit = 7.0F;  // for clamped_swiglu and limited_swiglu; may be infinite
+  // For clamped_swiglu: 1.702 and 1 in gpt-oss and MiniMax-M3, 1 and 0 in DeepSeek-V4.
+  float gate_alpha = 1.702F;
+  float up_offset = 1.0F;
 
   // Values that a row leaves for backward: 2I with a gate, I without.
   std::int64_t inner_width() const {

@@ -40,7 +40,9 @@ struct MoeLayerOptions {
   Dtype dtype = Dtype::f32;  // of tokens and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
-  float clamp_limit = 7.0F;
+  float clamp_limit = 7.0F;  // these three as in ExpertsOptions, for the shared expert too
+  float gate_alpha = 1.702F;
+  float up_offset = 1.0F;
   std::int64_t shared_intermediate = 0;  // 0: no shared expert
   Activation shared_activation = Activation::swiglu;
   LossOptions losses = {};

@@ -8,20 +8,16 @@ class Activation(enum.IntEnum):
 
     SWIGLU = 0  # silu(g) · u
     CLAMPED_SWIGLU = 1  # g · sigmoid(alpha · g) · (u + offset), g at most limit, |u| at most limit
-    GELU = 2  # of u alone, as the next three
-    GELU_TANH = 3
-    RELU = 4
-    SILU = 5
-    LIMITED_SWIGLU = 6  # min(silu(g), limit) · u, |u| at most limit
-    GEGLU = 7  # gelu(g) · u
-    GEGLU_TANH = 8
-    REGLU = 9  # relu(g) · u
-    RELU2 = 10  # relu(u)², of u alone
+    LIMITED_SWIGLU = 2  # min(silu(g), limit) · u, |u| at most limit
+    GEGLU = 3  # gelu(g) · u
+    GEGLU_TANH = 4
+    REGLU = 5  # relu(g) · u
+    GELU = 6  # of u alone, as the next four
+    GELU_TANH = 7
+    RELU = 8
+    RELU2 = 9  # relu(u)²
+    SILU = 10
 
     @property
     def has_gate(self):
-        return self not in _WITHOUT_GATE
-
-
-_WITHOUT_GATE = {Activation.GELU, Activation.GELU_TANH, Activation.RELU, Activation.SILU,
-                 Activation.RELU2}
+        return self <= Activation.REGLU

@@ -18,7 +18,9 @@ ExpertsOptions experts_options(const switchyard_experts_form& form) {
           .intermediate = form.intermediate,
           .dtype = dtype_of(form.dtype),
           .activation = static_cast<Activation>(form.activation),
-          .clamp_limit = static_cast<float>(form.clamp_limit)};
+          .clamp_limit = static_cast<float>(form.clamp_limit),
+          .gate_alpha = static_cast<float>(form.gate_alpha),
+          .up_offset = static_cast<float>(form.up_offset)};
 }
 
 auto unpacked(const ExpertsOptions& options, std::int64_t num_experts,

@@ -2,6 +2,7 @@
 #include "switchyard/experts.h"
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,8 +15,9 @@
 
 namespace switchyard {
 std::string_view name_of(Activation activation) {
-  constexpr std::array<std::string_view, 6> kNames{"swiglu",    "clamped_swiglu", "gelu",
-                                                   "gelu_tanh", "relu",           "silu"};
+  constexpr std::array<std::string_view, 11> kNames{
+      "swiglu", "clamped_swiglu", "limited_swiglu", "geglu", "geglu_tanh", "reglu",
+      "gelu",   "gelu_tanh",      "relu",           "relu2", "silu"};
   return kNames[static_cast<std::size_t>(activation)];
 }
 
@@ -182,6 +184,8 @@ Experts::Experts(const ExpertsOptions& options, Device device)
   require(options.intermediate > 0, "intermediate ({}) must be positive", options.intermediate);
   require(is_real(options.dtype), "experts are f32 or bf16, not {}", name_of(options.dtype));
   require(options.clamp_limit > 0.0F, "clamp_limit ({}) must be positive", options.clamp_limit);
+  require(std::isfinite(options.gate_alpha), "gate_alpha ({}) must be finite", options.gate_alpha);
+  require(std::isfinite(options.up_offset), "up_offset ({}) must be finite", options.up_offset);
 }
 
 void Experts::check(std::span<const ExpertWeights> weights) const {

@@ -69,8 +69,7 @@ void expect_round_trip(Communicator& comm, const fs::path& path, const MoeWeight
 
 TEST_P(CheckpointSaveTest, EveryFormOfALayerIsReadBack) {
   on_all_ranks([](Communicator& comm, const fs::path& folder) {
-    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                  Activation::gelu_tanh, Activation::relu, Activation::silu}) {
+    for (const auto activation : {Activation::swiglu, Activation::relu}) {
       for (const Biases biases : {Biases::none, Biases::all}) {
         auto options = full_options();
         options.activation = options.shared_activation = activation;

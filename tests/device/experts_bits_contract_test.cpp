@@ -117,8 +117,9 @@ void expect_finite(const ConstTensorView& view, const char* name) {
 
 // Squares of such inner values are no floats.
 TEST_P(ExpertsBitsContract, HugeInnerValuesGiveNoNan) {
-  for (const auto activation : {Activation::clamped_swiglu, Activation::gelu, Activation::gelu_tanh,
-                                Activation::relu, Activation::silu}) {
+  for (const auto activation :
+       {Activation::clamped_swiglu, Activation::limited_swiglu, Activation::gelu,
+        Activation::gelu_tanh, Activation::relu, Activation::silu}) {
     SCOPED_TRACE(name_of(activation));
     ExpertsProblem problem(options_of(16, 24, Dtype::f32, activation), Biases::none, {3, 4}, 1);
     for (float& value : problem.rows.span<float>()) value *= 1e24F;

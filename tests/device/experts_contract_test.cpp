@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "device/device_backend.h"
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
@@ -12,12 +13,14 @@
 namespace switchyard::experts_contract_test {
 namespace {
 
+using testing::ActivationForm;
 using testing::doubles_of;
 using testing::expect_near;
 using testing::expect_same_bits;
 using testing::ExpertsProblem;
 using testing::ExpertsResults;
 using testing::ExpertsWay;
+using testing::kActivationForms;
 using testing::kGroups;
 using testing::kStages;
 using testing::near;
@@ -25,13 +28,8 @@ using testing::options_of;
 using testing::same_bits;
 using testing::Storage;
 using testing::tensor_of;
+using testing::tolerance_of;
 using testing::widened;
-
-constexpr Activation kActivations[]{Activation::swiglu, Activation::clamped_swiglu,
-                                    Activation::gelu,   Activation::gelu_tanh,
-                                    Activation::relu,   Activation::silu};
-
-double tolerance_of(Dtype dtype) { return dtype == Dtype::f32 ? 1e-5 : 8e-3; }
 
 // What the problem's results are near to: the CPU's in f32, from the same numbers.
 ExpertsResults results_in_f32(const ExpertsProblem& problem) {
@@ -67,7 +65,7 @@ SWITCHYARD_ON_DEVICES(ExpertsContract);
 
 void ExpertsContract::expect_results(const ExpertsProblem& problem, const ExpertsResults& actual,
                                      const ExpertsResults& expected) const {
-  const double tolerance = tolerance_of(problem.options.dtype);
+  const double tolerance = tolerance_of(problem.options);
   const auto check = [&](const Tensor& rows, const Tensor& expected_rows, const char* name) {
     EXPECT_TRUE(has_poisoned_pads(problem, rows)) << name;
     EXPECT_TRUE(near(without_pads(problem, rows), without_pads(problem, expected_rows), tolerance))
@@ -86,18 +84,19 @@ void ExpertsContract::expect_results(const ExpertsProblem& problem, const Expert
 }
 
 std::string words(const ExpertsOptions& options, Biases biases) {
-  return std::string(name_of(options.activation)) + " " + std::string(name_of(options.dtype)) +
-         " " + std::string(name_of(options.weight_stage)) +
-         (biases == Biases::all ? " with biases" : "");
+  const ActivationForm form{options.activation, options.gate_alpha, options.up_offset};
+  return name_of(form) + " " + std::string(name_of(options.dtype)) + " " +
+         std::string(name_of(options.weight_stage)) + (biases == Biases::all ? " with biases" : "");
 }
 
 // Against derivatives taken numerically, in double.
 TEST_P(ExpertsContract, SmallGroupsEqualTheReference) {
-  for (const auto activation : kActivations) {
+  for (const auto& form : kActivationForms) {
     for (const auto stage : kStages) {
       for (const auto biases : {Biases::none, Biases::all}) {
         const bool odd = stage == WeightStage::activation;  // lines that are not whole
-        const auto options = options_of(odd ? 9 : 8, odd ? 7 : 12, Dtype::f32, activation, stage);
+        const auto options =
+            form.in(options_of(odd ? 9 : 8, odd ? 7 : 12, Dtype::f32, form.activation, stage));
         SCOPED_TRACE(words(options, biases));
         const ExpertsProblem problem(options, biases, {3, 0, 1, 5}, odd ? 1 : 4);
         const auto results = run(problem);
@@ -118,6 +117,9 @@ TEST_P(ExpertsContract, SmallGroupsEqualTheReference) {
   }
 }
 
+bool has_kink(Activation activation) {
+  return activation == Activation::relu || activation == Activation::reglu;
+}
 // So that no rounding of w·x moves a value across relu's kink.
 void weigh_exactly(ExpertsProblem& problem) {
   for (float& weight : problem.row_weights.span<float>()) {
@@ -127,14 +129,14 @@ void weigh_exactly(ExpertsProblem& problem) {
 
 TEST_P(ExpertsContract, AllFormsAreNearF32) {
   for (const auto dtype : dtypes_to_compare()) {
-    for (const auto activation : kActivations) {
+    for (const auto& form : kActivationForms) {
       for (const auto stage : kStages) {
         for (const auto biases : {Biases::none, Biases::all}) {
-          const auto options = options_of(48, 40, dtype, activation, stage);
+          const auto options = form.in(options_of(48, 40, dtype, form.activation, stage));
           SCOPED_TRACE(words(options, biases));
           const bool padded = biases == Biases::all;
           ExpertsProblem problem(options, biases, kGroups, padded ? 16 : 1);
-          if (activation == Activation::relu) weigh_exactly(problem);
+          if (has_kink(form.activation)) weigh_exactly(problem);
           const auto expected = results_in_f32(problem);
           const auto kept = run(problem);
           expect_results(problem, kept, expected);
@@ -159,6 +161,42 @@ TEST_P(ExpertsContract, FrozenExpertsGiveTheirRowsTheSameGradients) {
       const auto frozen = run(problem, {.frozen = true});
       EXPECT_TRUE(same_bits(frozen.d_rows, expected.d_rows));
       EXPECT_TRUE(same_bits(frozen.d_row_weights, expected.d_row_weights));
+    }
+  }
+}
+
+// A row is a gate and an up, and none of these numbers is rounded. Silu is 32 at 32, to the bit.
+ExpertsProblem problem_around_a_limit(ExpertsOptions options) {
+  constexpr float kGates[]{-8.0F, 1.0F, 31.0F, 32.0F, 33.0F};
+  constexpr float kUps[]{-33.0F, -32.0F, 2.0F, 32.0F, 33.0F};
+  options.hidden = 2;
+  options.intermediate = 1;
+  options.clamp_limit = 32.0F;
+  const auto tensor = [&](const Shape& shape, const std::vector<float>& values) {
+    if (options.dtype == Dtype::f32) return Tensor::from<float>(shape, values);
+    std::vector<Bfloat16> narrow;
+    for (const float value : values) narrow.push_back(to_bfloat16(value));
+    return Tensor::from<Bfloat16>(shape, narrow);
+  };
+  std::vector<float> rows;
+  for (const float gate : kGates) {
+    for (const float up : kUps) rows.insert(rows.end(), {gate, up});
+  }
+  ExpertsProblem problem(options, Biases::none, {25});
+  problem.rows = tensor({25, 2}, rows);
+  problem.weights[0] = {.gate = tensor({1, 2}, {1.0F, 0.0F}),
+                        .up = tensor({1, 2}, {0.0F, 1.0F}),
+                        .down = tensor({2, 1}, {1.0F, 0.0F})};
+  return problem;
+}
+
+TEST_P(ExpertsContract, ClampsAroundTheLimitAsF32OnACpu) {
+  for (const auto dtype : dtypes_to_compare()) {
+    for (const auto& form : kActivationForms) {
+      if (!has_gate(form.activation)) continue;
+      const auto problem = problem_around_a_limit(form.in(ExpertsOptions{.dtype = dtype}));
+      SCOPED_TRACE(words(problem.options, Biases::none));
+      expect_results(problem, run(problem), results_in_f32(problem));
     }
   }
 }
@@ -253,7 +291,7 @@ TEST_P(ExpertsContract, GradientsAreAddedInEitherDtype) {
               sum.values[j] += start.values[j];
             }
             EXPECT_EQ(after[i].second.dtype(), first[i].second.dtype());
-            EXPECT_TRUE(near(after[i].second, tensor_of(sum), tolerance_of(dtype)))
+            EXPECT_TRUE(near(after[i].second, tensor_of(sum), tolerance_of(problem.options)))
                 << first[i].first << " of expert " << e;
             const bool unchanged = mode == GradientMode::accumulate && kGroups[e] == 0;
             if (unchanged) {

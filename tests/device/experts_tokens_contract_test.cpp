@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "device/device_backend.h"
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
@@ -11,6 +12,7 @@
 namespace switchyard::experts_tokens_contract_test {
 namespace {
 
+using testing::ActivationForm;
 using testing::expect_same_bits;
 using testing::ExpertsProblem;
 using testing::ExpertsResults;
@@ -89,8 +91,11 @@ TEST_P(ExpertsTokensContract, AtAnySizeStageAndAlignment) {
 }
 
 TEST_P(ExpertsTokensContract, HoweverTheyAreRun) {
-  for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu}) {
-    const auto options = options_of(136, 72, Dtype::bf16, activation, WeightStage::activation);
+  for (const ActivationForm& form :
+       {ActivationForm{Activation::swiglu}, ActivationForm{Activation::clamped_swiglu},
+        ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F}}) {
+    const auto options =
+        form.in(options_of(136, 72, Dtype::bf16, form.activation, WeightStage::activation));
     for (const ExpertsWay& way :
          {ExpertsWay{.storage = Storage::apart}, ExpertsWay{.storage = Storage::askew},
           ExpertsWay{.interleaved = true}, ExpertsWay{.inner_rows = InnerRows::to_be_computed},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "device/device_backend.h"
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
@@ -14,9 +15,8 @@ using testing::near;
 using testing::poisoned_on;
 using testing::same_bits;
 using testing::Storage;
+using testing::tolerance_of;
 using testing::widened;
-
-double tolerance_of(Dtype dtype) { return dtype == Dtype::f32 ? 1e-5 : 8e-3; }
 
 struct Problem {
   Problem(const ExpertsOptions& the_options, Biases biases, std::int64_t num_tokens)
@@ -115,12 +115,8 @@ class SharedContract : public testing::OnDevices {
 SWITCHYARD_ON_DEVICES(SharedContract);
 
 // The stage of routed experts' weights means nothing here.
-ExpertsOptions options_of(Dtype dtype, Activation activation = Activation::swiglu) {
-  return {.hidden = 48,
-          .intermediate = 40,
-          .dtype = dtype,
-          .activation = activation,
-          .weight_stage = WeightStage::input};
+ExpertsOptions options_of(Dtype dtype) {
+  return {.hidden = 48, .intermediate = 40, .dtype = dtype, .weight_stage = WeightStage::input};
 }
 
 TEST_P(SharedContract, AddsWhatTheReferenceSays) {
@@ -137,15 +133,14 @@ TEST_P(SharedContract, AddsWhatTheReferenceSays) {
 
 TEST_P(SharedContract, AllFormsAreNearF32) {
   for (const auto dtype : dtypes_to_compare()) {
-    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                  Activation::gelu_tanh, Activation::relu, Activation::silu}) {
+    for (const auto& form : testing::kActivationForms) {
       for (const auto biases : {Biases::none, Biases::all}) {
         for (const std::int64_t num_tokens : {1, 5, 150}) {
-          SCOPED_TRACE(std::string(name_of(activation)) + " " + std::string(name_of(dtype)) + " " +
+          SCOPED_TRACE(name_of(form) + " " + std::string(name_of(dtype)) + " " +
                        std::to_string(num_tokens));
-          const Problem problem(options_of(dtype, activation), biases, num_tokens);
+          const Problem problem(form.in(options_of(dtype)), biases, num_tokens);
           const auto kept = run(device, problem);
-          expect_results(kept, results_in_f32(problem), tolerance_of(dtype));
+          expect_results(kept, results_in_f32(problem), tolerance_of(problem.options));
           const auto again = run(device, problem, {.inner_rows = InnerRows::to_be_computed});
           EXPECT_TRUE(same_bits(again.d_x, kept.d_x));
           testing::expect_same_bits(again.gradients, kept.gradients);
@@ -160,7 +155,8 @@ TEST_P(SharedContract, TensorsMayLieApart) {
     const Problem problem(options_of(dtype), Biases::all, 150);
     const auto expected = results_in_f32(problem);
     for (const auto storage : {Storage::apart, Storage::askew}) {
-      expect_results(run(device, problem, {.storage = storage}), expected, tolerance_of(dtype));
+      expect_results(run(device, problem, {.storage = storage}), expected,
+                     tolerance_of(problem.options));
     }
   }
 }
@@ -188,7 +184,7 @@ TEST_P(SharedContract, GradientsAreAdded) {
       for (std::size_t i = 0; i < after.size(); ++i) {
         auto sum = testing::doubles_of(more[i].second);
         for (double& value : sum.values) value += 1.0;
-        EXPECT_TRUE(near(after[i].second, testing::tensor_of(sum), tolerance_of(dtype)))
+        EXPECT_TRUE(near(after[i].second, testing::tensor_of(sum), tolerance_of(problem.options)))
             << after[i].first;
       }
     }

@@ -30,6 +30,15 @@ TEST(ExpertsErrors, OfOptions) {
             "experts are f32 or bf16, not i32");
   EXPECT_EQ(error_with({.hidden = 4, .intermediate = 4, .clamp_limit = 0.0F}),
             "clamp_limit (0) must be positive");
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(error_with({.hidden = 4, .intermediate = 4, .clamp_limit = kNan}),
+            "clamp_limit (nan) must be positive");
+  EXPECT_EQ(error_with({.hidden = 4, .intermediate = 4, .clamp_limit = kInfinity}), "no error");
+  EXPECT_EQ(error_with({.hidden = 4, .intermediate = 4, .gate_alpha = kInfinity}),
+            "gate_alpha (inf) must be finite");
+  EXPECT_EQ(error_with({.hidden = 4, .intermediate = 4, .up_offset = kNan}),
+            "up_offset (nan) must be finite");
 }
 
 TEST(ExpertsErrors, OfWeights) {

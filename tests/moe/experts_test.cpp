@@ -4,25 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/experts_problem.h"
 
 namespace switchyard::experts_test {
 namespace {
 
+using testing::ActivationForm;
 using testing::expect_near;
 using testing::ExpertsProblem;
 using testing::ExpertsResults;
 using testing::GradientDtype;
 using testing::gradients_for;
+using testing::kActivationForms;
 using testing::near;
 using testing::run_experts;
+using testing::same_bits;
 using testing::tensor_of;
-
-constexpr Activation kActivations[]{Activation::swiglu, Activation::clamped_swiglu,
-                                    Activation::gelu,   Activation::gelu_tanh,
-                                    Activation::relu,   Activation::silu};
 
 struct Tolerances {
   double forward = 0.0;
@@ -52,19 +53,18 @@ void expect_reference(const ExpertsProblem& problem, const ExpertsResults& resul
 }
 
 struct Case {
-  Activation activation;
+  ActivationForm form;
   Dtype dtype;
 };
 std::string name_of(const Case& c) {
-  return std::string(switchyard::name_of(c.activation)) + "_" +
-         std::string(switchyard::name_of(c.dtype));
+  return testing::name_of(c.form) + "_" + std::string(switchyard::name_of(c.dtype));
 }
 void PrintTo(const Case& c, std::ostream* out) { *out << name_of(c); }
 
 std::vector<Case> cases() {
   std::vector<Case> result;
-  for (const auto activation : kActivations) {
-    for (const auto dtype : {Dtype::f32, Dtype::bf16}) result.push_back({activation, dtype});
+  for (const auto& form : kActivationForms) {
+    for (const auto dtype : {Dtype::f32, Dtype::bf16}) result.push_back({form, dtype});
   }
   return result;
 }
@@ -73,11 +73,10 @@ class ExpertsTest : public ::testing::TestWithParam<Case> {
  protected:
   // The clamp is low enough to bite.
   ExpertsOptions options(std::int64_t hidden, std::int64_t intermediate) const {
-    return {.hidden = hidden,
-            .intermediate = intermediate,
-            .dtype = GetParam().dtype,
-            .activation = GetParam().activation,
-            .clamp_limit = 0.4F};
+    return GetParam().form.in(ExpertsOptions{.hidden = hidden,
+                                             .intermediate = intermediate,
+                                             .dtype = GetParam().dtype,
+                                             .clamp_limit = 0.4F});
   }
   Tolerances tolerances() const { return GetParam().dtype == Dtype::f32 ? kF32 : kBf16; }
 };
@@ -131,12 +130,8 @@ struct Point {
   double value, d_gate, d_up;
 };
 
-Point clamped_swiglu_at(float gate, float up, Dtype dtype) {
-  const ExpertsOptions options{.hidden = 1,
-                               .intermediate = 1,
-                               .dtype = dtype,
-                               .activation = Activation::clamped_swiglu,
-                               .clamp_limit = 7.0F};
+Point point_at(float gate, float up, const ExpertsOptions& options) {
+  const Dtype dtype = options.dtype;
   const auto scalar = [&](float value, const Shape& shape) {
     return dtype == Dtype::f32 ? Tensor::from<float>(shape, {value})
                                : Tensor::from<Bfloat16>(shape, {to_bfloat16(value)});
@@ -164,6 +159,22 @@ Point clamped_swiglu_at(float gate, float up, Dtype dtype) {
           gradients.up_bias.span<float>()[0]};
 }
 
+// `options` have all but sizes and dtype.
+void expect_points(ExpertsOptions options, std::span<const Point> points) {
+  options.hidden = options.intermediate = 1;
+  for (const Point& expected : points) {
+    SCOPED_TRACE(std::to_string(expected.gate) + ", " + std::to_string(expected.up));
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      options.dtype = dtype;
+      const Point actual = point_at(expected.gate, expected.up, options);
+      const double tolerance = dtype == Dtype::f32 ? 1e-6 : 5e-3;
+      EXPECT_NEAR(actual.value, expected.value, tolerance * std::abs(expected.value));
+      EXPECT_NEAR(actual.d_gate, expected.d_gate, tolerance * std::abs(expected.d_gate));
+      EXPECT_NEAR(actual.d_up, expected.d_up, tolerance * std::abs(expected.d_up));
+    }
+  }
+}
+
 // g · sigmoid(1.702 · g) · (u + 1), by hand. At the limit a value still counts as inside.
 TEST(ClampedSwiglu, ClampsAtItsLimits) {
   const Point points[]{
@@ -177,16 +188,58 @@ TEST(ClampedSwiglu, ClampsAtItsLimits) {
       {2.0F, -7.0F, -11.613952, -6.4428921, 1.9356586},
       {2.0F, -7.25F, -11.613952, -6.4428921, 0.0},  // and below
   };
-  for (const Point& expected : points) {
-    SCOPED_TRACE(std::to_string(expected.gate) + ", " + std::to_string(expected.up));
-    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-      const Point actual = clamped_swiglu_at(expected.gate, expected.up, dtype);
-      const double tolerance = dtype == Dtype::f32 ? 1e-6 : 5e-3;
-      EXPECT_NEAR(actual.value, expected.value, tolerance * std::abs(expected.value));
-      EXPECT_NEAR(actual.d_gate, expected.d_gate, tolerance * std::abs(expected.d_gate));
-      EXPECT_NEAR(actual.d_up, expected.d_up, tolerance * std::abs(expected.d_up));
-    }
-  }
+  expect_points({.activation = Activation::clamped_swiglu, .clamp_limit = 7.0F}, points);
+}
+
+// g · sigmoid(g) · u, by hand.
+TEST(ClampedSwiglu, TakesTheNumbersOfDeepSeek) {
+  const Point points[]{
+      {1.0F, 0.0F, 0.0, 0.0, 0.73105858},
+      {2.0F, 3.0F, 5.2847825, 3.2723527, 1.7615942},
+      {11.0F, 3.0F, 29.998638, 0.0, 9.999546},
+      {2.0F, -11.0F, -17.615942, -10.907842, 0.0},
+  };
+  expect_points({.activation = Activation::clamped_swiglu,
+                 .clamp_limit = 10.0F,
+                 .gate_alpha = 1.0F,
+                 .up_offset = 0.0F},
+                points);
+}
+
+TEST(ClampedSwiglu, IsSwigluWithoutALimit) {
+  ExpertsOptions options{.hidden = 9,
+                         .intermediate = 37,
+                         .activation = Activation::clamped_swiglu,
+                         .clamp_limit = std::numeric_limits<float>::infinity(),
+                         .gate_alpha = 1.0F,
+                         .up_offset = 0.0F};
+  const auto clamped = run_experts(ExpertsProblem(options, Biases::all, {3, 2}));
+  options.activation = Activation::swiglu;
+  const auto expected = run_experts(ExpertsProblem(options, Biases::all, {3, 2}));
+  EXPECT_TRUE(same_bits(clamped.out, expected.out));
+  EXPECT_TRUE(same_bits(clamped.d_rows, expected.d_rows));
+  EXPECT_TRUE(same_bits(clamped.d_row_weights, expected.d_row_weights));
+}
+
+// min(silu(g), 32) · u, by hand. Silu is 32 at 32, to the bit; there it still counts as inside.
+TEST(LimitedSwiglu, ClampsAtItsLimits) {
+  const Point points[]{
+      {32.0F, 2.0F, 64.0, 2.0, 32.0},
+      {33.0F, 2.0F, 64.0, 0.0, 32.0},                              // the gate is cut above
+      {-8.0F, 2.0F, -5.3656021e-3, -4.6931025e-3, -2.6828010e-3},  // and not below
+      {1.0F, 32.0F, 23.393875, 29.685456, 0.73105858},
+      {1.0F, 40.0F, 23.393875, 29.685456, 0.0},  // up is cut above
+      {1.0F, -32.0F, -23.393875, -29.685456, 0.73105858},
+      {1.0F, -40.0F, -23.393875, -29.685456, 0.0},  // and below
+  };
+  expect_points({.activation = Activation::limited_swiglu, .clamp_limit = 32.0F}, points);
+}
+
+// At its kink a gate has no gradient, as in torch.
+TEST(Reglu, HasNoGradientWithoutAGate) {
+  const Point points[]{
+      {-1.0F, 3.0F, 0.0, 0.0, 0.0}, {0.0F, 3.0F, 0.0, 0.0, 0.0}, {0.5F, 3.0F, 1.5, 3.0, 0.5}};
+  expect_points({.activation = Activation::reglu}, points);
 }
 
 }  // namespace

@@ -124,8 +124,7 @@ TEST_P(ReshardLayerTest, AStepHasTheSameBitsWhereverTheExpertsWent) {
 // There and back, through every placement, by what an expert's values depend on: its id.
 TEST_P(ReshardLayerTest, ParametersOfEveryKindArriveWhole) {
   on_ranks(GetParam(), [](Communicator& comm) {
-    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                  Activation::gelu_tanh, Activation::relu, Activation::silu}) {
+    for (const auto activation : {Activation::swiglu, Activation::relu}) {
       for (const auto biases : {Biases::none, Biases::all}) {
         auto options = layer_options();
         options.activation = activation;

@@ -39,7 +39,9 @@ ExpertsOptions MoeLayerOptions::experts() const {
           .dtype = dtype,
           .activation = activation,
           .weight_stage = weight_stage,
-          .clamp_limit = clamp_limit};
+          .clamp_limit = clamp_limit,
+          .gate_alpha = gate_alpha,
+          .up_offset = up_offset};
 }
 
 ExpertsOptions MoeLayerOptions::shared_expert() const {
@@ -47,7 +49,9 @@ ExpertsOptions MoeLayerOptions::shared_expert() const {
           .intermediate = shared_intermediate,
           .dtype = dtype,
           .activation = shared_activation,
-          .clamp_limit = clamp_limit};
+          .clamp_limit = clamp_limit,
+          .gate_alpha = gate_alpha,
+          .up_offset = up_offset};
 }
 
 SavedForBackward::SavedForBackward() = default;

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/device_experts.h"
 #include "support/device/devices.h"
@@ -52,16 +53,19 @@ TEST_F(CudaExpertsTokens, BitsAreThoseOfRows) {
   };
   for (const auto [hidden, intermediate, top_k] :
        {Size{64, 64, 1}, Size{136, 200, 2}, Size{320, 264, 6}}) {
-    for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu}) {
+    for (const ActivationForm& form :
+         {ActivationForm{Activation::swiglu}, ActivationForm{Activation::clamped_swiglu},
+          ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F}}) {
       for (const auto stage : kStagesOfTokens) {
-        TokenSetup setup{options_of(hidden, intermediate, Dtype::bf16, activation, stage)};
+        TokenSetup setup{
+            form.in(options_of(hidden, intermediate, Dtype::bf16, form.activation, stage))};
         setup.options.clamp_limit = 0.4F;
         setup.picks.top_k = top_k;
         setup.alignment = top_k == 2 ? 16 : 1;
         setup.capacity = 2400;
         const TokenProblem problem(device, setup);
         SCOPED_TRACE(::testing::Message()
-                     << "H " << hidden << ", " << name_of(activation) << ", " << name_of(stage));
+                     << "H " << hidden << ", " << name_of(form) << ", " << name_of(stage));
         for (const auto inner_rows : {InnerRows::kept, InnerRows::to_be_computed}) {
           for (const bool has_weights : {false, true}) {
             expect_bits_of_rows(problem, {.inner_rows = inner_rows, .has_weights = has_weights});
@@ -172,7 +176,11 @@ TEST_F(CudaExpertsTokens, OthersDoNotReadTokens) {
   EXPECT_FALSE(reads(options_of(64, 64, bf16), Biases::all));
   EXPECT_FALSE(reads(options_of(64, 64, Dtype::f32), Biases::none));
   EXPECT_FALSE(reads(options_of(48, 40, bf16), Biases::none));
-  EXPECT_FALSE(reads(options_of(64, 64, bf16, Activation::silu), Biases::none));
+  for (const ActivationForm& form : kActivationForms) {
+    const bool is_fused =
+        form.activation == Activation::swiglu || form.activation == Activation::clamped_swiglu;
+    EXPECT_EQ(reads(form.in(options_of(64, 64, bf16)), Biases::none), is_fused) << name_of(form);
+  }
   EXPECT_FALSE(
       reads(options_of(64, 64, bf16, Activation::swiglu, WeightStage::input), Biases::none));
 }

@@ -7,6 +7,7 @@
 #include "device/cuda/backend.h"
 #include "device/cuda/grouped_gemm.h"
 #include "device/cuda/hopper/kernel_args.h"
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/device/fused_problem.h"
 #include "support/device/fused_runs.h"
@@ -77,9 +78,12 @@ TEST_F(CudaFusedGemm, BackwardEqualsTheSteps) {
 
 TEST_F(CudaFusedGemm, ClampedEqualsTheSteps) {
   for (FusedSetup setup : {setups_of_all_sizes()[3], setups_of_all_sizes()[5]}) {
-    setup.activation = Activation::clamped_swiglu;
-    expect_steps(device, setup, kForward);
-    expect_steps(device, setup, kBackward);
+    for (const ActivationForm& form : kActivationForms) {
+      if (form.activation != Activation::clamped_swiglu) continue;
+      setup.form = form;
+      expect_steps(device, setup, kForward);
+      expect_steps(device, setup, kBackward);
+    }
   }
 }
 
@@ -175,14 +179,15 @@ TEST_F(CudaFusedGemm, WhatFitsIsTaken) {
     bool fits;
   };
   const ExpertsOptions usual{.hidden = 64, .intermediate = 72, .dtype = Dtype::bf16};
-  std::vector<Case> cases(6, {usual, false});
+  std::vector<Case> cases(4, {usual, false});
   cases[0].fits = true;
   cases[1].options.hidden = 68;
   cases[2].options.intermediate = 56;
   cases[3].options.dtype = Dtype::f32;
-  cases[4].options.activation = Activation::silu;
-  cases[5] = {usual, true};
-  cases[5].options.activation = Activation::clamped_swiglu;
+  for (const ActivationForm& form : kActivationForms) {
+    cases.push_back({form.in(usual), form.activation == Activation::swiglu ||
+                                         form.activation == Activation::clamped_swiglu});
+  }
   auto& context = cuda::context_of(device);
   for (const auto& [options, fits] : cases) {
     SCOPED_TRACE(::testing::Message() << "H " << options.hidden << ", I " << options.intermediate

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <limits>
 
 #include "support/elsewhere.h"
 #include "support/errors.h"
@@ -78,6 +79,9 @@ TEST(MoeLayerErrors, OfOptions) {
   options.intermediate = 0;
   EXPECT_EQ(error_with(options), "MoeLayer: rank 0: intermediate (0) must be positive");
   options = tiny_layer_options();
+  options.gate_alpha = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(error_with(options), "MoeLayer: rank 0: gate_alpha (inf) must be finite");
+  options = tiny_layer_options();
   options.router.top_k = 7;
   EXPECT_EQ(error_with(options),
             "MoeLayer: rank 0: top_k (7) must not exceed the 6 experts of 1 kept groups");
@@ -103,6 +107,13 @@ TEST(MoeLayerErrors, OfOptionsThatDifferBetweenRanks) {
             "MoeLayer: rank 1: intermediate (0) must be positive");
   EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.keep = Keep::nothing; }),
             "ranks disagree about keep: rank 0 has 0, rank 1 has 2");
+  // As doubles.
+  EXPECT_EQ(error_with([](MoeLayerOptions& o) { o.gate_alpha = 1.0F; }),
+            "ranks disagree about gate_alpha (its bits): rank 0 has 4610343945837215744, rank 1 "
+            "has 4607182418800017408");
+  EXPECT_EQ(
+      error_with([](MoeLayerOptions& o) { o.up_offset = 0.0F; }),
+      "ranks disagree about up_offset (its bits): rank 0 has 4607182418800017408, rank 1 has 0");
   EXPECT_EQ(error_with([](MoeLayerOptions& o) {
               o.router.kept_expert_groups = o.router.num_expert_groups = 2;
             }),

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/activation_forms.h"
 #include "support/compare.h"
 #include "support/finite_difference.h"
 #include "support/layer/moe_tensors.h"
@@ -54,16 +55,14 @@ std::vector<Case> cases() {
       [](auto& o) { o.router = RouterOptions::kempner_forge_softmax(6, 2); });
   add("kempner_forge_sigmoid",
       [](auto& o) { o.router = RouterOptions::kempner_forge_sigmoid(6, 2); });
-  for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                Activation::gelu_tanh, Activation::relu, Activation::silu}) {
-    const auto change = [=](auto& o) {
-      o.activation = activation;
-      o.shared_activation = activation;
+  for (const auto& form : testing::kActivationForms) {
+    const auto change = [&](auto& o) {
+      o = form.in(o);
       o.shared_intermediate = 7;
       o.clamp_limit = 0.5F;
     };
-    add(std::string(name_of(activation)), change);
-    add(std::string(name_of(activation)) + " with biases", change, Biases::all);
+    add(testing::name_of(form), change);
+    add(testing::name_of(form) + " with biases", change, Biases::all);
   }
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
     for (const auto keep : {Keep::rows, Keep::activations, Keep::nothing}) {
@@ -174,6 +173,23 @@ void expect_reference(Communicator& comm, const ExpertPlacement& placement,
     EXPECT_TRUE(near(actual.gradients.router.gate_bias, tensor_of(router.gate_bias), 1e-4));
   }
   expect_near(actual.gradients.shared, expected.gradients.weights.shared, 1e-4);
+}
+
+// The reference takes the experts' options from the layer's, too.
+TEST(MoeLayerOptions, ReachBothKindsOfExperts) {
+  auto options = base_options();
+  options.activation = Activation::clamped_swiglu;
+  options.shared_activation = Activation::limited_swiglu;
+  options.clamp_limit = 3.0F;
+  options.gate_alpha = 2.0F;
+  options.up_offset = -1.0F;
+  EXPECT_EQ(options.experts().activation, Activation::clamped_swiglu);
+  EXPECT_EQ(options.shared_expert().activation, Activation::limited_swiglu);
+  for (const ExpertsOptions& experts : {options.experts(), options.shared_expert()}) {
+    EXPECT_EQ(experts.clamp_limit, 3.0F);
+    EXPECT_EQ(experts.gate_alpha, 2.0F);
+    EXPECT_EQ(experts.up_offset, -1.0F);
+  }
 }
 
 class MoeLayerTest : public ::testing::TestWithParam<RankCase> {};

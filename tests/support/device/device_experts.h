@@ -27,6 +27,12 @@ inline ExpertsOptions options_of(std::int64_t hidden, std::int64_t intermediate,
           .clamp_limit = dtype == Dtype::f32 ? 0.4F : 7.0F};
 }
 
+// How near results are to f32 on a CPU. A square has twice the error.
+inline double tolerance_of(const ExpertsOptions& options) {
+  if (options.dtype == Dtype::f32) return 1e-5;
+  return options.activation == Activation::relu2 ? 1.6e-2 : 8e-3;
+}
+
 // Rows of a matrix one after the other, or apart: as far as whole lines, or not even that.
 enum class Storage { together, apart, askew };
 

@@ -32,7 +32,7 @@ void copy_row(const ConstTensorView& from, std::int64_t from_row, Tensor& to, st
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const FusedSetup& setup) {
-  return out << name_of(setup.activation) << ", I " << setup.intermediate << ", H " << setup.hidden
+  return out << name_of(setup.form) << ", I " << setup.intermediate << ", H " << setup.hidden
              << ", K " << setup.top_k << ", " << setup.group_rows.size() << " groups aligned to "
              << setup.alignment;
 }
@@ -86,11 +86,10 @@ std::vector<FusedSetup> setups_of_all_groups() {
 
 FusedProblem::FusedProblem(const FusedSetup& the_setup)
     : setup(the_setup),
-      options{.hidden = setup.hidden,
-              .intermediate = setup.intermediate,
-              .dtype = Dtype::bf16,
-              .activation = setup.activation,
-              .clamp_limit = 0.7F} {
+      options(setup.form.in(ExpertsOptions{.hidden = setup.hidden,
+                                           .intermediate = setup.intermediate,
+                                           .dtype = Dtype::bf16,
+                                           .clamp_limit = 0.7F})) {
   lay_out_groups();
   assign_tokens();
   Random random(3);

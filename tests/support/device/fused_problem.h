@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/cuda/grouped_gemm.h"
+#include "support/activation_forms.h"
 #include "support/device/apart_rows.h"
 #include "support/reference/moe_reference.h"
 #include "switchyard/experts.h"
@@ -19,7 +20,7 @@ struct FusedSetup {
   std::vector<std::int32_t> group_rows = {};
   std::int64_t alignment = 1;  // that groups begin at a multiple of
   std::int64_t top_k = 2;      // K
-  Activation activation = Activation::swiglu;
+  ActivationForm form = {};
 };
 std::ostream& operator<<(std::ostream& out, const FusedSetup& setup);
 

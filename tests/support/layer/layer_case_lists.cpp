@@ -1,4 +1,5 @@
 // The layers that are compared on every device.
+#include "support/activation_forms.h"
 #include "support/layer/layer_cases.h"
 
 namespace switchyard::testing {
@@ -50,11 +51,10 @@ std::vector<LayerCase> router_cases() {
 
 std::vector<LayerCase> expert_cases() {
   std::vector<LayerCase> cases;
-  for (const auto activation : {Activation::swiglu, Activation::clamped_swiglu, Activation::gelu,
-                                Activation::gelu_tanh, Activation::relu, Activation::silu}) {
+  for (const auto& form : kActivationForms) {
     for (const auto biases : {Biases::none, Biases::all}) {
-      cases.push_back(with(std::string(name_of(activation)), [&](LayerCase& c) {
-        c.options.activation = c.options.shared_activation = activation;
+      cases.push_back(with(name_of(form), [&](LayerCase& c) {
+        c.options = form.in(c.options);
         c.options.shared_intermediate = 7;
         c.options.clamp_limit = 0.5F;
         c.biases = biases;

@@ -12,6 +12,13 @@ namespace {
 
 double sigmoid(double v) { return 1.0 / (1.0 + std::exp(-v)); }
 
+double gelu(double v) { return 0.5 * v * std::erfc(-v / std::numbers::sqrt2); }
+
+double gelu_tanh(double v) {
+  const double inside = std::sqrt(2.0 / std::numbers::pi) * (v + 0.044715 * v * v * v);
+  return 0.5 * v * (1.0 + std::tanh(inside));
+}
+
 // matrix · x [+ bias]
 std::vector<double> project(const Doubles& matrix, const Doubles& bias,
                             const std::vector<double>& x) {
@@ -26,22 +33,31 @@ std::vector<double> project(const Doubles& matrix, const Doubles& bias,
 }
 
 double activate(const ExpertsOptions& options, double gate, double up) {
+  const double limit = options.clamp_limit;
   switch (options.activation) {
     case Activation::swiglu:
       return gate * sigmoid(gate) * up;
     case Activation::clamped_swiglu: {
-      const double limit = options.clamp_limit;
       const double g = std::min(gate, limit);
-      return g * sigmoid(1.702 * g) * (std::clamp(up, -limit, limit) + 1.0);
+      const double offset = options.up_offset;
+      return g * sigmoid(options.gate_alpha * g) * (std::clamp(up, -limit, limit) + offset);
     }
+    case Activation::limited_swiglu:
+      return std::min(gate * sigmoid(gate), limit) * std::clamp(up, -limit, limit);
+    case Activation::geglu:
+      return gelu(gate) * up;
+    case Activation::geglu_tanh:
+      return gelu_tanh(gate) * up;
+    case Activation::reglu:
+      return std::max(gate, 0.0) * up;
     case Activation::gelu:
-      return 0.5 * up * std::erfc(-up / std::numbers::sqrt2);
-    case Activation::gelu_tanh: {
-      const double v = std::sqrt(2.0 / std::numbers::pi) * (up + 0.044715 * up * up * up);
-      return 0.5 * up * (1.0 + std::tanh(v));
-    }
+      return gelu(up);
+    case Activation::gelu_tanh:
+      return gelu_tanh(up);
     case Activation::relu:
       return std::max(up, 0.0);
+    case Activation::relu2:
+      return std::max(up, 0.0) * std::max(up, 0.0);
     case Activation::silu:
       return up * sigmoid(up);
   }

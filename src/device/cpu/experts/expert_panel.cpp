@@ -4,12 +4,15 @@
 #include <cstring>
 
 #include "core/given.h"
+#include "device/activation_constants.h"
 #include "device/cpu/gemm/gemm.h"
 #include "device/cpu/rows/row_table.h"
 #include "device/cpu/simd/elements.h"
 
 namespace switchyard::cpu {
 namespace {
+
+static_assert(static_cast<int>(Activation::silu) + 1 == kNumActivations);
 
 PanelRows take_rows(std::int64_t rows, std::int64_t width, Dtype dtype, Scratch& scratch) {
   return {scratch.take_bytes(rows * width * size_of(dtype)), width, dtype};
@@ -97,7 +100,7 @@ void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock
               .out = activated.row(r),
               .width = width,
               .weight = weigh_activation ? panel.row_weights[r] : 1.0F,
-              .limit = options.clamp_limit});
+              .constants = constants_of(options)});
   }
   const auto& bias = panel.weights.down_bias;
   if (is_given(bias)) {
@@ -138,7 +141,7 @@ void activation_backward(const BackwardPanel& panel, const float* d_activated, S
                                .out = panel.activated.row(r),
                                .width = options.intermediate,
                                .weight = weigh ? panel.row_weights[r] : 1.0F,
-                               .limit = options.clamp_limit});
+                               .constants = constants_of(options)});
     if (dot_bias) {
       d_weight += row_kernels_for(options.dtype).dot(panel.d_out.row(r), bias.data, options.hidden);
     }

@@ -3,6 +3,7 @@
 
 #include <cfloat>
 
+#include "device/activation_constants.h"
 #include "device/cpu/simd/lines.inl"
 
 namespace switchyard::cpu {
@@ -45,31 +46,48 @@ struct Derivatives {
 
 struct Swiglu {
   static constexpr bool kGated = true;
-  static Floats value(Floats gate, Floats up, float /*limit*/) {
+  static Floats value(Floats gate, Floats up, const ActivationConstants& /*c*/) {
     return gate * sigmoid_of(gate) * up;
   }
-  static Derivatives derivatives(Floats gate, Floats up, float /*limit*/) {
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& /*c*/) {
     const Floats s = sigmoid_of(gate);
     return {gate * s * up, up * (s * (1.0F + gate * (1.0F - s))), gate * s};
   }
 };
 
+inline Floats clamp(Floats x, float limit) { return at_least(at_most(x, limit), -limit); }
+// A gradient that passes clamp where x is within the limits, or at one.
+inline Floats pass_clamp(Floats x, float limit, Floats gradient) {
+  return ((x > limit) | (x < -limit)) ? Floats{} : gradient;
+}
+
 struct ClampedSwiglu {
   static constexpr bool kGated = true;
-  static constexpr float kAlpha = 1.702F;
-  static Floats value(Floats gate, Floats up, float limit) {
-    const Floats g = at_most(gate, limit);
-    const Floats u = at_least(at_most(up, limit), -limit);
-    return g * sigmoid_of(kAlpha * g) * (u + 1.0F);
+  static Floats value(Floats gate, Floats up, const ActivationConstants& c) {
+    const Floats g = at_most(gate, c.limit);
+    return g * sigmoid_of(c.alpha * g) * (clamp(up, c.limit) + c.up_offset);
   }
-  static Derivatives derivatives(Floats gate, Floats up, float limit) {
-    const Floats g = at_most(gate, limit);
-    const Floats u = at_least(at_most(up, limit), -limit);
-    const Floats s = sigmoid_of(kAlpha * g);
-    const Floats d_gate = (u + 1.0F) * (s * (1.0F + kAlpha * g * (1.0F - s)));
-    const Floats d_up = g * s;
-    return {g * s * (u + 1.0F), gate > limit ? Floats{} : d_gate,
-            ((up > limit) | (up < -limit)) ? Floats{} : d_up};
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& c) {
+    const Floats g = at_most(gate, c.limit);
+    const Floats u = clamp(up, c.limit) + c.up_offset;
+    const Floats s = sigmoid_of(c.alpha * g);
+    const Floats d_gate = u * (s * (1.0F + c.alpha * g * (1.0F - s)));
+    return {g * s * u, gate > c.limit ? Floats{} : d_gate, pass_clamp(up, c.limit, g * s)};
+  }
+};
+
+struct LimitedSwiglu {
+  static constexpr bool kGated = true;
+  static Floats value(Floats gate, Floats up, const ActivationConstants& c) {
+    return at_most(gate * sigmoid_of(gate), c.limit) * clamp(up, c.limit);
+  }
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& c) {
+    const Floats s = sigmoid_of(gate);
+    const Floats silu = gate * s;
+    const Floats g = at_most(silu, c.limit);
+    const Floats u = clamp(up, c.limit);
+    const Floats d_gate = u * (s * (1.0F + gate * (1.0F - s)));
+    return {g * u, silu > c.limit ? Floats{} : d_gate, pass_clamp(up, c.limit, g)};
   }
 };
 
@@ -91,10 +109,10 @@ struct Gelu {
     const Floats below = 0.5F * bell * t * q;
     return u < 0.0F ? below : 1.0F - below;
   }
-  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) {
+  static Floats value(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     return u * normal_cdf(u, exp_of(-0.5F * u * u));
   }
-  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+  static Derivatives derivatives(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     const Floats bell = exp_of(-0.5F * u * u);
     const Floats cdf = normal_cdf(u, bell);
     return {u * cdf, Floats{}, cdf + u * bell * 0.398942280F};
@@ -107,8 +125,10 @@ struct GeluTanh {
   static constexpr float kCubic = 0.044715F;
   // ½(1 + tanh v) is the sigmoid of 2v.
   static Floats factor(Floats u) { return sigmoid_of(kTwiceFactor * (u + kCubic * u * u * u)); }
-  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) { return u * factor(u); }
-  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+  static Floats value(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
+    return u * factor(u);
+  }
+  static Derivatives derivatives(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     const Floats s = factor(u);
     // Finite, since it meets 0 where u is large.
     const Floats slope = at_most(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
@@ -118,22 +138,52 @@ struct GeluTanh {
 
 struct Relu {
   static constexpr bool kGated = false;
-  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) {
+  static Floats value(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     return u < 0.0F ? Floats{} : u;  // NaN stays NaN
   }
-  static Derivatives derivatives(Floats gate, Floats u, float limit) {
-    return {value(gate, u, limit), Floats{}, u > 0.0F ? all(1.0F) : Floats{}};
+  static Derivatives derivatives(Floats gate, Floats u, const ActivationConstants& c) {
+    return {value(gate, u, c), Floats{}, u > 0.0F ? all(1.0F) : Floats{}};
+  }
+};
+
+struct Relu2 {
+  static constexpr bool kGated = false;
+  static Floats value(Floats gate, Floats u, const ActivationConstants& c) {
+    const Floats r = Relu::value(gate, u, c);
+    return r * r;
+  }
+  static Derivatives derivatives(Floats gate, Floats u, const ActivationConstants& c) {
+    const Floats r = Relu::value(gate, u, c);
+    return {r * r, Floats{}, 2.0F * r};
   }
 };
 
 struct Silu {
   static constexpr bool kGated = false;
-  static Floats value(Floats /*gate*/, Floats u, float /*limit*/) { return u * sigmoid_of(u); }
-  static Derivatives derivatives(Floats /*gate*/, Floats u, float /*limit*/) {
+  static Floats value(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
+    return u * sigmoid_of(u);
+  }
+  static Derivatives derivatives(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     const Floats s = sigmoid_of(u);
     return {u * s, Floats{}, s * (1.0F + u * (1.0F - s))};
   }
 };
+
+// An activation of the gate, times up.
+template <typename OfGate>
+struct Gated {
+  static constexpr bool kGated = true;
+  static Floats value(Floats gate, Floats up, const ActivationConstants& c) {
+    return OfGate::value(gate, gate, c) * up;
+  }
+  static Derivatives derivatives(Floats gate, Floats up, const ActivationConstants& c) {
+    const Derivatives d = OfGate::derivatives(gate, gate, c);
+    return {d.value * up, d.d_up * up, d.value};
+  }
+};
+using Geglu = Gated<Gelu>;
+using GegluTanh = Gated<GeluTanh>;
+using Reglu = Gated<Relu>;
 
 }  // namespace
 }  // namespace switchyard::cpu

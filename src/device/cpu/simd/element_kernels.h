@@ -6,7 +6,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/activation_constants.h"
+
 namespace switchyard::cpu {
+
+constexpr int kNumActivations = 11;
 
 // A row of an expert's inner values: `width` gates and then `width` ups, or ups alone.
 struct ActivationRow {
@@ -14,7 +18,7 @@ struct ActivationRow {
   std::byte* out = nullptr;  // weight · activation
   std::int64_t width = 0;
   float weight = 1.0F;
-  float limit = 0.0F;  // of the clamped kind
+  ActivationConstants constants = {};
 };
 
 struct ActivationGradientRow {
@@ -23,7 +27,7 @@ struct ActivationGradientRow {
   std::byte* out = nullptr;      // weight · activation, as in forward
   std::int64_t width = 0;
   float weight = 1.0F;
-  float limit = 0.0F;
+  ActivationConstants constants = {};
 };
 
 struct ElementKernels {
@@ -46,9 +50,9 @@ struct ElementKernels {
     void (*add_rows)(float* to, const std::byte* rows, std::int64_t num_rows, std::int64_t stride,
                      std::int64_t elements, const float* scale);
     // By enum Activation.
-    void (*activation[6])(const ActivationRow& row);
+    void (*activation[kNumActivations])(const ActivationRow& row);
     // Returns ⟨d_out, activation⟩, the gradient of the weight.
-    float (*activation_gradient[6])(const ActivationGradientRow& row);
+    float (*activation_gradient[kNumActivations])(const ActivationGradientRow& row);
   };
   Typed f32;
   Typed bf16;

@@ -96,7 +96,7 @@ void activation(const ActivationRow& row) {
     Line<Type> up = load_part<Type>(up_row, i, count);
     const Line<Type> gate = Act::kGated ? load_part<Type>(row.inner, i, count) : up;
     for (int v = 0; v < Line<Type>::kVectors; ++v) {
-      up.vectors[v] = row.weight * Act::value(gate.vectors[v], up.vectors[v], row.limit);
+      up.vectors[v] = row.weight * Act::value(gate.vectors[v], up.vectors[v], row.constants);
     }
     store_part<Type>(row.out, i, count, up);
   });
@@ -112,7 +112,7 @@ float activation_gradient(const ActivationGradientRow& row) {
     const Line<Type> d_out = load_floats<Type>(row.d_out, i, count);
     Line<Type> out;
     for (int v = 0; v < Line<Type>::kVectors; ++v) {
-      const auto d = Act::derivatives(gate.vectors[v], up.vectors[v], row.limit);
+      const auto d = Act::derivatives(gate.vectors[v], up.vectors[v], row.constants);
       sums[v % kSumVectors] = sums[v % kSumVectors] + d_out.vectors[v] * d.value;
       out.vectors[v] = row.weight * d.value;
       const Floats d_value = row.weight * d_out.vectors[v];
@@ -187,15 +187,17 @@ std::int64_t argmax(const float* values, std::int64_t n) {
   return i;
 }
 
+// In the order of enum Activation.
+template <typename Type, typename... Acts>
+constexpr ElementKernels::Typed typed_with() {
+  static_assert(sizeof...(Acts) == kNumActivations);
+  return {
+      add<Type>, add_rows<Type>, {activation<Type, Acts>...}, {activation_gradient<Type, Acts>...}};
+}
 template <typename Type>
 constexpr ElementKernels::Typed typed() {
-  return {add<Type>,
-          add_rows<Type>,
-          {activation<Type, Swiglu>, activation<Type, ClampedSwiglu>, activation<Type, Gelu>,
-           activation<Type, GeluTanh>, activation<Type, Relu>, activation<Type, Silu>},
-          {activation_gradient<Type, Swiglu>, activation_gradient<Type, ClampedSwiglu>,
-           activation_gradient<Type, Gelu>, activation_gradient<Type, GeluTanh>,
-           activation_gradient<Type, Relu>, activation_gradient<Type, Silu>}};
+  return typed_with<Type, Swiglu, ClampedSwiglu, LimitedSwiglu, Geglu, GegluTanh, Reglu, Gelu,
+                    GeluTanh, Relu, Relu2, Silu>();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Activations of the experts' inner rows, and their gradients.
 #include <cuda_runtime.h>
 
+#include "device/activation_constants.h"
 #include "device/cuda/experts/activations.cuh"
 #include "device/cuda/experts/lines.cuh"
 #include "device/cuda/experts/row_passes.h"
@@ -19,7 +20,7 @@ struct ActivateKernel {
   T* activated;
   std::int64_t activated_stride;
   const float* row_weights;
-  float limit;
+  ActivationConstants constants;
 };
 
 template <typename T, typename Act>
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
 #pragma unroll
         for (int i = 0; i < Line<T>::kElements; ++i) {
           const float g = Act::kGated ? gate[j].get(i) : 0.0F;
-          result.set(i, weight * Act::value(g, up[j].get(i), args.limit));
+          result.set(i, weight * Act::value(g, up[j].get(i), args.constants));
         }
         lines.store(out, line, result);
       }
@@ -68,7 +69,7 @@ struct ActivateBackwardKernel {
   T* activated;
   std::int64_t activated_stride;
   const float* row_weights;
-  float limit;
+  ActivationConstants constants;
   float* d_row_weights;
   Lines d_out_lines;
   const T* d_out;
@@ -79,7 +80,7 @@ struct ActivateBackwardKernel {
 // Gradients of one line of a row; returns its part of ⟨d_activated, activation⟩.
 template <typename T, typename Act>
 __device__ float line_backward(const Lines& lines, T* inner, T* activated, int line, float weight,
-                               float limit) {
+                               const ActivationConstants& constants) {
   T* const ups = Act::kGated ? inner + lines.width : inner;
   Line<T> out = lines.load(activated, line);
   Line<T> up = lines.load(ups, line);
@@ -89,7 +90,7 @@ __device__ float line_backward(const Lines& lines, T* inner, T* activated, int l
 #pragma unroll
   for (int i = 0; i < Line<T>::kElements; ++i) {
     const float d_value = out.get(i);
-    const Derivatives d = Act::derivatives(gate.get(i), up.get(i), limit);
+    const Derivatives d = Act::derivatives(gate.get(i), up.get(i), constants);
     sum += d_value * d.value;
     out.set(i, weight * d.value);
     gate.set(i, weight * d_value * d.d_gate);
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kTeamBlock)
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
       sum += line_backward<T, Act>(args.lines, args.inner + row * args.inner_stride,
                                    args.activated + row * args.activated_stride, line, weight,
-                                   args.limit);
+                                   args.constants);
     }
     if (args.d_row_weights == nullptr) return;
     if (args.down_bias != nullptr) sum += bias_dot(args, row, group, thread);
@@ -143,12 +144,22 @@ void for_activation(Activation activation, Launch launch) {
       return launch(T{}, Swiglu<Math>{});
     case Activation::clamped_swiglu:
       return launch(T{}, ClampedSwiglu<Math>{});
+    case Activation::limited_swiglu:
+      return launch(T{}, LimitedSwiglu<Math>{});
+    case Activation::geglu:
+      return launch(T{}, Geglu<Math>{});
+    case Activation::geglu_tanh:
+      return launch(T{}, GegluTanh<Math>{});
+    case Activation::reglu:
+      return launch(T{}, Reglu<Math>{});
     case Activation::gelu:
       return launch(T{}, Gelu<Math>{});
     case Activation::gelu_tanh:
       return launch(T{}, GeluTanh<Math>{});
     case Activation::relu:
       return launch(T{}, Relu<Math>{});
+    case Activation::relu2:
+      return launch(T{}, Relu2<Math>{});
     case Activation::silu:
       return launch(T{}, Silu<Math>{});
   }
@@ -178,7 +189,7 @@ void activate(const Activate& args, Context& context) {
                                    .activated = data_of<T>(args.activated),
                                    .activated_stride = args.activated.stride,
                                    .row_weights = args.row_weights,
-                                   .limit = args.options.clamp_limit};
+                                   .constants = constants_of(args.options)};
     activate_kernel<T, Act>
         <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
     check(cudaGetLastError(), "activate");
@@ -200,7 +211,7 @@ void activate_backward(const ActivateBackward& args, Context& context) {
         .activated = data_of<T>(args.activated),
         .activated_stride = args.activated.stride,
         .row_weights = args.row_weights,
-        .limit = args.options.clamp_limit,
+        .constants = constants_of(args.options),
         .d_row_weights = args.d_row_weights,
         .d_out_lines = lines_of<T>(args.options.hidden, args.d_out, args.down_bias),
         .d_out = data_of<T>(args.d_out),

@@ -4,6 +4,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "device/activation_constants.h"
+
 namespace switchyard::cuda {
 
 // bf16 rows have eight bits: fast functions do. f32 rows get the accurate ones.
@@ -33,36 +35,55 @@ struct Derivatives {
 template <typename Math>
 struct Swiglu {
   static constexpr bool kGated = true;
-  __device__ static float value(float gate, float up, float /*limit*/) {
+  __device__ static float value(float gate, float up, const ActivationConstants& /*c*/) {
     return gate * Math::sigmoid(gate) * up;
   }
-  __device__ static Derivatives derivatives(float gate, float up, float /*limit*/) {
+  __device__ static Derivatives derivatives(float gate, float up,
+                                            const ActivationConstants& /*c*/) {
     const float s = Math::sigmoid(gate);
     const float silu = gate * s;
     return {silu * up, up * (s + silu * (1.0F - s)), silu};
   }
 };
 
+// Comparisons rather than fminf: NaN stays NaN.
+__device__ inline float at_most(float x, float limit) { return x > limit ? limit : x; }
+__device__ inline float clamp(float x, float limit) {
+  return x < -limit ? -limit : at_most(x, limit);
+}
+// A gradient that passes clamp where x is within the limits, or at one.
+__device__ inline float pass_clamp(float x, float limit, float gradient) {
+  return x > limit || x < -limit ? 0.0F : gradient;
+}
+
 template <typename Math>
 struct ClampedSwiglu {
   static constexpr bool kGated = true;
-  static constexpr float kAlpha = 1.702F;
-  // Comparisons rather than fminf: NaN stays NaN.
-  __device__ static float at_most(float x, float limit) { return x > limit ? limit : x; }
-  __device__ static float clamp(float x, float limit) {
-    return x < -limit ? -limit : at_most(x, limit);
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    const float g = at_most(gate, c.limit);
+    return g * Math::sigmoid(c.alpha * g) * (clamp(up, c.limit) + c.up_offset);
   }
-  __device__ static float value(float gate, float up, float limit) {
-    const float g = at_most(gate, limit);
-    return g * Math::sigmoid(kAlpha * g) * (clamp(up, limit) + 1.0F);
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    const float g = at_most(gate, c.limit);
+    const float u = clamp(up, c.limit) + c.up_offset;
+    const float s = Math::sigmoid(c.alpha * g);
+    const float d_gate = u * (s * (1.0F + c.alpha * g * (1.0F - s)));
+    return {g * s * u, gate > c.limit ? 0.0F : d_gate, pass_clamp(up, c.limit, g * s)};
   }
-  __device__ static Derivatives derivatives(float gate, float up, float limit) {
-    const float g = at_most(gate, limit);
-    const float u = clamp(up, limit);
-    const float s = Math::sigmoid(kAlpha * g);
-    const float d_gate = (u + 1.0F) * (s * (1.0F + kAlpha * g * (1.0F - s)));
-    return {g * s * (u + 1.0F), gate > limit ? 0.0F : d_gate,
-            up > limit || up < -limit ? 0.0F : g * s};
+};
+
+template <typename Math>
+struct LimitedSwiglu {
+  static constexpr bool kGated = true;
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return at_most(gate * Math::sigmoid(gate), c.limit) * clamp(up, c.limit);
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    const float s = Math::sigmoid(gate);
+    const float silu = gate * s;
+    const float g = at_most(silu, c.limit);
+    const float u = clamp(up, c.limit);
+    return {g * u, silu > c.limit ? 0.0F : u * (s + silu * (1.0F - s)), pass_clamp(up, c.limit, g)};
   }
 };
 
@@ -71,10 +92,11 @@ struct Gelu {
   static constexpr bool kGated = false;
   // By erfc, which is accurate in the tail too.
   __device__ static float normal_cdf(float u) { return 0.5F * erfcf(-0.707106781F * u); }
-  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+  __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
     return u * normal_cdf(u);
   }
-  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+  __device__ static Derivatives derivatives(float /*gate*/, float u,
+                                            const ActivationConstants& /*c*/) {
     const float cdf = normal_cdf(u);
     return {u * cdf, 0.0F, cdf + u * Math::exp(-0.5F * u * u) * 0.398942280F};
   }
@@ -89,8 +111,11 @@ struct GeluTanh {
   __device__ static float factor(float u) {
     return Math::sigmoid(kTwiceFactor * (u + kCubic * u * u * u));
   }
-  __device__ static float value(float /*gate*/, float u, float /*limit*/) { return u * factor(u); }
-  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+  __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
+    return u * factor(u);
+  }
+  __device__ static Derivatives derivatives(float /*gate*/, float u,
+                                            const ActivationConstants& /*c*/) {
     const float s = factor(u);
     // Finite, since it meets 0 where u is large.
     const float slope = fminf(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
@@ -101,24 +126,57 @@ struct GeluTanh {
 template <typename Math>
 struct Relu {
   static constexpr bool kGated = false;
-  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+  __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
     return u < 0.0F ? 0.0F : u;  // NaN stays NaN
   }
-  __device__ static Derivatives derivatives(float gate, float u, float limit) {
-    return {value(gate, u, limit), 0.0F, u > 0.0F ? 1.0F : 0.0F};
+  __device__ static Derivatives derivatives(float gate, float u, const ActivationConstants& c) {
+    return {value(gate, u, c), 0.0F, u > 0.0F ? 1.0F : 0.0F};
+  }
+};
+
+template <typename Math>
+struct Relu2 {
+  static constexpr bool kGated = false;
+  __device__ static float value(float gate, float u, const ActivationConstants& c) {
+    const float r = Relu<Math>::value(gate, u, c);
+    return r * r;
+  }
+  __device__ static Derivatives derivatives(float gate, float u, const ActivationConstants& c) {
+    const float r = Relu<Math>::value(gate, u, c);
+    return {r * r, 0.0F, 2.0F * r};
   }
 };
 
 template <typename Math>
 struct Silu {
   static constexpr bool kGated = false;
-  __device__ static float value(float /*gate*/, float u, float /*limit*/) {
+  __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
     return u * Math::sigmoid(u);
   }
-  __device__ static Derivatives derivatives(float /*gate*/, float u, float /*limit*/) {
+  __device__ static Derivatives derivatives(float /*gate*/, float u,
+                                            const ActivationConstants& /*c*/) {
     const float s = Math::sigmoid(u);
     return {u * s, 0.0F, s * (1.0F + u * (1.0F - s))};
   }
 };
+
+// An activation of the gate, times up.
+template <typename OfGate>
+struct Gated {
+  static constexpr bool kGated = true;
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return OfGate::value(gate, gate, c) * up;
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    const Derivatives d = OfGate::derivatives(gate, gate, c);
+    return {d.value * up, d.d_up * up, d.value};
+  }
+};
+template <typename Math>
+using Geglu = Gated<Gelu<Math>>;
+template <typename Math>
+using GegluTanh = Gated<GeluTanh<Math>>;
+template <typename Math>
+using Reglu = Gated<Relu<Math>>;
 
 }  // namespace switchyard::cuda

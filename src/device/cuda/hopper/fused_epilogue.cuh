@@ -156,7 +156,7 @@ class Finisher {
 #pragma unroll
       for (int pair = 0; pair < PackedLine::kPairs; ++pair) {
         const auto value = [&](int e) {
-          return weight * Act::value(gate.get(pair, e), up.get(pair, e), act.limit);
+          return weight * Act::value(gate.get(pair, e), up.get(pair, e), act.constants);
         };
         result.pairs[pair] = round_pair(value(0), value(1));
       }
@@ -263,7 +263,7 @@ class Finisher {
       for (int e = 0; e < 2; ++e) {
         const float d_value = d.get(pair, e);
         const Derivatives slopes =
-            Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e), args_.activations.limit);
+            Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e), args_.activations.constants);
         dot += d_value * slopes.value;
         results[0][e] = weight * slopes.value;
         results[1][e] = weight * d_value * slopes.d_gate;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "device/activation_constants.h"
 #include "device/cuda/hopper/tensor_maps.h"
 
 namespace switchyard::cuda::hopper {
@@ -92,7 +93,7 @@ struct Activations {
   float* dots = nullptr;  // out [R, dot_blocks]: a row's part of d_weights in 128 columns each
   int dot_blocks = 0;
   bool is_clamped = false;
-  float limit = 0.0F;
+  ActivationConstants constants;
 };
 
 // Parts do not share a tile, except a gate and an up projection that are activated, nor a block of
