@@ -190,7 +190,7 @@ def form_of(experts):
         is_transposed=experts.is_transposed,
         is_concatenated=experts.is_concatenated,
         has_bias=experts.has_bias,
-        has_post_expert_norm=experts.has_post_expert_norm,
+        has_post_expert_norm=getattr(experts, "has_post_expert_norm", False),  # before 5.19
         own_apply_gate=type(experts)._apply_gate is not _default_apply_gate,
         gate_constants=tuple(sorted(gate_constants(experts))),
         act_fn="none" if act_fn is None else getattr(act_fn, "__name__", type(act_fn).__name__),

@@ -52,6 +52,8 @@ def test_experts_matter(name):
 @for_each_model
 def test_generate(name):
     """Greedy decoding gives the same tokens."""
+    if name == "Olmoe" and transformers.__version__ < "5.19":
+        pytest.skip("this version of transformers cannot generate with OLMoE")
     model = build_model(name).eval()
     prompt = token_ids(length=5)
     generated = {}
