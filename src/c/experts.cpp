@@ -8,7 +8,6 @@
 #include "switchyard/experts.h"
 
 namespace switchyard::c {
-namespace {
 
 ExpertsOptions experts_options(const switchyard_experts_form& form) {
   require(0 <= form.activation && form.activation < kNumActivations, "there is no activation {}",
@@ -19,6 +18,8 @@ ExpertsOptions experts_options(const switchyard_experts_form& form) {
           .activation = static_cast<Activation>(form.activation),
           .clamp_limit = static_cast<float>(form.clamp_limit)};
 }
+
+namespace {
 
 auto unpacked(const ExpertsOptions& options, std::int64_t num_experts,
               const switchyard_experts& packed, const Device& device) {
