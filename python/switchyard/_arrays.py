@@ -9,7 +9,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _dlpack
-from ._device import Device, default_device
+from ._device import DEFAULT_STREAM, Device, default_device
 from ._library import InvalidArgument, Unsupported, check, library
 
 # As the library numbers them; the last is only of checkpoints.
@@ -162,16 +162,16 @@ def _view_of_numpy(array: np.ndarray, name: str, writable: bool) -> View:
     return View(array.ctypes.data, array.shape, dtype, ("cpu", 0), not array.flags.writeable, array)
 
 
-def _capsule_of(value: Any, place: Place) -> Any:
+def _capsule_of(value: Any, place: Place, stream: int) -> Any:
     # On a GPU the producer makes our stream wait for its own.
-    stream = {"stream": default_device(place)._stream.value} if place[0] == "cuda" else {}
+    ours = {"stream": stream} if place[0] == "cuda" else {}
     try:
-        return value.__dlpack__(max_version=(1, 0), **stream)
+        return value.__dlpack__(max_version=(1, 0), **ours)
     except TypeError:  # of before DLPack 1.0
-        return value.__dlpack__(**stream)
+        return value.__dlpack__(**ours)
 
 
-def _view_of_dlpack(value: Any, name: str, writable: bool) -> View:
+def _view_of_dlpack(value: Any, name: str, writable: bool, stream: int) -> View:
     kind, ordinal = map(int, value.__dlpack_device__())
     if kind in (_dlpack.CPU, _dlpack.CUDA_HOST):
         place = ("cpu", 0)
@@ -180,7 +180,7 @@ def _view_of_dlpack(value: Any, name: str, writable: bool) -> View:
     else:
         raise Unsupported(f"{name} is on a device of DLPack's kind {kind}, but must be on a CPU "
                           "or a CUDA GPU")
-    capsule = _capsule_of(value, place)
+    capsule = _capsule_of(value, place, stream)
     tensor = _dlpack.read(capsule)
     if (tensor.code, tensor.bits) not in _DLPACK_CODES[:4]:
         raise InvalidArgument(f"{name} has DLPack's dtype {tensor.code} of {tensor.bits} bits, but "
@@ -213,14 +213,15 @@ def _packed(tensor: _dlpack.Tensor, dtype: int) -> View:
     return View(copy.ctypes.data, tensor.shape, dtype, ("cpu", 0), False, copy)
 
 
-def view(value: AnyArray, name: str, *, writable: bool = False) -> View:
+def view(value: AnyArray, name: str, *, writable: bool = False,
+         stream: int = DEFAULT_STREAM) -> View:
     """The memory of an array, or of a contiguous copy if it is on a CPU and not contiguous."""
     if isinstance(value, Array):
         result = View(value._pointer, value._shape, value._dtype, value._device.place, False, value)
     elif isinstance(value, np.ndarray):
         result = _view_of_numpy(value, name, writable)
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        result = _view_of_dlpack(value, name, writable)
+        result = _view_of_dlpack(value, name, writable, stream)
     elif hasattr(value, "__array_interface__"):
         result = _view_of_numpy(np.asarray(value), name, writable)
     else:
@@ -235,7 +236,8 @@ def view(value: AnyArray, name: str, *, writable: bool = False) -> View:
 
 def view_on(device: Device, value: AnyArray, name: str, *, writable: bool = False) -> View:
     """As view(), of an array that must be in the device's memory."""
-    result = view(value, name, writable=writable)
+    result = view(value, name, writable=writable,
+                  stream=device._stream.value or DEFAULT_STREAM)
     if result.place != device.place:
         raise InvalidArgument(f"{name} is on {result.place[0]}:{result.place[1]}, but the call "
                               f"computes on {device.kind}:{device.ordinal}")

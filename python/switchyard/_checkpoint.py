@@ -18,7 +18,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class TensorInfo(NamedTuple):
-    """What a file says of a tensor."""
+    """A tensor as its file describes it."""
     dtype: str  # as the file has it: "BF16", "F8_E4M3"
     shape: Tuple[int, ...]
     nbytes: int
@@ -55,7 +55,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return len(self._tensors)
 
     def names(self, prefix: str = "") -> List[str]:
-        """Of the tensors whose names begin with `prefix`, ascending."""
+        """The names that begin with `prefix`, ascending."""
         return sorted(name for name in self._tensors if name.startswith(prefix))
 
     def read(self, name: str) -> Result:
@@ -156,7 +156,8 @@ class _Packed:
         return ctypes.addressof(self._keep(ctypes.create_string_buffer(packed, len(packed) or 1)))
 
 
-def save_checkpoint(comm: Communicator, path: Path, *, tensors: Optional[Mapping[str, AnyArray]] = None,
+def save_checkpoint(comm: Communicator, path: Path, *,
+                    tensors: Optional[Mapping[str, AnyArray]] = None,
                     blocks: Sequence[CheckpointBlock] = (),
                     metadata: Optional[Mapping[str, str]] = None, file_per_rank: bool = False,
                     device: Optional[Device] = None) -> None:

@@ -10,7 +10,7 @@ from typing import Dict, Optional, Tuple
 from ._library import InvalidArgument, check, library
 
 # CUDA's name of its default stream, which other libraries' default streams are.
-_DEFAULT_STREAM = 1
+DEFAULT_STREAM = 1
 _defaults: Dict[Tuple[str, int], "Device"] = {}
 _lock = threading.Lock()
 
@@ -30,7 +30,7 @@ class Device:
     """
 
     def __init__(self, kind: str = "cpu", ordinal: int = 0, *, threads: Optional[int] = None,
-                 stream: int = _DEFAULT_STREAM):
+                 stream: int = DEFAULT_STREAM):
         if kind not in ("cpu", "cuda"):
             raise InvalidArgument(f"kind is {kind!r}, but must be 'cpu' or 'cuda'")
         self.kind = kind

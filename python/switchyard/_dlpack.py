@@ -40,7 +40,7 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 
 
 class Tensor(NamedTuple):
-    """What a capsule holds; strides are in elements."""
+    """The tensor of a capsule; strides are in elements."""
     pointer: int
     device: Tuple[int, int]
     code: int

@@ -10,7 +10,7 @@ import ctypes
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ._activations import Activation
-from ._arrays import (BF16, F32, I32, I64, NAMES, AnyArray, Result, View, empty, require_form, view,
+from ._arrays import (BF16, F32, I32, I64, AnyArray, Result, View, empty, require_form, view,
                       view_on)
 from ._device import Device, default_device
 from ._library import InvalidArgument, check, checked, library, words
@@ -240,7 +240,7 @@ class ExpertsGradients(NamedTuple):
 
 
 class MoeGradients(NamedTuple):
-    """What moe_backward gives: d_x [T, H], d_pick_weights [T, K] f32, and the experts'."""
+    """The result of moe_backward(): d_x [T, H], d_pick_weights [T, K] f32, and the experts'."""
     d_x: Result
     d_pick_weights: Result
     experts: ExpertsGradients
@@ -284,7 +284,7 @@ def experts_backward(plan: Plan, d_out: AnyArray, rows: AnyArray, gate_up: AnyAr
                      frozen: bool = False) -> Tuple[Result, ExpertsGradients]:
     """(d_rows [R, H], gradients of the weights) of experts(), whose inner values it computes again.
 
-    `frozen` experts have no gradients. d_rows of padding, and beyond the plan's rows, hold anything.
+    `frozen` experts have no gradients. d_rows of padding and beyond the plan hold anything.
     """
     given = plan._some_rows(d_out, "d_out")
     kept = plan._some_rows(rows, "rows", (given.dtype,), given.shape[1])
@@ -396,7 +396,7 @@ class _Routed:
 
 
 class Routing(NamedTuple):
-    """What route() gives."""
+    """The result of route()."""
     expert_ids: Result  # [T, K] i32; −1: no pick
     pick_weights: Result  # [T, K] f32
     first_non_finite: Result  # [1] i64: the first token without finite logits, or −1
@@ -420,7 +420,7 @@ def route(x: AnyArray, gate: AnyArray, form: RouterForm, *, gate_bias: Optional[
 
 
 class RouteGradients(NamedTuple):
-    """What route_backward() gives."""
+    """The result of route_backward()."""
     d_x: Result  # [T, H]
     d_gate: Result  # [E, H] f32
     d_gate_bias: Optional[Result]  # [E] f32

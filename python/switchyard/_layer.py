@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from ._activations import Activation
-from ._arrays import (BF16, F32, I32, NAMES, NO_TENSOR, AnyArray, Result, View, empty, view_on,
+from ._arrays import (F32, I32, NAMES, NO_TENSOR, AnyArray, Result, View, empty, view_on,
                       zeros_like)
 from ._device import Device, default_device, num_cores
 from ._functions import DEFAULT_CONSTANTS
 from ._handles import Handle
-from ._library import Error, InvalidArgument, check, library, words
+from ._library import _KINDS, Error, InvalidArgument, check, library, words
 from ._ranks import Communicator, ExpertPlacement
 from ._router import RouterForm
 
@@ -81,7 +81,7 @@ class Sizing:
 
 
 class LayerGradients(NamedTuple):
-    """What MoeLayer.backward gives."""
+    """The result of MoeLayer.backward()."""
     d_x: Result  # [T, H]
     d_expert_weights: Result  # [T, K] f32: of the routing weights
     # The router's and the shared expert's over this rank's tokens, the experts' over everybody's.
@@ -89,13 +89,16 @@ class LayerGradients(NamedTuple):
 
 
 class PickCounts(NamedTuple):
-    """What training counted."""
+    """Counts of training."""
     picks: np.ndarray  # [E] i64: assignments to each expert, before capacity
     num_tokens: int  # without padding
 
 
 class SavedForBackward:
-    """What one training forward leaves for its backward; x stays as it is until then."""
+    """The values that a training forward keeps for its backward.
+
+    x is not copied: its memory must stay as it is until then.
+    """
 
     def __init__(self, pointer: ctypes.c_void_p, layer: "MoeLayer", x: View):
         self._handle = Handle(pointer, library.switchyard_saved_free, "SavedForBackward")
@@ -296,7 +299,7 @@ class MoeLayer:
         return MoeWeights(**{name: array for name, (array, _) in made.items()})
 
     def stats(self) -> Dict[str, Any]:
-        """What happened in the last forward and the backward after it. Waits for a GPU.
+        """Statistics of the last forward and the backward after it. Waits for a GPU.
 
         rows_by_expert, bytes_by_expert [E]; rows_by_rank, bytes_by_rank, dropped_by_rank,
         waited_for [ranks]; over_capacity, overflow, bytes_on_wire; forward and backward, lists of
@@ -326,11 +329,11 @@ class MoeLayer:
             return library.switchyard_layer_row_capacity(pointer)
 
     def pick_counts(self) -> PickCounts:
-        """What this rank's backwards have counted since they were last taken."""
+        """Picks that this rank's backwards have counted since they were last taken."""
         return self._pick_counts(0)
 
     def take_pick_counts(self) -> PickCounts:
-        """What all ranks of the batch have counted; counting begins anew. Collective."""
+        """Picks that all ranks of the batch have counted; counting begins anew. Collective."""
         return self._pick_counts(1)
 
     def close(self) -> None:
@@ -418,7 +421,6 @@ def run_step(layers: Sequence[MoeLayer], step: Callable[[], Any]) -> bool:
 
 
 def _kind_of(error: BaseException) -> int:
-    from ._library import _KINDS
     return next((number for number, kind in _KINDS.items() if isinstance(error, kind)), 8)
 
 

@@ -117,7 +117,7 @@ LayerInput input_of(const switchyard_layer_input& input, Memory memory) {
           .valid = view(input.valid, "valid")};
 }
 
-// What a call between ranks is made with. A rank that cannot make it tells the others.
+// Makes the arguments of a call between ranks. A rank that cannot make them tells the others.
 template <typename Make>
 auto arguments(const switchyard_layer& layer, std::string_view operation, Make make) {
   return or_abort(comms_of(layer), operation, make);

@@ -1,4 +1,4 @@
-// What the handles of communicators and layers share, and tensors of the C interface.
+// The part that handles of communicators and layers share, and tensors of the C interface.
 #pragma once
 
 #include <cstdint>

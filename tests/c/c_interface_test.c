@@ -82,7 +82,7 @@ static void reference(const problem* p, double* y) {
   }
 }
 
-/* What the gradients are of. */
+/* The gradients are those of this sum. */
 static double reference_loss(const problem* p) {
   double y[T * H];
   double loss = 0.0;

@@ -206,7 +206,8 @@ def test_misuse_is_told():
         r"is 4, which is neither -1 nor an expert of 4": lambda: sy.plan(np.int32([[4]]), 4),
         r"alignment": lambda: sy.plan(p.ids, E, alignment=0),
         r"rows": lambda: sy.combine(plan, p.x[:2], p.weights),
-        r"rows is f32 \[2,16\], but must be f32 \[30,16\] or more": lambda: sy.experts(plan, p.x[:2], *p.experts),
+        r"rows is f32 \[2,16\], but must be f32 \[30,16\] or more":
+            lambda: sy.experts(plan, p.x[:2], *p.experts),
         r"gate is float32 \[4, 16\], but must be .* \[5,16\]":
             lambda: sy.route(p.x, p.gate[:4], sy.RouterForm(E, K)),
         r"top_k": lambda: sy.route(p.x, p.gate, sy.RouterForm(E, E + 1)),

@@ -333,6 +333,14 @@ def test_misuse_is_told():
     for message, call in calls.items():
         with pytest.raises(sy.InvalidArgument, match=message):
             call()
+
+
+def test_what_is_used_up_or_closed_is_told():
+    problem = Problem(12)
+    layer = sy.MoeLayer(sy.connect(), **problem.options)
+    other = sy.MoeLayer(sy.connect(), **problem.options)
+    weights, x = problem.weights, problem.x
+    _, saved = layer.forward_training(weights, x)
     layer.backward(weights, saved, problem.d_y)
     with pytest.raises(sy.InvalidArgument, match="nothing is saved"):
         layer.backward(weights, saved, problem.d_y)

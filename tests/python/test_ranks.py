@@ -1,5 +1,7 @@
 """Ranks as threads: collectives, errors, placements and experts that move."""
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -100,6 +102,18 @@ def test_ranks_that_call_different_things_are_told():
             comm.all_reduce(np.zeros(1, np.float32))
 
     with pytest.raises(sy.CommunicationError, match="same calls in the same order"):
+        sy.run_ranks(2, rank)
+
+
+def test_an_interrupt_ends_the_ranks():
+    def rank(comm):
+        if comm.rank == 1:
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        comm.barrier()
+
+    with pytest.raises(KeyboardInterrupt):
         sy.run_ranks(2, rank)
 
 

@@ -78,10 +78,10 @@ SWITCHYARD_C_API int switchyard_comm_split(switchyard_comm* comm, int64_t color,
 SWITCHYARD_C_API void switchyard_comm_free(switchyard_comm* comm);
 SWITCHYARD_C_API int64_t switchyard_comm_rank(switchyard_comm* comm);
 SWITCHYARD_C_API int64_t switchyard_comm_size(switchyard_comm* comm);
-/* Of a group of threads, the rank whose failure came first; -1: none, or not known. */
+/* The rank of a group of threads whose failure came first; -1: none, or not known. */
 SWITCHYARD_C_API int64_t switchyard_comm_first_failed(switchyard_comm* comm);
-/* This rank gives up: the others throw an error with the reason. Of a group of threads any thread
- * may call it, also while the rank waits in a collective. */
+/* This rank gives up: the calls of the others fail with the reason. In a group of threads any
+ * thread may call it, also while the rank waits in a collective. */
 SWITCHYARD_C_API int switchyard_comm_abort(switchyard_comm* comm, const char* reason);
 
 /* Collectives, of tensors in the host's memory. `op` is 0 for sums, 1 for minima, 2 for maxima. */
@@ -166,7 +166,7 @@ SWITCHYARD_C_API int switchyard_layer_make(switchyard_comm* comm, switchyard_com
                                            switchyard_device* device, switchyard_layer** layer);
 SWITCHYARD_C_API void switchyard_layer_free(switchyard_layer* layer);
 
-/* What a training forward leaves for its backward; x stays as it is until then. */
+/* A training forward leaves it for its backward; x stays as it is until then. */
 typedef struct switchyard_saved switchyard_saved;
 SWITCHYARD_C_API void switchyard_saved_free(switchyard_saved* saved);
 SWITCHYARD_C_API int64_t switchyard_saved_bytes(switchyard_saved* saved);
