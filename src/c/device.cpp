@@ -5,6 +5,7 @@
 #include "c/handles.h"
 #include "core/require.h"
 #include "switchyard/build_info.h"
+#include "switchyard/c/layers.h"
 #include "switchyard/error.h"
 
 namespace switchyard::c {
@@ -55,11 +56,14 @@ const char* switchyard_version() {
 
 const char* switchyard_last_error() { return c::last_error.c_str(); }
 
+int switchyard_fail(int kind, const char* message) { return c::keep(kind, message); }
+
 int switchyard_device_cpu(int64_t num_threads, switchyard_device** device) {
   return guarded([&] {
     require(0 < num_threads && num_threads <= 4096, "num_threads ({}) must be 1 to 4096",
             num_threads);
-    *device = new switchyard_device{Device::cpu({.num_threads = static_cast<int>(num_threads)})};
+    *device = new switchyard_device(
+        [num_threads] { return Device::cpu({.num_threads = static_cast<int>(num_threads)}); });
   });
 }
 
@@ -78,7 +82,7 @@ int switchyard_device_cuda(int64_t ordinal, int64_t portable, switchyard_allocat
         release(memory, stream.handle);
       };
     }
-    *device = new switchyard_device{Device::cuda(options)};
+    *device = new switchyard_device([options] { return Device::cuda(options); });
   });
 }
 

@@ -9,7 +9,6 @@
 #include "c/views.h"
 
 namespace switchyard::c {
-namespace {
 
 ExpertsOptions experts_options(const switchyard_experts_form& form) {
   require(0 <= form.activation && form.activation < kNumActivations, "there is no activation {}",
@@ -22,6 +21,8 @@ ExpertsOptions experts_options(const switchyard_experts_form& form) {
           .gate_alpha = static_cast<float>(form.gate_alpha),
           .up_offset = static_cast<float>(form.up_offset)};
 }
+
+namespace {
 
 auto unpacked(const ExpertsOptions& options, std::int64_t num_experts,
               const switchyard_experts& packed, const Device& device) {

@@ -1,14 +1,24 @@
 // What the handles of the C interface hold, and how errors leave it.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "switchyard/c/switchyard.h"
 #include "switchyard/device.h"
 
 struct switchyard_device {
+  explicit switchyard_device(std::function<switchyard::Device()> how)
+      : id(next_id++), make(std::move(how)), device(make()) {}
+
+  static inline std::atomic<std::uint64_t> next_id = 0;
+  const std::uint64_t id;
+  std::function<switchyard::Device()> make;  // another one like it
   switchyard::Device device;
   std::mutex mutex = {};
 };

@@ -7,7 +7,6 @@
 #include "c/views.h"
 
 namespace switchyard::c {
-namespace {
 
 RouterOptions router_options(const switchyard_router_form& form) {
   const auto small = [](std::int64_t value, std::string_view name) {
@@ -26,6 +25,8 @@ RouterOptions router_options(const switchyard_router_form& form) {
           .num_expert_groups = small(form.num_expert_groups, "num_expert_groups"),
           .kept_expert_groups = small(form.kept_expert_groups, "kept_expert_groups")};
 }
+
+namespace {
 
 struct RouterCall {
   RouterCall(const Device& device, const switchyard_router& args)

@@ -7,7 +7,9 @@
 #include "core/require.h"
 #include "switchyard/c/switchyard.h"
 #include "switchyard/device.h"
+#include "switchyard/experts.h"
 #include "switchyard/local_plan.h"
+#include "switchyard/router.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard::c {
@@ -29,6 +31,8 @@ inline ConstTensorView view_of(const void* data, Dtype dtype, const Shape& shape
   return view_of(const_cast<void*>(data), dtype, shape, device, name);
 }
 
+ExpertsOptions experts_options(const switchyard_experts_form& form);
+RouterOptions router_options(const switchyard_router_form& form);
 LocalPlanOptions options_of(const switchyard_plan_form& form);
 LocalPlan plan_of(const Device& device, const switchyard_plan_form& form, const void* plan);
 

@@ -1,0 +1,82 @@
+"""Where functions and layers compute."""
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from typing import Dict, Optional, Tuple
+
+from ._library import InvalidArgument, check, library
+
+# CUDA's name of its default stream, which other libraries' default streams are.
+DEFAULT_STREAM = 1
+_defaults: Dict[Tuple[str, int], "Device"] = {}
+_lock = threading.Lock()
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Device:
+    """A CPU or a GPU, and the memory that it keeps for reuse.
+
+    Device("cpu", threads=8) computes on 8 threads; without `threads` on every core that the process
+    may use. Device("cuda", 1) is the second GPU, where work goes to `stream`, a cudaStream_t as a
+    number; without one it is CUDA's default stream. Results do not depend on the number of threads.
+    Any thread may use a device: calls wait for each other.
+    """
+
+    def __init__(self, kind: str = "cpu", ordinal: int = 0, *, threads: Optional[int] = None,
+                 stream: int = DEFAULT_STREAM):
+        if kind not in ("cpu", "cuda"):
+            raise InvalidArgument(f"kind is {kind!r}, but must be 'cpu' or 'cuda'")
+        self.kind = kind
+        self.ordinal = int(ordinal) if kind == "cuda" else 0
+        self.threads = 0
+        self._handle = ctypes.c_void_p()
+        if kind == "cpu":
+            self.threads = num_cores() if threads is None else int(threads)
+            check(library.switchyard_device_cpu(ctypes.c_int64(self.threads),
+                                                ctypes.byref(self._handle)))
+        else:
+            check(library.switchyard_device_cuda(ctypes.c_int64(self.ordinal), ctypes.c_int64(0),
+                                                 None, None, ctypes.byref(self._handle)))
+        self._stream = ctypes.c_void_p(stream if kind == "cuda" else None)
+        weakref.finalize(self, library.switchyard_device_free, self._handle)
+
+    @property
+    def place(self) -> Tuple[str, int]:
+        """Where its memory is: the kind, and which one."""
+        return self.kind, self.ordinal
+
+    @property
+    def host_syncs(self) -> int:
+        """How often calls have waited for this GPU so far."""
+        return library.switchyard_device_host_syncs(self._handle)
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory in use, or kept for reuse."""
+        return library.switchyard_device_bytes_held(self._handle)
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device's stream."""
+        check(library.switchyard_synchronize(self._handle, self._stream))
+
+    def __repr__(self) -> str:
+        if self.kind == "cpu":
+            return f"Device('cpu', threads={self.threads})"
+        return f"Device('cuda', {self.ordinal})"
+
+
+def default_device(place: Tuple[str, int] = ("cpu", 0), threads: Optional[int] = None) -> Device:
+    """The device of functions that were given none; made when it is first asked for."""
+    kind, ordinal = place
+    key = (kind, (threads or num_cores()) if kind == "cpu" else ordinal)
+    with _lock:
+        if key not in _defaults:
+            _defaults[key] = Device(kind, ordinal, threads=key[1] if kind == "cpu" else None)
+        return _defaults[key]

@@ -1,0 +1,137 @@
+// Checkpoints of the C interface.
+#include "switchyard/checkpoint.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "c/ranks.h"
+#include "comm/agreement.h"
+#include "core/require.h"
+
+struct switchyard_checkpoint {
+  switchyard::Checkpoint checkpoint;
+  std::string contents;
+};
+
+namespace switchyard::c {
+namespace {
+
+nlohmann::json contents_of(const Checkpoint& checkpoint) {
+  auto tensors = nlohmann::json::object();
+  for (const auto& name : checkpoint.names()) {
+    const SafetensorsFile& file = checkpoint.file_of(name);
+    const TensorInfo info = file.info(name);
+    tensors[name] = {{"dtype", info.dtype},
+                     {"shape", info.shape},
+                     {"bytes", info.bytes},
+                     {"readable", info.is_readable},
+                     {"file", file.path().filename().string()}};
+  }
+  return {{"metadata", checkpoint.metadata()}, {"tensors", tensors}};
+}
+
+CheckpointBlock block_of(const switchyard_checkpoint_block& block, const Device& device) {
+  const switchyard_layer_weights& given = block.tensors;
+  auto views = views_of(given,
+                        {activation_for(given.gate_up, given.down),
+                         activation_for(given.shared_gate_up, given.shared_down)},
+                        device.memory());
+  const auto placement = placement_of(block.placement);
+  require(0 <= block.rank && block.rank < placement.num_ranks(), "rank ({}) must be 0 to {}",
+          block.rank, placement.num_ranks() - 1);
+  return {.prefix = std::string(text_of(block.prefix)),
+          .tensors = MoeParameters::of(std::move(views), device).weights(),
+          .placement = placement,
+          .rank = static_cast<int>(block.rank)};
+}
+
+CheckpointContents contents_from(const switchyard_checkpoint_contents_form& form,
+                                 const Device& device) {
+  CheckpointContents contents;
+  contents.device = device;
+  for (std::int64_t i = 0; i < form.num_tensors; ++i) {
+    const std::string name(text_of(form.tensors[i].name));
+    contents.tensors.emplace(name, tensor_of(form.tensors[i].tensor, device.memory(), name));
+  }
+  for (std::int64_t i = 0; i < form.num_blocks; ++i) {
+    contents.blocks.push_back(block_of(form.blocks[i], device));
+  }
+  for (std::int64_t i = 0; i < form.num_metadata; ++i) {
+    contents.metadata.emplace(text_of(form.metadata[2 * i]), text_of(form.metadata[2 * i + 1]));
+  }
+  return contents;
+}
+
+}  // namespace
+}  // namespace switchyard::c
+
+using namespace switchyard;
+using c::guarded;
+using c::on_stream;
+
+int switchyard_checkpoint_open(const char* path, switchyard_checkpoint** checkpoint) {
+  return guarded([&] {
+    auto opened = Checkpoint::open(std::filesystem::path(c::text_of(path)));
+    auto contents = c::contents_of(opened).dump();
+    *checkpoint = new switchyard_checkpoint{std::move(opened), std::move(contents)};
+  });
+}
+
+void switchyard_checkpoint_free(switchyard_checkpoint* checkpoint) { delete checkpoint; }
+
+int switchyard_checkpoint_contents(switchyard_checkpoint* checkpoint, const char** json) {
+  *json = checkpoint->contents.c_str();
+  return switchyard_ok;
+}
+
+int switchyard_checkpoint_read(switchyard_checkpoint* checkpoint, const char* name, void* into,
+                               int64_t bytes) {
+  return guarded([&] {
+    const std::string_view text = c::text_of(name);
+    const ConstTensorView view = checkpoint->checkpoint.file_of(text).tensor(text);
+    require(view.bytes() == bytes, "{} has {} bytes, but there is room for {}", text, view.bytes(),
+            bytes);
+    if (bytes > 0) std::memcpy(into, view.data(), static_cast<std::size_t>(bytes));
+  });
+}
+
+int switchyard_checkpoint_load_tensor(switchyard_checkpoint* checkpoint, switchyard_device* device,
+                                      void* stream, const char* name,
+                                      const switchyard_tensor* into) {
+  return on_stream(device, stream, [&](const Device& on) {
+    load_tensor(checkpoint->checkpoint, c::text_of(name), c::tensor_of(*into, on.memory(), "into"),
+                on);
+  });
+}
+
+int switchyard_checkpoint_load_block(switchyard_checkpoint* checkpoint, switchyard_device* device,
+                                     void* stream, const char* prefix,
+                                     const switchyard_placement* placement, int64_t rank,
+                                     const switchyard_layer_weights* into) {
+  return on_stream(device, stream, [&](const Device& on) {
+    const auto where = c::placement_of(*placement);
+    require(0 <= rank && rank < where.num_ranks(), "rank ({}) must be 0 to {}", rank,
+            where.num_ranks() - 1);
+    const auto views = c::views_of(*into,
+                                   {c::activation_for(into->gate_up, into->down),
+                                    c::activation_for(into->shared_gate_up, into->shared_down)},
+                                   on.memory());
+    load_block(checkpoint->checkpoint, c::text_of(prefix), where, static_cast<int>(rank), views,
+               on);
+  });
+}
+
+int switchyard_checkpoint_save(switchyard_comm* comm, switchyard_device* device, void* stream,
+                               const char* path, const switchyard_checkpoint_contents_form* form) {
+  return c::on_rank(comm, [&](Communicator& ranks) {
+    CheckpointContents contents;
+    or_abort({&ranks}, "save_checkpoint", [&] {
+      const Device& on = comm->rank->device_like(*device);
+      if (on.memory() == Memory::gpu) on.set_stream({stream});
+      contents = c::contents_from(*form, on);
+    });
+    save_checkpoint(
+        ranks, std::filesystem::path(c::text_of(path)), contents,
+        form->file_per_rank != 0 ? CheckpointForm::file_per_rank : CheckpointForm::one_file);
+  });
+}

@@ -1,0 +1,88 @@
+// The part that handles of communicators and layers share, and tensors of the C interface.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "c/handles.h"
+#include "comm/threads/meeting_point.h"
+#include "switchyard/c/layers.h"
+#include "switchyard/communicator.h"
+#include "switchyard/device.h"
+#include "switchyard/moe_parameters.h"
+#include "switchyard/placement.h"
+#include "switchyard/tensor.h"
+
+namespace switchyard::c {
+
+// One rank of a group: its communicator, and all that is used by the rank's thread alone.
+class RankState {
+ public:
+  RankState(std::unique_ptr<Communicator> communicator,
+            std::shared_ptr<threads::MeetingPoint> meeting_point = nullptr)
+      : point(std::move(meeting_point)), comm(std::move(communicator)) {}
+
+  // The rank's own device of this kind. The lock is held.
+  const Device& device_like(const switchyard_device& device);
+  // Destroys an object of the rank when the rank is not in a call: at once, or in its next one.
+  // Python frees objects on any thread, and that thread may be one that the rank waits for.
+  void retire(std::shared_ptr<void> object);
+  void bury_retired();
+
+  const std::shared_ptr<threads::MeetingPoint> point;  // null: the ranks are no threads of ours
+  const std::unique_ptr<Communicator> comm;
+  // A step that run_step calls back runs layers of the communicator that run_step holds.
+  std::recursive_mutex mutex;
+
+ private:
+  std::map<std::uint64_t, Device> devices_;  // by the id of the handle
+  std::mutex retired_mutex_;
+  std::vector<std::shared_ptr<void>> retired_;
+};
+
+// Holds the locks of ranks that a call uses; null ones are skipped.
+class RankLock {
+ public:
+  explicit RankLock(std::vector<RankState*> ranks);
+
+ private:
+  std::vector<std::unique_lock<std::recursive_mutex>> locks_;
+};
+
+TensorView tensor_of(const switchyard_tensor& tensor, Memory memory, std::string_view name);
+inline bool is_given(const switchyard_tensor& tensor) { return tensor.num_extents != 0; }
+ExpertPlacement placement_of(const switchyard_placement& placement);
+
+// How the two matrices of an expert are used, if they say so by their sizes alone.
+Activation activation_for(const switchyard_tensor& gate_up, const switchyard_tensor& down);
+struct LayerActivations {
+  Activation routed = Activation::swiglu;
+  Activation shared = Activation::swiglu;
+};
+MoeViews views_of(const switchyard_layer_weights& weights, const LayerActivations& activations,
+                  Memory memory);
+
+// "" for null.
+inline std::string_view text_of(const char* text) { return text == nullptr ? "" : text; }
+
+}  // namespace switchyard::c
+
+struct switchyard_comm {
+  std::shared_ptr<switchyard::c::RankState> rank;
+};
+
+namespace switchyard::c {
+
+template <typename Work>
+int on_rank(const switchyard_comm* comm, const Work& work) {
+  return guarded([&] {
+    const RankLock lock({comm->rank.get()});
+    work(*comm->rank->comm);
+  });
+}
+
+}  // namespace switchyard::c
