@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the Python tests over a library of CMake's, with the environment that scripts/test.sh makes.
 # usage: scripts/python_tests.sh build/dev/lib/libswitchyard.so [pytest's arguments]
-library=$(realpath -e -- "$1")
+library=$(realpath -e -- "$1") || exit 2
 . "$(dirname "$0")/lib.sh"
 
 if [ ! -f build/python/requirements-test.txt ]; then
