@@ -2,6 +2,8 @@
 # What CI checks beyond the tests: includes, format, lint, fuzzers, and the tests under sanitizers.
 #   check.sh [includes] [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
 #   check.sh separate    compiles every source by itself; CI does that for the library alone
+#   check.sh wheel       builds the Python package, installs it, and runs the Python tests with it;
+#                        CI does so for changes of the packaging alone
 #   check.sh mutants     breaks each promise once, and expects its test to notice; takes minutes
 #   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 20
 . "$(dirname "$0")/lib.sh"
@@ -77,6 +79,26 @@ check_tsan() {
   timed tsan-compile build_preset tsan
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" \
     timed tsan-tests run_tests tsan
+}
+
+# The package is tested as its users get it: without the source tree's own, and beside torch.
+check_wheel() {
+  local environment=build/wheel-venv
+  say "Building the wheel"
+  rm -rf build/wheel "$environment"
+  python3 -m venv "$environment"
+  "$environment/bin/pip" wheel . --no-deps -w build/wheel
+  ls -l build/wheel
+  say "Installing the wheel in $environment"
+  make_python "$environment"
+  "$environment/bin/pip" install --no-deps build/wheel/switchyard-*.whl
+  say "Testing the wheel"
+  (
+    unset PYTHONPATH SWITCHYARD_LIBRARY
+    "$environment/bin/python" -c \
+      'import switchyard.torch as s, sys; print(s.__file__); assert s.__file__.startswith(sys.prefix)'
+    "$environment/bin/python" -m pytest -q -rs tests/python
+  )
 }
 
 # Applies each patch of tests/mutations to a copy of the sources, one at a time. Its "Test:" line is

@@ -10,7 +10,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1
 
 build_packages=(g++ cmake ninja-build libfmt-dev libdnnl-dev libopenmpi-dev openmpi-bin
   libcli11-dev nlohmann-json3-dev)
-test_packages=(libgtest-dev libbenchmark-dev)
+test_packages=(libgtest-dev libbenchmark-dev python3-venv)
 check_packages=(patch rsync clang-format-14 clang-tidy-16 clang-16 libclang-rt-16-dev python3)
 
 say() { printf '\n== %s\n' "$*"; }
@@ -47,6 +47,29 @@ timed() {
   [ -z "${SWITCHYARD_TIMES:-}" ] ||
     printf '%-13s %5d\n' "$stage" "$((SECONDS - begin))" >>"$SWITCHYARD_TIMES"
   return "$status"
+}
+
+# make_python FOLDER: a virtual environment with what the Python tests need, from PyPI. torch comes
+# first, as python/requirements-test.txt says.
+make_python() {
+  local requirements=python/requirements-test.txt
+  python3 -m venv "$1" &&
+    "$1/bin/pip" install --progress-bar off "$(grep '^torch==' "$requirements")" &&
+    "$1/bin/pip" install --progress-bar off -r "$requirements"
+}
+
+# Makes build/python unless it has what the Python tests need. Without PyPI it stays unfinished, and
+# scripts/python_tests.sh skips.
+ensure_python() {
+  local finished=build/python/requirements-test.txt
+  ! cmp -s python/requirements-test.txt "$finished" || return 0
+  say "Installing what the Python tests need in build/python"
+  rm -f "$finished"
+  if make_python build/python; then
+    cp python/requirements-test.txt "$finished"
+  else
+    echo "build/python could not be made: the Python tests will be skipped" >&2
+  fi
 }
 
 # Configures a preset once, then builds what has changed.
@@ -89,10 +112,18 @@ run_tests() {
   return "$status"
 }
 
-# "  test: reason" for every test in ctest's log that GoogleTest skipped.
+# "  test: reason" for every test in ctest's log that GoogleTest skipped, and "  file: reason" for
+# those of pytest. Python's tests of a GPU are called Cuda here, too.
 list_skips() {
   awk '
     /^\[ RUN      \] / { test = $4 }
     /: Skipped$/ { getline reason; printf "  %s: %s\n", test, reason }
+    match($0, /^SKIPPED \[[0-9]+\] /) {
+      count = substr($2, 2) + 0
+      skip = substr($0, RLENGTH + 1)
+      sub(/:[0-9]+: /, ": ", skip)
+      if (skip ~ /: there is no GPU$/) while (count-- > 0) printf "  Cuda %s\n", skip
+      else printf "  %s\n", skip
+    }
   ' "$1"
 }

@@ -4,4 +4,5 @@
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
 timed compile build_preset dev
+timed python ensure_python
 timed tests run_tests dev

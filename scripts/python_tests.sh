@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs the Python tests over a library of CMake's, with the environment that scripts/test.sh makes.
+# usage: scripts/python_tests.sh build/dev/lib/libswitchyard.so [pytest's arguments]
+library=$(realpath -e -- "$1") || exit 2
+. "$(dirname "$0")/lib.sh"
+
+if [ ! -f build/python/requirements-test.txt ]; then
+  echo "SKIPPED [1] python_tests: build/python is not finished; scripts/test.sh makes it, from PyPI"
+  exit 77
+fi
+# One thread each: ctest runs other tests at the same time.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export PYTHONPATH=$root/python SWITCHYARD_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
+exec build/python/bin/python -m pytest -q -rs --show-capture=stdout "${@:2}" tests/python
