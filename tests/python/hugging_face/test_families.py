@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from comparison import IMPLEMENTATION, FallbackWarning, assert_close, counted_calls, relative_error, run_experts
 from families import ODD, all_families, form_of, gate_constants, input_size
 from families_table import Row
@@ -147,6 +148,7 @@ def test_sentinels(family, absent, families_table):
         check(row, actual, expected)
 
 
+@pytest.mark.skipif(transformers.__version__ < "5.19", reason="older classes have constants that they do not read")
 def test_limits_bind():
     """The tests above see a wrong clamp only where the limit changes the result, and a wrong alpha likewise."""
     with_constants = 0

@@ -8,6 +8,8 @@ from tiny_models import MODEL_NAMES, build_model, token_ids
 
 pytestmark = pytest.mark.usefixtures("implementation_runs")
 for_each_model = pytest.mark.parametrize("name", MODEL_NAMES)
+# Generating with OLMoE fails in transformers itself before 5.19, whatever runs its experts.
+MODELS_THAT_GENERATE = [name for name in MODEL_NAMES if name != "Olmoe" or transformers.__version__ >= "5.19"]
 
 
 def train_step(model, implementation):
@@ -49,11 +51,9 @@ def test_experts_matter(name):
             assert sum(change > 1e-2 for change in changes) > len(changes) / 2, changes
 
 
-@for_each_model
+@pytest.mark.parametrize("name", MODELS_THAT_GENERATE)
 def test_generate(name):
     """Greedy decoding gives the same tokens."""
-    if name == "Olmoe" and transformers.__version__ < "5.19":
-        pytest.skip("this version of transformers cannot generate with OLMoE")
     model = build_model(name).eval()
     prompt = token_ids(length=5)
     generated = {}

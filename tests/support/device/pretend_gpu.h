@@ -38,7 +38,7 @@ class PretendGpu : public ForwardingDevice {
     base().copy(real(from), real(to));
   }
   ConstTensorView constant(std::span<const std::int32_t> values) const override {
-    return pretended(base().constant(values));
+    return moved(base().constant(values), Memory::gpu);
   }
   void upload(std::span<const std::byte> from, const TensorView& to) const override {
     base().upload(from, real(to));
