@@ -60,6 +60,8 @@ MoeLayerOptions layer_options(const switchyard_layer_form& form) {
           .activation = experts.activation,
           .weight_stage = choice_of(form.weight_stage, WeightStage::input, "weight_stage"),
           .clamp_limit = experts.clamp_limit,
+          .gate_alpha = experts.gate_alpha,
+          .up_offset = experts.up_offset,
           .shared_intermediate = form.shared_intermediate,
           .shared_activation = experts_options(shared).activation,
           .losses = {.balance = form.balance_loss != 0 ? BalanceLoss::batch : BalanceLoss::none,

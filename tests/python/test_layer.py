@@ -363,3 +363,17 @@ def test_recorded_cases(tmp_path):
     assert [comparison for comparison in comparisons if not comparison.ok] == []
     with pytest.raises(sy.InvalidArgument, match="no recorded cases"):
         sy.verify(tmp_path)
+
+
+def test_constants_of_an_activation_reach_the_experts():
+    problem = Problem(shared=False, biases=False)
+    options = dict(activation=sy.Activation.CLAMPED_SWIGLU, constants=(0.2, 1.0, 0.0))
+    layer = sy.MoeLayer(sy.connect(), **problem.options, **options)
+    y = layer.forward(problem.weights, problem.x)
+    routing = sy.route(problem.x, problem.weights.gate, ROUTER)
+    expected = sy.moe(sy.plan(routing.expert_ids, E), problem.x, routing.pick_weights,
+                      problem.weights.gate_up, problem.weights.down, **options)
+    assert np.array_equal(y, expected)
+    other = sy.MoeLayer(sy.connect(), **problem.options, activation=options["activation"],
+                        constants=(0.2, 1.702, 1.0)).forward(problem.weights, problem.x)
+    assert not np.allclose(other, expected)
