@@ -65,7 +65,7 @@ CheckpointContents contents_from(const switchyard_checkpoint_contents_form& form
 }  // namespace
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::guarded;
 using c::on_stream;
 

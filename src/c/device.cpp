@@ -46,7 +46,7 @@ int report_error() {
 
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::guarded;
 
 const char* switchyard_version() {

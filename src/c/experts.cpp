@@ -163,7 +163,7 @@ void Moe::backward(const switchyard_moe_gradients& out) const {
 }  // namespace
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::on_stream;
 
 int64_t switchyard_inner_width(const switchyard_experts_form* form) {

@@ -196,7 +196,7 @@ RouterPreset router_preset(std::string_view name) {
 }  // namespace
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::on_layer;
 
 int switchyard_router_preset(const char* name, int64_t num_experts, int64_t top_k,

@@ -70,7 +70,7 @@ std::int64_t number_of(const Work& work) {
 }  // namespace
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::on_stream;
 
 int64_t switchyard_plan_words(const switchyard_plan_form* form) {

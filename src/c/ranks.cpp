@@ -153,7 +153,7 @@ struct switchyard_buffer {
   switchyard::Tensor memory;
 };
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::guarded;
 using c::on_rank;
 

@@ -53,7 +53,7 @@ struct RouterCall {
 }  // namespace
 }  // namespace switchyard::c
 
-using namespace switchyard;
+using namespace switchyard;  // NOLINT(google-build-using-namespace): functions of C are in none
 using c::on_stream;
 
 int switchyard_route(switchyard_device* device, void* stream, const switchyard_router* router,

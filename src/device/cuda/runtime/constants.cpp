@@ -34,7 +34,7 @@ TensorView take_for_good(std::int64_t words) {
 std::shared_ptr<CUevent_st> event_on(CUstream_st* stream) {
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
-  const std::shared_ptr<CUevent_st> owner(event, [](cudaEvent_t old) { cudaEventDestroy(old); });
+  std::shared_ptr<CUevent_st> owner(event, [](cudaEvent_t old) { cudaEventDestroy(old); });
   check(cudaEventRecord(event, stream), "recording an event");
   return owner;
 }
