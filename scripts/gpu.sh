@@ -123,16 +123,7 @@ quit_mps() {
 # Memory checks of everything but the largest tensors; checks for races, which take a hundred times
 # as long, of the smaller tests. The sanitizer runs one kernel of a process at a time, so ranks that
 # are threads would wait for ever: ranks are processes here.
-run_sanitize_processes() {
-  say "compute-sanitizer memcheck, over 2 processes"
-  "${processes[@]}" 2 -x SWITCHYARD_TEST_MPI_SIZE=2 \
-    compute-sanitizer --tool memcheck --error-exitcode 1 "$binaries/tests/switchyard_device_tests" \
-    --gtest_brief=1 --gtest_filter='*CudaLayerTest*Ranks*' >"$results/memcheck-processes.txt" 2>&1 ||
-    { tail -n 40 "$results/memcheck-processes.txt"; return 1; }
-  tail -n 2 "$results/memcheck-processes.txt"
-}
-
-sanitize() {
+run_sanitize() {
   sanitize memcheck 'Cuda*:-*Large*:*Syncs*:*Ranks*:CudaParallel*:CudaGate*'
   ! has_mpi || sanitize_processes
   sanitize racecheck "Cuda/Capacity*:Cuda/Count*:Cuda/Plan*:Cuda/Losses*:Cuda/Memory*:Cuda/Rows*:\
@@ -150,6 +141,15 @@ sanitize() {
     "$binaries/tests/switchyard_device_tests" --gtest_brief=1 --gtest_filter="$tests" \
     >"$results/$tool.txt" 2>&1 || { tail -n 40 "$results/$tool.txt"; return 1; }
   tail -n 2 "$results/$tool.txt"
+}
+
+sanitize_processes() {
+  say "compute-sanitizer memcheck, over 2 processes"
+  "${processes[@]}" 2 -x SWITCHYARD_TEST_MPI_SIZE=2 \
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$binaries/tests/switchyard_device_tests" \
+    --gtest_brief=1 --gtest_filter='*CudaLayerTest*Ranks*' >"$results/memcheck-processes.txt" 2>&1 ||
+    { tail -n 40 "$results/memcheck-processes.txt"; return 1; }
+  tail -n 2 "$results/memcheck-processes.txt"
 }
 
 run_bench() {

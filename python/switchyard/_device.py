@@ -13,6 +13,7 @@ from ._library import InvalidArgument, check, library
 DEFAULT_STREAM = 1
 _defaults: Dict[Tuple[str, int], "Device"] = {}
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_defaults.clear)  # whose threads the child does not have
 
 
 def num_cores() -> int:

@@ -84,13 +84,16 @@ def read(capsule: Any) -> Tensor:
 _exported: dict = {}  # by address: what consumers hold
 
 
-def _forget(pointer: int) -> None:
-    _exported.pop(pointer, None)
+def _forget(pointer: int, exported: dict = _exported) -> None:
+    exported.pop(pointer, None)
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _deleter = _DELETER(_forget)
 _DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+# Consumers may outlive this module: at the end of a program Python clears modules first.
+for _immortal in (_exported, _deleter):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
 
 
 @_DESTRUCTOR

@@ -2,26 +2,30 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from typing import Any, Callable
 
 from ._library import InvalidArgument
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # collecting garbage may close another handle
 
 
 class _State:
-    __slots__ = ("pointer", "free", "users", "is_closed")
+    __slots__ = ("pointer", "free", "users", "is_closed", "process")
 
     def __init__(self, pointer: ctypes.c_void_p, free: Callable[[ctypes.c_void_p], Any]):
         self.pointer = pointer
         self.free = free
         self.users = 0
         self.is_closed = False
+        self.process = os.getpid()
 
 
 def _close(state: _State) -> None:
+    if state.process != os.getpid():
+        return  # a fork's child has none of the threads that freeing waits for
     with _lock:
         is_last = not state.is_closed and state.users == 0
         state.is_closed = True
@@ -42,9 +46,11 @@ class Handle:
 
     def __enter__(self) -> ctypes.c_void_p:
         with _lock:
-            if self._state.is_closed:
-                raise InvalidArgument(f"this {self._name} is closed")
-            self._state.users += 1
+            is_open = not self._state.is_closed and self._state.process == os.getpid()
+            self._state.users += is_open
+        if not is_open:
+            raise InvalidArgument(f"this {self._name} is closed" if self._state.is_closed else
+                                  f"this {self._name} belongs to the process that was forked")
         return self._state.pointer
 
     def __exit__(self, *_error: Any) -> None:

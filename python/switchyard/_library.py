@@ -71,16 +71,20 @@ def _load():
 library = _load()
 
 
+def _last_error():
+    return library.switchyard_last_error().decode(errors="replace")
+
+
 def check(result):
     """Raises what a call of the library reports."""
     if result != 0:
-        raise _KINDS.get(result, Error)(library.switchyard_last_error().decode())
+        raise _KINDS.get(result, Error)(_last_error())
 
 
 def checked(number):
     """A number that the library gives, where a negative one is an error."""
     if number < 0:
-        raise InvalidArgument(library.switchyard_last_error().decode())
+        raise InvalidArgument(_last_error())
     return number
 
 

@@ -23,6 +23,8 @@ class ExpertPlacement:
 
     def __init__(self, owners: Sequence[int], num_ranks: int):
         """owners[e] is the rank of expert e; a rank may own none."""
+        if not all(0 <= owner < 2**31 for owner in owners):
+            raise InvalidArgument(f"owners must be ranks, but are {list(owners)}")
         self._owners = (ctypes.c_int32 * len(owners))(*owners)
         self.num_ranks = int(num_ranks)
         check(library.switchyard_placement_check(self.pack))

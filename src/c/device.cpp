@@ -89,9 +89,11 @@ int switchyard_device_cuda(int64_t ordinal, int64_t portable, switchyard_allocat
 void switchyard_device_free(switchyard_device* device) { delete device; }
 
 int64_t switchyard_device_host_syncs(switchyard_device* device) {
+  const std::scoped_lock lock(device->mutex);
   return device->device.host_syncs();
 }
 
 int64_t switchyard_device_bytes_held(switchyard_device* device) {
+  const std::scoped_lock lock(device->mutex);
   return device->device.bytes_held();
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/require.h"
 #include "switchyard/c/switchyard.h"
 #include "switchyard/device.h"
 
@@ -43,6 +44,7 @@ int guarded(const Work& work) {
 template <typename Work>
 int on_stream(switchyard_device* device, void* stream, const Work& work) {
   return guarded([&] {
+    require(device != nullptr, "the device is a null pointer");
     const std::scoped_lock lock(device->mutex);
     if (device->device.memory() == Memory::gpu) device->device.set_stream({stream});
     work(device->device);

@@ -142,8 +142,11 @@ int switchyard_combine_backward(switchyard_device* device, void* stream,
   return on_stream(device, stream, [&](const Device& on) {
     const c::Moved m(on, *moved);
     CombineBackwardInput in{.d_y = m.tokens(d_y, "d_y"), .weights = m.picks(weights, "weights")};
-    if (rows != nullptr) in.rows = m.rows(rows, "rows");
-    m.plan.combine_backward(
-        in, {.d_rows = m.rows(d_rows, "d_rows"), .d_weights = m.picks(d_weights, "d_weights")});
+    CombineBackwardOutput out{.d_rows = m.rows(d_rows, "d_rows")};
+    if (rows != nullptr && d_weights != nullptr) {
+      in.rows = m.rows(rows, "rows");
+      out.d_weights = m.picks(d_weights, "d_weights");
+    }
+    m.plan.combine_backward(in, out);
   });
 }

@@ -1,5 +1,7 @@
 """The torch operators and functions on a CPU, and on a GPU where there is one."""
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,6 +149,15 @@ def test_backward_twice(device):
         assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_backward_twice_when_compiled(device, backend):
+    problem = Problem(device)
+    y = torch.compile(with_moe, backend=backend)(problem)
+    first = torch.autograd.grad(y, problem.leaves, problem.d_y, retain_graph=True)
+    second = torch.autograd.grad(y, problem.leaves, problem.d_y)
+    assert all(map(torch.equal, first, second))
+
+
 def test_double_backward_is_an_error(device):
     problem = Problem(device)
     y = with_moe(problem)
@@ -223,8 +234,12 @@ def test_bad_ids_are_named(device):
     (lambda p: {"x": p.x[:5]}, r"x is \[5, 32\], but the plan has 29 tokens"),
     (lambda p: {"pick_weights": p.weights[:, :2]}, r"pick_weights is \[29, 2\]"),
     (lambda p: {"down": p.down[:, :, :5]}, r"gate_up \[6, 48, 32\] and down \[6, 32, 5\] do not"),
-    (lambda p: {"gate_up_bias": p.down[:, 0]}, r"gate_up_bias is \[6, 24\], but must be \[6,48\]"),
+    (lambda p: {"gate_up_bias": p.down[:, 0]}, r"gate_up_bias is \[6, 24\], but must be \[6, 48\]"),
     (lambda p: {"x": p.x.half()}, "x is torch.float16, but must be float32 or bfloat16"),
+    (lambda p: {"x": p.x.bfloat16()}, "gate_up is torch.float32, but must be torch.bfloat16"),
+    (lambda p: {"down": p.down.bfloat16()}, "down is torch.bfloat16, but must be torch.float32"),
+    (lambda p: {"gate_up": p.gate_up.repeat(70, 1, 1)}, "gate_up has 420 experts, but the plan 6"),
+    (lambda p: {"constants": (1.0,)}, "constants are .* limit, alpha and offset"),
 ])
 def test_what_does_not_fit_is_named(device, change, words):
     problem = Problem(device)
@@ -232,6 +247,36 @@ def test_what_does_not_fit_is_named(device, change, words):
                  "down": problem.down} | change(problem)
     with pytest.raises(switchyard.Error, match=words):
         st.moe(st.plan(problem.ids, E), **arguments)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda p, plan: st.dispatch(st.Plan(plan.tensor[:8].clone(), T, K, E), p.x),
+     r"the plan's tensor is \[8\]"),
+    (lambda p, plan: st.dispatch(st.Plan(plan.tensor.long(), T, K, E), p.x), "int64, but must be"),
+    (lambda p, plan: st.dispatch(st.Plan(plan.tensor, T, K, E, alignment=0), p.x), "alignment"),
+    (lambda p, plan: st.combine(plan, st.dispatch(plan, p.x), p.weights[:1, :1]), "pick_weights"),
+    (lambda p, plan: st.combine(plan, st.dispatch(plan, p.x)[:5], p.weights), "rows are"),
+    (lambda p, plan: st.experts(plan, st.dispatch(plan, p.x)[:5], p.gate_up, p.down), "rows are"),
+    (lambda p, plan: st.route(p.x, p.gate_up[0, :, :4], K), r"gate is \[48, 4\], but must be"),
+    (lambda p, plan: st.route(p.x, p.gate_up[0], K, gate_bias=p.x[0, :1]), "gate_bias is"),
+    (lambda p, plan: st.route(p.x, p.gate_up[0], K, score_bias=p.x[0, :1]), "score_bias is"),
+    (lambda p, plan: torch.ops.switchyard.plan(p.ids.short(), E, 1, False), "int16"),
+])
+def test_what_would_corrupt_memory_is_an_error(device, call, words):
+    problem = Problem(device)
+    with pytest.raises(switchyard.Error, match=words):
+        call(problem, st.plan(problem.ids, E))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_tensors_of_two_devices_are_an_error():
+    problem, other = Problem("cuda"), Problem("cpu")
+    plan = st.plan(problem.ids, E)
+    for arguments in ((other.x, problem.weights, problem.gate_up, problem.down),
+                      (problem.x, other.weights, problem.gate_up, problem.down),
+                      (problem.x, problem.weights, problem.gate_up, other.down)):
+        with pytest.raises(switchyard.InvalidArgument, match="is on"):
+            st.moe(plan, *arguments)
 
 
 def test_ids_of_a_wrong_form_are_named():
@@ -330,10 +375,10 @@ def test_opcheck(device):
         (ops.combine, (rows, weights, tensor, K, E, 1, T)),
         (ops.combine_backward, (y, weights, rows, tensor, K, E, 1)),
         (ops.moe_forward, (x, weights, tensor, 1, *detached, *form, T * K, True)),
-        (ops.moe_backward, (y, x, weights, tensor, 1, *detached, *form, inner, True, False)),
+        (ops.moe_backward, (y, x, weights, tensor, 1, *detached, *form, inner, False)),
         (ops.experts_forward, (rows, tensor, T, K, 1, *detached, *form, True)),
         (ops.experts_backward,
-         (rows, rows, tensor, T, K, 1, *detached, *form, rows_inner, True, False)),
+         (rows, rows, tensor, T, K, 1, *detached, *form, rows_inner, False)),
         (ops.route, router),
         (ops.route_backward, (d_weights, ids, *router)),
     ]:
@@ -428,6 +473,11 @@ def test_memory_is_torchs():
     problem.run(with_moe)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        with_moe(problem)
+    rows = 2 * T * K * (H + I)  # out of the experts, and between their products
+    assert torch.cuda.max_memory_allocated() >= before + rows
     for _ in range(3):
         problem.run(with_moe)
         problem.run(lambda p: with_moe(p, alignment=16))
@@ -435,6 +485,17 @@ def test_memory_is_torchs():
     for leaf in problem.leaves:
         leaf.grad = None
     assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_compile_into_cuda_graphs():
+    """torch.compile's own graphs share a pool of memory that nobody else may keep some of."""
+    problem = Problem("cuda", torch.bfloat16)
+    expected = problem.run(with_moe)
+    compiled = torch.compile(with_moe, mode="reduce-overhead")
+    for _ in range(4):
+        actual = [t.clone() for t in problem.run(compiled)]
+    assert_near(actual, expected, 1e-7)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -451,3 +512,45 @@ def test_streams():
                 results.append(problem.run(with_moe))
         torch.cuda.synchronize()
     assert all(torch.equal(a, b) for result in results for a, b in zip(result, expected))
+
+
+# Processes.
+
+def run_python(program):
+    """The exit code and output of another Python."""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                            timeout=120, check=False)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_a_forked_child_computes():
+    program = """
+import os, torch, switchyard, switchyard.torch as st, numpy as np
+torch.set_num_threads(2)
+ids = torch.tensor([[0, 1], [1, 0]])
+st.plan(ids, 2)
+switchyard.plan(ids.numpy(), 2)
+child = os.fork()
+if child == 0:
+    plan = st.plan(ids, 2)
+    st.moe(plan, torch.ones(2, 4), torch.ones(2, 2), torch.ones(2, 6, 4), torch.ones(2, 4, 3))
+    switchyard.plan(ids.numpy(), 2)
+    os._exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(program) == (0, "child 7\n")
+
+
+def test_exported_memory_may_outlive_the_package():
+    program = """
+import torch, switchyard
+class Holder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.from_dlpack(switchyard.bfloat16([1.0, 2.0])))
+        self.me = [self]
+holder = Holder()
+torch.kept = torch.from_dlpack(switchyard.bfloat16([3.0]))
+print(holder.values.tolist())
+"""
+    assert run_python(program) == (0, "[1.0, 2.0]\n")

@@ -24,6 +24,7 @@ class Plan:
         self.top_k = top_k
         self.num_experts = num_experts
         self.alignment = alignment
+        self._exact_rows = None  # once somebody has waited for it
 
     @property
     def most_rows(self):
@@ -32,7 +33,8 @@ class Plan:
 
     def num_rows(self):
         """The rows that the experts use, padding included. Waits for a GPU."""
-        return _ops.plan_num_rows(self.tensor, *self._form())
+        self._exact_rows = _ops.plan_num_rows(self.tensor, *self._form())
+        return self._exact_rows
 
     def check(self):
         """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU;
@@ -136,7 +138,8 @@ def _num_rows(plan, exact):
         return plan.most_rows
     sources = torch.ops.switchyard.row_sources(plan.tensor, plan.top_k, plan.num_experts,
                                                plan.alignment, plan.num_tokens)
-    return sources.shape[0]
+    plan._exact_rows = sources.shape[0]
+    return plan._exact_rows
 
 
 def dispatch(plan, x, *, exact=False):
@@ -171,6 +174,8 @@ def combine(plan, rows, pick_weights):
 
     rows is [R, H] as dispatch gives them, pick_weights [T, K].
     """
+    _check_rows(plan, rows)
+    _check_picks(plan, pick_weights)
     return _Combine.apply(rows, pick_weights.float(), plan.tensor, plan.top_k, plan.num_experts,
                           plan.alignment, plan.num_tokens)
 
@@ -187,7 +192,6 @@ class _Experts(torch.autograd.Function):
             rows, plan_tensor, *ctx.form, gate_up, down, gate_up_bias, down_bias, activation,
             constants, keep)
         ctx.save_for_backward(rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, inner)
-        ctx.is_used_up = False
         return out
 
     @staticmethod
@@ -197,9 +201,7 @@ class _Experts(torch.autograd.Function):
         frozen = not any(ctx.needs_input_grad[1:5])
         d_rows, *gradients = torch.ops.switchyard.experts_backward(
             d_out, rows, plan_tensor, *ctx.form, gate_up, down, gate_up_bias, down_bias,
-            *ctx.activation, inner, ctx.is_used_up, frozen)
-        if not torch.compiler.is_compiling():
-            ctx.is_used_up = True
+            *ctx.activation, inner, frozen)
         return (d_rows, *_wanted(gradients, ctx.needs_input_grad[1:5])) + (None,) * 7
 
 
@@ -215,6 +217,8 @@ def experts(plan, rows, gate_up, down, gate_up_bias=None, down_bias=None, *,
     [E, 2I] and [E, H].
     """
     weights = (gate_up, down, gate_up_bias, down_bias)
+    _check_rows(plan, rows)
+    _check_num_experts(plan, gate_up)
     return _Experts.apply(rows, *weights, plan.tensor, plan.num_tokens, plan.top_k, plan.alignment,
                           int(activation), list(map(float, constants)),
                           _needs_gradient(rows, *weights))
@@ -233,7 +237,6 @@ class _Moe(torch.autograd.Function):
             activation, constants, num_rows, keep)
         ctx.save_for_backward(x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
                               inner)
-        ctx.is_used_up = False
         return y
 
     @staticmethod
@@ -244,9 +247,7 @@ class _Moe(torch.autograd.Function):
         frozen = not any(ctx.needs_input_grad[2:6])
         results = torch.ops.switchyard.moe_backward(
             d_y, x, pick_weights, plan_tensor, ctx.alignment, gate_up, down, gate_up_bias,
-            down_bias, *ctx.activation, inner, ctx.is_used_up, frozen)
-        if not torch.compiler.is_compiling():
-            ctx.is_used_up = True
+            down_bias, *ctx.activation, inner, frozen)
         return _wanted(results, ctx.needs_input_grad[:6]) + (None,) * 6
 
 
@@ -254,6 +255,19 @@ def _check_tokens(plan, x, name):
     if x.dim() != 2 or x.shape[0] != plan.num_tokens:
         raise InvalidArgument(f"{name} is {list(x.shape)}, but the plan has {plan.num_tokens} "
                               "tokens: it must be [T,H]")
+
+
+def _check_num_experts(plan, gate_up):
+    if gate_up.shape[0] != plan.num_experts:
+        raise InvalidArgument(f"gate_up has {gate_up.shape[0]} experts, but the plan "
+                              f"{plan.num_experts}")
+
+
+def _check_rows(plan, rows):
+    """Kernels do not know how many rows there are: fewer than the plan's would be overrun."""
+    if rows.dim() != 2 or rows.shape[0] not in (plan.most_rows, plan._exact_rows):
+        raise InvalidArgument(f"rows are {list(rows.shape)}, but the plan has {plan.most_rows} "
+                              "rows, or its num_rows() where that was asked for")
 
 
 def _check_picks(plan, pick_weights):
@@ -273,6 +287,7 @@ def moe(plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None,
     """
     _check_tokens(plan, x, "x")
     _check_picks(plan, pick_weights)
+    _check_num_experts(plan, gate_up)
     weights = (gate_up, down, gate_up_bias, down_bias)
     return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, plan.alignment,
                       int(activation), list(map(float, constants)), _num_rows(plan, exact),

@@ -1,8 +1,10 @@
 """The experts implementation "switchyard" of Hugging Face transformers."""
+import copy
 import functools
 import math
 import types
 import warnings
+import weakref
 
 import torch
 
@@ -34,7 +36,7 @@ def experts_forward(module, hidden_states, top_k_index, top_k_weights):
     gate_up = module.gate_up_proj if has_gate else module.up_proj
     down = module.down_proj
     dtype = _compute_dtype(hidden_states.device.type, gate_up.dtype)
-    form = _form_of(module, has_gate)
+    form = _form_of(module)
     reason = _reason_against(module, form, dtype, hidden_states)
     if reason is not None:
         return _fall_back(reason, type(module), module, hidden_states, top_k_index, top_k_weights)
@@ -103,35 +105,33 @@ def _warn(name, reason):
 
 # Which activation a module has: transformers lets every model write its own.
 
-def _form_of(module, has_gate):
-    """(activation, constants) of a module, or None where it is none of ours."""
-    limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
-    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
-    act_fn = getattr(module, "act_fn", None)
-    if isinstance(act_fn, torch.nn.Module):
-        act_fn = type(act_fn)
-    return _recognise(type(module), act_fn, has_gate, bool(getattr(module, "is_concatenated", True)),
-                      None if limit is None else float(limit),
-                      None if alpha is None else float(alpha))
+_forms = weakref.WeakKeyDictionary()  # by module: its constants, and what was found for them
 
 
 @torch._dynamo.assume_constant_result
-def _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
-    return _recognised(experts_class, act_fn, has_gate, is_concatenated, limit, alpha)
+def _form_of(module):
+    """(activation, constants) of a module, or None where it is none of ours."""
+    limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
+    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
+    constants = tuple(None if c is None else float(c) for c in (limit, alpha))
+    known = _forms.get(module)
+    if known is None or known[0] != constants:
+        known = _forms[module] = constants, _recognise(module, *constants)
+    return known[1]
 
 
-@functools.lru_cache(maxsize=None)
-def _recognised(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
+def _recognise(module, limit, alpha):
     """Compares what the module's own code gives for some numbers with every activation of ours:
     neither a name nor a flag says for sure what a model computes."""
+    has_gate = getattr(module, "has_gate", True)
     scale = 2.0 if limit is None or math.isinf(limit) else 1.5 * limit
     with torch.no_grad(), torch._C._DisableTorchDispatch():
-        numbers = torch.linspace(-scale, scale, 24, dtype=torch.float64)
+        tails = torch.tensor([-100.0, -30.0, -12.0, 12.0, 30.0, 100.0], dtype=torch.float64)
+        numbers = torch.cat((torch.linspace(-scale, scale, 24, dtype=torch.float64), tails))
         gate, up = torch.meshgrid(numbers, numbers.flip(0) + 0.01, indexing="ij")
         gate, up = gate.reshape(-1, 2), up.reshape(-1, 2)
         try:
-            theirs = _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha,
-                             gate, up)
+            theirs = _theirs(module, has_gate, limit, alpha, gate, up)
         except Exception:  # the module needs more than we know of
             return None
         if theirs.shape != up.shape:
@@ -143,15 +143,17 @@ def _recognised(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
     return None
 
 
-def _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha, gate, up):
-    if isinstance(act_fn, type):
-        act_fn = act_fn()
+def _theirs(module, has_gate, limit, alpha, gate, up):
+    act_fn = getattr(module, "act_fn", None)
+    if isinstance(act_fn, torch.nn.Module):
+        act_fn = copy.deepcopy(act_fn).to("cpu", torch.float64)
     if not has_gate:
         return act_fn(up)
-    module = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,
-                                   swiglu_alpha=alpha)
+    alone = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,
+                                  swiglu_alpha=alpha)
+    is_concatenated = getattr(module, "is_concatenated", True)
     pairs = torch.stack((gate, up), 1 if is_concatenated else 2).flatten(1)
-    return experts_class._apply_gate(module, pairs)
+    return type(module)._apply_gate(alone, pairs)
 
 
 def _candidates(has_gate, limit, alpha):

@@ -4,13 +4,15 @@ Every operator takes and returns tensors alone. A plan is one i32 tensor, so tha
 checkpointing, torch.compile and CUDA graphs treat it like any other.
 """
 import ctypes
+import os
 import struct
 import threading
 
 import torch
 
 from .._activations import Activation
-from .._library import InvalidArgument, Unsupported, check, library
+from .._library import InvalidArgument, Unsupported, library
+from .._library import check as _check_result
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.int64: 3}
 _FORM = struct.Struct("5q")
@@ -28,6 +30,8 @@ _ROUTER_GRADIENTS = struct.Struct("5q")
 _LEGACY_STREAM = 1  # CUDA's name for its default stream, which torch calls 0
 _devices = {}
 _lock = threading.Lock()
+_thread = threading.local()  # .error: of an allocation within the call that is going on
+os.register_at_fork(after_in_child=_devices.clear)  # whose threads the child does not have
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _callbacks = []  # which the library keeps pointers to
@@ -48,11 +52,15 @@ def _make_cuda(index):
         try:
             return torch._C._cuda_cudaCachingAllocator_raw_alloc(
                 size, 0 if stream == _LEGACY_STREAM else stream)
-        except torch.OutOfMemoryError:
+        except BaseException as error:  # which C could not pass on
+            _thread.error = error
             return None
 
     def free(memory, _stream):
-        torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
+        try:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
+        except BaseException as error:
+            _thread.error = error
 
     callbacks = (_ALLOCATE(allocate), _FREE(free))
     _callbacks.append(callbacks)
@@ -79,6 +87,14 @@ def _device(tensor):
     return handle, ctypes.c_void_p(stream)
 
 
+def check(result):
+    """Raises what a call of the library reports, or what torch's allocator raised within it."""
+    error, _thread.error = getattr(_thread, "error", None), None
+    if error is not None:
+        raise error
+    _check_result(result)
+
+
 def host_syncs(device):
     """How often the library has waited for a GPU so far."""
     handle = _devices.get(torch.device(device).index or 0)
@@ -89,10 +105,40 @@ def _pointer(tensor):
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _dtype(tensor, name):
-    if tensor.dtype not in _DTYPES:
+# The library sees pointers alone. Whatever is wrong with a tensor must be found here.
+
+def _require_real(tensor, name):
+    if tensor.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"{name} is {tensor.dtype}, but must be float32 or bfloat16")
-    return _DTYPES[tensor.dtype]
+
+
+def _require(tensor, name, shape, like, dtype=None):
+    """A tensor of this shape on the device, and of the dtype, of another one."""
+    dtype = like.dtype if dtype is None else dtype
+    if len(tensor.shape) != len(shape) or tuple(tensor.shape) != tuple(shape):
+        raise InvalidArgument(f"{name} is {list(tensor.shape)}, but must be {list(shape)}")
+    if tensor.dtype != dtype:
+        raise InvalidArgument(f"{name} is {tensor.dtype}, but must be {dtype}")
+    if tensor.device != like.device:
+        raise InvalidArgument(f"{name} is on {tensor.device}, but other tensors are on "
+                              f"{like.device}")
+
+
+def _require_tokens(tensor, name):
+    _require_real(tensor, name)
+    if tensor.dim() != 2:
+        raise InvalidArgument(f"{name} is {list(tensor.shape)}, but must have two dimensions")
+
+
+def _require_plan(plan, like, num_tokens, top_k, num_experts, alignment):
+    words = plan_words(num_tokens, top_k, num_experts, alignment)
+    if tuple(plan.shape) != (words,):
+        raise InvalidArgument(
+            f"the plan's tensor is {list(plan.shape)}, but [{words}] for {num_tokens} tokens with "
+            f"{top_k} of {num_experts} experts, aligned to {alignment}")
+    _require(plan, "the plan's tensor", plan.shape, like, torch.int32)
+    if not plan.is_contiguous():
+        raise InvalidArgument("the plan's tensor must be contiguous")
 
 
 # What the library computes from sizes, for symbolic sizes too.
@@ -103,6 +149,9 @@ def _padded(words):
 
 def most_rows(num_tokens, top_k, num_experts, alignment):
     """Rows that are enough for every routing."""
+    if alignment < 1 or top_k < 1 or num_experts < 1:
+        raise InvalidArgument(f"alignment ({alignment}), top_k ({top_k}) and num_experts "
+                              f"({num_experts}) must be positive")
     rows = num_tokens * top_k
     if alignment == 1:
         return rows
@@ -148,6 +197,9 @@ def _plan_of(num_tokens, top_k, num_experts, alignment, sentinels=False):
 
 @_define("plan", "(Tensor expert_ids, int num_experts, int alignment, bool sentinels) -> Tensor")
 def _plan(expert_ids, num_experts, alignment, sentinels):
+    if expert_ids.dim() != 2 or expert_ids.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgument(f"expert_ids is {expert_ids.dtype} {list(expert_ids.shape)}, but "
+                              "must be int32 or int64 [T,K]")
     ids = expert_ids.contiguous()
     num_tokens, top_k = ids.shape
     plan = ids.new_empty(plan_words(num_tokens, top_k, num_experts, alignment), dtype=torch.int32)
@@ -167,6 +219,7 @@ def _(expert_ids, num_experts, alignment, sentinels):
 
 def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
     """The rows that the experts use, padding included. Waits for a GPU."""
+    _require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
     device, stream = _device(plan)
     rows = ctypes.c_int64()
     check(library.switchyard_plan_num_rows(
@@ -177,6 +230,7 @@ def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
 
 def plan_check(plan, num_tokens, top_k, num_experts, alignment):
     """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU."""
+    _require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
     device, stream = _device(plan)
     check(library.switchyard_plan_check(
         device, stream, _plan_of(num_tokens, top_k, num_experts, alignment),
@@ -205,20 +259,21 @@ def _(plan, top_k, num_experts, alignment, num_tokens):
     return plan.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
-def _moved(plan, dtype, num_tokens, hidden, num_rows, top_k, num_experts, alignment):
-    return _MOVED.pack(num_tokens, top_k, num_experts, alignment, 0, plan.data_ptr(), dtype, hidden,
-                       num_rows)
+def _moved(plan, like, num_tokens, num_rows, top_k, num_experts, alignment):
+    _require_plan(plan, like, num_tokens, top_k, num_experts, alignment)
+    return _MOVED.pack(num_tokens, top_k, num_experts, alignment, 0, plan.data_ptr(),
+                       _DTYPES[like.dtype], like.shape[1], num_rows)
 
 
 @_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, SymInt num_rows) -> Tensor")
 def _dispatch(x, plan, top_k, num_experts, alignment, num_rows):
+    _require_tokens(x, "x")
     x = x.contiguous()
-    num_tokens, hidden = x.shape
-    rows = x.new_empty(num_rows, hidden)
+    moved = _moved(plan, x, x.shape[0], num_rows, top_k, num_experts, alignment)
+    rows = x.new_empty(num_rows, x.shape[1])
     device, stream = _device(x)
     check(library.switchyard_dispatch(
-        device, stream, _moved(plan, _dtype(x, "x"), num_tokens, hidden, num_rows, top_k,
-                               num_experts, alignment),
+        device, stream, moved,
         ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(rows.data_ptr())))
     return rows
 
@@ -231,14 +286,15 @@ def _(x, plan, top_k, num_experts, alignment, num_rows):
 @_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, SymInt num_tokens) "
          "-> Tensor")
 def _combine(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
-    rows = rows.contiguous()
-    weights = None if pick_weights is None else pick_weights.contiguous()
-    num_rows, hidden = rows.shape
-    y = rows.new_empty(num_tokens, hidden)
+    _require_tokens(rows, "rows")
+    if pick_weights is not None:
+        _require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
+    rows, weights = _contiguous(rows, pick_weights)
+    moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
+    y = rows.new_empty(num_tokens, rows.shape[1])
     device, stream = _device(rows)
     check(library.switchyard_combine(
-        device, stream, _moved(plan, _dtype(rows, "rows"), num_tokens, hidden, num_rows, top_k,
-                               num_experts, alignment),
+        device, stream, moved,
         ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(_pointer(weights)),
         ctypes.c_void_p(y.data_ptr())))
     return y
@@ -252,14 +308,17 @@ def _(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
 @_define("combine_backward", f"(Tensor d_y, Tensor pick_weights, Tensor rows, {_PLAN_SCHEMA}) "
          "-> (Tensor, Tensor)")
 def _combine_backward(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
-    d_y, pick_weights, rows = d_y.contiguous(), pick_weights.contiguous(), rows.contiguous()
-    num_tokens, hidden = d_y.shape
+    _require_tokens(rows, "rows")
+    num_tokens = pick_weights.shape[0]
+    _require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
+    _require(d_y, "d_y", (num_tokens, rows.shape[1]), rows)
+    d_y, pick_weights, rows = _contiguous(d_y, pick_weights, rows)
+    moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
     d_rows = torch.empty_like(rows)
     d_weights = torch.empty_like(pick_weights)
     device, stream = _device(d_y)
     check(library.switchyard_combine_backward(
-        device, stream, _moved(plan, _dtype(d_y, "d_y"), num_tokens, hidden, rows.shape[0], top_k,
-                               num_experts, alignment),
+        device, stream, moved,
         ctypes.c_void_p(d_y.data_ptr()), ctypes.c_void_p(pick_weights.data_ptr()),
         ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(d_rows.data_ptr()),
         ctypes.c_void_p(d_weights.data_ptr())))
@@ -276,8 +335,10 @@ def _inner_width(activation, intermediate):
     return 2 * intermediate if Activation(activation).has_gate else intermediate
 
 
-def _check_experts(hidden, gate_up, down, gate_up_bias, down_bias, activation):
-    """Raises where weights do not fit together, before the library reads their memory."""
+def _check_experts(tokens, name, gate_up, down, gate_up_bias, down_bias, activation, constants):
+    """Raises where weights do not fit the tokens or each other."""
+    _require_tokens(tokens, name)
+    hidden = tokens.shape[1]
     if (gate_up.dim() != 3 or down.dim() != 3 or down.shape[0] != gate_up.shape[0] or
             gate_up.shape[2] != hidden or down.shape[1] != hidden or
             gate_up.shape[1] != _inner_width(activation, down.shape[2])):
@@ -285,19 +346,31 @@ def _check_experts(hidden, gate_up, down, gate_up_bias, down_bias, activation):
         raise InvalidArgument(
             f"gate_up {list(gate_up.shape)} and down {list(down.shape)} do not fit tokens of "
             f"{hidden} values: they must be [E,{inner},{hidden}] and [E,{hidden},I]")
-    for bias, size, name in ((gate_up_bias, gate_up.shape[1], "gate_up_bias"),
-                             (down_bias, hidden, "down_bias")):
-        if bias is not None and tuple(bias.shape) != (gate_up.shape[0], size):
-            raise InvalidArgument(f"{name} is {list(bias.shape)}, but must be "
-                                  f"[{gate_up.shape[0]},{size}]")
+    _require(gate_up, "gate_up", gate_up.shape, tokens)
+    _require(down, "down", down.shape, tokens)
+    for bias, size, bias_name in ((gate_up_bias, gate_up.shape[1], "gate_up_bias"),
+                                  (down_bias, hidden, "down_bias")):
+        if bias is not None:
+            _require(bias, bias_name, (gate_up.shape[0], size), tokens)
+    if len(constants) != 3:
+        raise InvalidArgument(f"constants are {list(constants)}, but must be limit, alpha and "
+                              "offset")
 
 
 def _experts_words(tokens, gate_up, down, activation, constants):
-    return (tokens.shape[1], down.shape[2], _dtype(tokens, "x"), activation, *constants)
+    return (tokens.shape[1], down.shape[2], _DTYPES[tokens.dtype], activation, *constants)
 
 
 def _contiguous(*tensors):
     return tuple(None if t is None else t.contiguous() for t in tensors)
+
+
+def _check_moe(x, pick_weights, plan, alignment, weights, activation, constants):
+    _check_experts(x, "x", *weights, activation, constants)
+    if pick_weights.dim() != 2:
+        raise InvalidArgument(f"pick_weights is {list(pick_weights.shape)}, but must be [T,K]")
+    _require(pick_weights, "pick_weights", (x.shape[0], pick_weights.shape[1]), x, torch.float32)
+    _require_plan(plan, x, *pick_weights.shape, weights[0].shape[0], alignment)
 
 
 def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants, num_rows, inner):
@@ -313,9 +386,9 @@ def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants,
          f"{_EXPERTS_SCHEMA}, SymInt num_rows, bool keep) -> (Tensor, Tensor)")
 def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
                  activation, constants, num_rows, keep):
-    x, pick_weights, *weights = _contiguous(x, pick_weights, gate_up, down, gate_up_bias,
-                                            down_bias)
-    _check_experts(x.shape[1], *weights, activation)
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    _check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
+    x, pick_weights, *weights = _contiguous(x, pick_weights, *weights)
     y = torch.empty_like(x)
     inner = x.new_empty(num_rows if keep else 0, _inner_width(activation, down.shape[2]))
     device, stream = _device(x)
@@ -329,18 +402,21 @@ def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, 
 @_fake("moe_forward")
 def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, num_rows, keep):
-    _check_experts(x.shape[1], gate_up, down, gate_up_bias, down_bias, activation)
+    _check_experts(x, "x", gate_up, down, gate_up_bias, down_bias, activation, constants)
     width = _inner_width(activation, down.shape[2])
     return x.new_empty(x.shape), x.new_empty(num_rows if keep else 0, width)
 
 
 @_define("moe_backward", "(Tensor d_y, Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
-         f"{_EXPERTS_SCHEMA}, Tensor(a!) inner, bool recompute, bool frozen) "
+         f"{_EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
-                  activation, constants, inner, recompute, frozen):
-    d_y, x, pick_weights, *weights = _contiguous(d_y, x, pick_weights, gate_up, down, gate_up_bias,
-                                                 down_bias)
+                  activation, constants, inner, frozen):
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    _check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
+    _require(d_y, "d_y", x.shape, x)
+    recompute = _use_up(inner, (inner.shape[0], _inner_width(activation, down.shape[2])), x)
+    d_y, x, pick_weights, *weights = _contiguous(d_y, x, pick_weights, *weights)
     d_x = torch.empty_like(x)
     d_pick_weights = torch.empty_like(pick_weights)
     gradients = _gradients_of(weights, frozen)
@@ -354,6 +430,19 @@ def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_
     return (d_x, d_pick_weights, *gradients)
 
 
+def _use_up(inner, shape, like):
+    """Whether a backward before this one has used `inner` up, so that it is computed again.
+
+    Who calls twice is not known where torch has traced the call: the tensor itself remembers.
+    """
+    _require(inner, "inner", shape, like)
+    if not inner.is_contiguous():
+        raise InvalidArgument("inner must be contiguous")
+    is_used_up = getattr(inner, "_switchyard_used_up", False)
+    inner._switchyard_used_up = True
+    return is_used_up
+
+
 def _gradients_of(weights, frozen):
     """Memory for the gradients of weights; empty where there are none."""
     like = weights[0]
@@ -363,7 +452,7 @@ def _gradients_of(weights, frozen):
 
 @_fake("moe_backward")
 def _(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
-      constants, inner, recompute, frozen):
+      constants, inner, frozen):
     return (x.new_empty(x.shape), pick_weights.new_empty(pick_weights.shape),
             *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
 
@@ -381,8 +470,10 @@ def _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation, c
          f"{_EXPERTS_SCHEMA}, bool keep) -> (Tensor, Tensor)")
 def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                      down_bias, activation, constants, keep):
-    rows, *weights = _contiguous(rows, gate_up, down, gate_up_bias, down_bias)
-    _check_experts(rows.shape[1], *weights, activation)
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    _check_experts(rows, "rows", *weights, activation, constants)
+    _require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
+    rows, *weights = _contiguous(rows, *weights)
     out = torch.zeros_like(rows)  # padding, and rows that belong to nobody, included
     inner = rows.new_empty(rows.shape[0] if keep else 0, _inner_width(activation, down.shape[2]))
     device, stream = _device(rows)
@@ -396,17 +487,22 @@ def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, ga
 @_fake("experts_forward")
 def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, keep):
-    _check_experts(rows.shape[1], gate_up, down, gate_up_bias, down_bias, activation)
+    _check_experts(rows, "rows", gate_up, down, gate_up_bias, down_bias, activation, constants)
     width = _inner_width(activation, down.shape[2])
     return rows.new_empty(rows.shape), rows.new_empty(rows.shape[0] if keep else 0, width)
 
 
 @_define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, SymInt num_tokens, int top_k, "
-         f"int alignment, {_EXPERTS_SCHEMA}, Tensor(a!) inner, bool recompute, bool frozen) "
+         f"int alignment, {_EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
-                      down_bias, activation, constants, inner, recompute, frozen):
-    d_out, rows, *weights = _contiguous(d_out, rows, gate_up, down, gate_up_bias, down_bias)
+                      down_bias, activation, constants, inner, frozen):
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    _check_experts(rows, "rows", *weights, activation, constants)
+    _require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
+    _require(d_out, "d_out", rows.shape, rows)
+    recompute = _use_up(inner, (rows.shape[0], _inner_width(activation, down.shape[2])), rows)
+    d_out, rows, *weights = _contiguous(d_out, rows, *weights)
     d_rows = torch.zeros_like(rows)
     gradients = _gradients_of(weights, frozen)
     device, stream = _device(rows)
@@ -420,7 +516,7 @@ def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, 
 
 @_fake("experts_backward")
 def _(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias,
-      activation, constants, inner, recompute, frozen):
+      activation, constants, inner, frozen):
     return (rows.new_empty(rows.shape),
             *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
 
@@ -430,16 +526,27 @@ _ROUTER_SCHEMA = ("Tensor x, Tensor gate, Tensor? gate_bias, Tensor? score_bias,
                   "int num_expert_groups, int kept_expert_groups")
 
 
+def _check_router(x, gate, gate_bias, score_bias):
+    _require_tokens(x, "x")
+    _require_tokens(gate, "gate")
+    _require(gate, "gate", (gate.shape[0], x.shape[1]), x, gate.dtype)
+    if gate_bias is not None:
+        _require(gate_bias, "gate_bias", (gate.shape[0],), gate)
+    if score_bias is not None:
+        _require(score_bias, "score_bias", (gate.shape[0],), gate, torch.float32)
+
+
 def _router_words(x, gate, gate_bias, score_bias, top_k, sigmoid, score_bias_kind, normalise, scale,
                   num_expert_groups, kept_expert_groups):
     return _ROUTER.pack(gate.shape[0], top_k, sigmoid, score_bias_kind, normalise, scale,
                         num_expert_groups, kept_expert_groups, x.shape[0], x.shape[1],
-                        _dtype(x, "x"), _dtype(gate, "gate"), x.data_ptr(), gate.data_ptr(),
+                        _DTYPES[x.dtype], _DTYPES[gate.dtype], x.data_ptr(), gate.data_ptr(),
                         _pointer(gate_bias), _pointer(score_bias))
 
 
 @_define("route", f"({_ROUTER_SCHEMA}) -> (Tensor, Tensor, Tensor)")
 def _route(x, gate, gate_bias, score_bias, top_k, *form):
+    _check_router(x, gate, gate_bias, score_bias)
     x, gate, gate_bias, score_bias = _contiguous(x, gate, gate_bias, score_bias)
     ids = x.new_empty(x.shape[0], top_k, dtype=torch.int32)
     weights = x.new_empty(x.shape[0], top_k, dtype=torch.float32)
@@ -462,6 +569,9 @@ def _(x, gate, gate_bias, score_bias, top_k, *form):
 @_define("route_backward", f"(Tensor d_pick_weights, Tensor expert_ids, {_ROUTER_SCHEMA}) "
          "-> (Tensor, Tensor, Tensor)")
 def _route_backward(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
+    _check_router(x, gate, gate_bias, score_bias)
+    _require(d_pick_weights, "d_pick_weights", (x.shape[0], top_k), x, torch.float32)
+    _require(expert_ids, "expert_ids", (x.shape[0], top_k), x, torch.int32)
     d_pick_weights, expert_ids, x, gate, gate_bias, score_bias = _contiguous(
         d_pick_weights, expert_ids, x, gate, gate_bias, score_bias)
     d_x = torch.empty_like(x)

@@ -27,7 +27,8 @@ void require_valid(const LocalPlanOptions& o) {
   require(o.num_tokens >= 0, "num_tokens ({}) must not be negative", o.num_tokens);
   require(o.top_k > 0, "top_k ({}) must be positive", o.top_k);
   require(o.num_experts > 0, "num_experts ({}) must be positive", o.num_experts);
-  require(o.alignment > 0, "alignment ({}) must be positive", o.alignment);
+  require(0 < o.alignment && o.alignment <= std::numeric_limits<std::int32_t>::max(),
+          "alignment ({}) must be 1 to 2^31 - 1", o.alignment);
   require(o.num_tokens <= std::numeric_limits<std::int32_t>::max() / o.top_k &&
               o.most_rows() <= std::numeric_limits<std::int32_t>::max(),
           "{} tokens with {} picks each, aligned to {}, need more than 2^31 rows", o.num_tokens,

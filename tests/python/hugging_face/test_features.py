@@ -306,3 +306,33 @@ def test_arguments_need_not_be_contiguous(experts):
     actual = {name: g.clone() for name, g in parameter_gradients(experts).items()}
     reference = run_experts(experts, "eager", x, ids, weights, torch.ones_like(x))
     assert_close(actual, {name: reference[f"{name}.grad"] for name in actual})
+
+
+class ScaledSwish(torch.nn.Module):
+    """An activation of no name, with a constant of its own."""
+
+    def __init__(self, beta):
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
+@pytest.mark.skipif(IMPLEMENTATION != "switchyard", reason="other implementations look at nothing")
+@pytest.mark.parametrize("act_fn, expected", [
+    (torch.nn.GELU(approximate="tanh"), "GEGLU_TANH"),
+    (torch.nn.GELU(), "GEGLU"),
+    (ScaledSwish(1.0), "SWIGLU"),
+    (ScaledSwish(1.7), None),
+    (torch.nn.Hardtanh(-10, 10), None),
+    (torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Threshold(-1, 0), torch.nn.Hardtanh(-1, 10)), None),
+])
+def test_activation_is_what_the_module_computes(act_fn, expected):
+    """The class of an activation does not say which constants it has."""
+    from switchyard.torch._hugging_face import _form_of
+
+    experts = build_model("Qwen3Moe").model.layers[0].mlp.experts
+    experts.act_fn = act_fn
+    form = _form_of(experts)
+    assert (form and form[0].name) == expected

@@ -2,6 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <map>
+#include <utility>
+
 #include "device/cuda/kernels.h"
 #include "device/cuda/runtime/context.h"
 
@@ -21,16 +25,6 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// A graph may run at any time: memory that its steps share with others must be nobody else's.
-TensorView take_for_good(std::int64_t words) {
-  const RelaxedCapture relaxed;
-  void* data = nullptr;
-  check(cudaMalloc(&data, static_cast<std::size_t>(4 * words)), "taking memory for a table");
-  const std::shared_ptr<std::byte> owner(static_cast<std::byte*>(data),
-                                         [](std::byte* memory) { cudaFree(memory); });
-  return {owner.get(), Dtype::i32, {words}, 1, owner, Memory::gpu};
-}
-
 std::shared_ptr<CUevent_st> event_on(CUstream_st* stream) {
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
@@ -40,6 +34,55 @@ std::shared_ptr<CUevent_st> event_on(CUstream_st* stream) {
 }
 
 }  // namespace
+
+// Memory of no allocator that anybody else uses: a framework may forbid that something of its pools
+// stays, and CUDA that a capture takes some. Blocks are cut from larger ones and used again.
+class Constants::Slabs : public std::enable_shared_from_this<Slabs> {
+ public:
+  TensorView take(std::int64_t words) {
+    const std::int64_t bytes = (4 * words + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    const std::shared_ptr<std::byte> owner(take_block(bytes),
+                                           [slabs = shared_from_this(), bytes](std::byte* block) {
+                                             slabs->free_[bytes].push_back(block);
+                                           });
+    return {owner.get(), Dtype::i32, {words}, 1, owner, Memory::gpu};
+  }
+  ~Slabs() {
+    for (void* const slab : slabs_) cudaFree(slab);
+  }
+
+ private:
+  static constexpr std::int64_t kBlockBytes = 256;
+  static constexpr std::int64_t kSlabBytes = std::int64_t{1} << 20;
+
+  std::byte* take_block(std::int64_t bytes) {
+    auto& blocks = free_[bytes];
+    if (!blocks.empty()) {
+      std::byte* const block = blocks.back();
+      blocks.pop_back();
+      return block;
+    }
+    if (bytes > left_) {
+      const RelaxedCapture relaxed;
+      const std::int64_t size = std::max(bytes, kSlabBytes);
+      void* slab = nullptr;
+      check(cudaMalloc(&slab, static_cast<std::size_t>(size)), "taking memory for tables");
+      slabs_.push_back(slab);
+      next_ = static_cast<std::byte*>(slab);
+      left_ = size;
+    }
+    left_ -= bytes;
+    return std::exchange(next_, next_ + bytes);
+  }
+
+  std::vector<void*> slabs_;
+  std::byte* next_ = nullptr;
+  std::int64_t left_ = 0;
+  std::map<std::int64_t, std::vector<std::byte*>> free_;  // by size
+};
+
+Constants::Constants(Streams streams)
+    : streams_(streams), slabs_(streams == Streams::any ? std::make_shared<Slabs>() : nullptr) {}
 
 bool Constants::can_use(Table& table, CUstream_st* stream, bool is_captured) {
   if (table.uploaded == nullptr || table.stream == stream) return true;
@@ -70,22 +113,33 @@ const void* Constants::find_or_upload(std::span<const std::byte> bytes, DeviceMe
   }
   const auto words = (static_cast<std::int64_t>(bytes.size()) + 3) / 4;
   tables_.push_front(
-      {std::string(wanted), take(words, memory, stream, is_captured), is_captured, stream});
+      {std::string(wanted),
+       slabs_ != nullptr ? slabs_->take(words) : memory.take_to_keep({words}, Dtype::i32, stream),
+       is_captured, stream});
   upload_words(bytes, tables_.front().memory.data(), stream);
   // What is uploaded within a graph is there only while that is replayed: no one else may find it.
   if (!is_captured) {
     if (streams_ == Streams::any) tables_.front().uploaded = event_on(stream);
     by_bytes_.emplace(tables_.front().bytes, tables_.begin());
     ++num_passing_;
-    forget_oldest();
+    slabs_ != nullptr ? forget_half() : forget_oldest();
   }
   return tables_.front().memory.data();
 }
 
-TensorView Constants::take(std::int64_t words, DeviceMemory& memory, CUstream_st* stream,
-                           bool is_captured) {
-  if (is_captured && streams_ == Streams::any) return take_for_good(words);
-  return memory.take_to_keep({words}, Dtype::i32, stream);
+// The streams that use a table may still be about to read it, so all of them are waited for: once
+// in thousands of tables.
+void Constants::forget_half() {
+  if (num_passing_ <= kMost) return;
+  const RelaxedCapture relaxed;
+  check(cudaDeviceSynchronize(), "waiting for the GPU");
+  for (auto i = std::prev(tables_.end()); i != tables_.begin() && num_passing_ > kMost / 2;) {
+    const auto table = i--;
+    if (table->is_captured) continue;
+    by_bytes_.erase(table->bytes);
+    tables_.erase(table);
+    --num_passing_;
+  }
 }
 
 // Of those that pass, so that tables which a function has just asked for are never among them.

@@ -23,9 +23,9 @@ class Constants {
   // How the streams that ask for tables follow each other.
   enum class Streams {
     in_order,  // a stream waits for the one before it, as Device::set_stream asks
-    any,       // no stream waits for another; captures take memory of their own
+    any,       // no stream waits for another; tables have memory of their own
   };
-  explicit Constants(Streams streams) : streams_(streams) {}
+  explicit Constants(Streams streams);
 
   const void* find_or_upload(std::span<const std::byte> bytes, DeviceMemory& memory,
                              CUstream_st* stream);
@@ -42,12 +42,15 @@ class Constants {
   };
   // Whether work on the stream finds the table uploaded; makes the stream wait where it can.
   static bool can_use(Table& table, CUstream_st* stream, bool is_captured);
-  TensorView take(std::int64_t words, DeviceMemory& memory, CUstream_st* stream, bool is_captured);
   void forget_oldest();
+  void forget_half();
+
+  class Slabs;
 
   Streams streams_;
-  std::list<Table> tables_;      // used last first
-  std::size_t num_passing_ = 0;  // that no captured step used
+  std::shared_ptr<Slabs> slabs_;  // that tables come from where streams do not wait
+  std::list<Table> tables_;       // used last first
+  std::size_t num_passing_ = 0;   // that no captured step used
   std::unordered_map<std::string_view, std::list<Table>::iterator> by_bytes_;
 };
 
