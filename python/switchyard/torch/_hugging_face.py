@@ -105,25 +105,51 @@ def _warn(name, reason):
 
 # Which activation a module has: transformers lets every model write its own.
 
+# Whether torch.compile can hand a module to a function whose result it takes for a constant. Older
+# versions hand over classes alone, and then an activation is made anew from its class.
+_COMPILES_MODULES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 _forms = weakref.WeakKeyDictionary()  # by module: its constants, and what was found for them
 
 
-@torch._dynamo.assume_constant_result
 def _form_of(module):
     """(activation, constants) of a module, or None where it is none of ours."""
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
     alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
-    constants = tuple(None if c is None else float(c) for c in (limit, alpha))
+    if _COMPILES_MODULES or not torch.compiler.is_compiling():
+        return _form_of_module(module, limit, alpha)
+    act_fn = getattr(module, "act_fn", None)
+    act_class = type(act_fn) if isinstance(act_fn, torch.nn.Module) else None
+    return _form_of_class(type(module), act_class, None if act_class else act_fn,
+                          getattr(module, "has_gate", True),
+                          getattr(module, "is_concatenated", True), limit, alpha)
+
+
+@torch._dynamo.assume_constant_result
+def _form_of_module(module, limit, alpha):
     known = _forms.get(module)
-    if known is None or known[0] != constants:
-        known = _forms[module] = constants, _recognise(module, *constants)
+    if known is None or known[0] != (limit, alpha):
+        act_fn = getattr(module, "act_fn", None)
+        if isinstance(act_fn, torch.nn.Module):
+            act_fn = copy.deepcopy(act_fn).to("cpu", torch.float64)
+        form = _recognise(type(module), act_fn, getattr(module, "has_gate", True),
+                          getattr(module, "is_concatenated", True), limit, alpha)
+        known = _forms[module] = (limit, alpha), form
     return known[1]
 
 
-def _recognise(module, limit, alpha):
+@torch._dynamo.assume_constant_result
+def _form_of_class(experts_class, act_class, act_fn, has_gate, is_concatenated, limit, alpha):
+    try:
+        act_fn = act_fn if act_class is None else act_class()
+    except TypeError:  # it takes arguments that we do not know
+        return None
+    return _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha)
+
+
+def _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
     """Compares what the module's own code gives for some numbers with every activation of ours:
     neither a name nor a flag says for sure what a model computes."""
-    has_gate = getattr(module, "has_gate", True)
+    limit, alpha = (None if c is None else float(c) for c in (limit, alpha))
     scale = 2.0 if limit is None or math.isinf(limit) else 1.5 * limit
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         tails = torch.tensor([-100.0, -30.0, -12.0, 12.0, 30.0, 100.0], dtype=torch.float64)
@@ -131,7 +157,8 @@ def _recognise(module, limit, alpha):
         gate, up = torch.meshgrid(numbers, numbers.flip(0) + 0.01, indexing="ij")
         gate, up = gate.reshape(-1, 2), up.reshape(-1, 2)
         try:
-            theirs = _theirs(module, has_gate, limit, alpha, gate, up)
+            theirs = _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha, gate,
+                             up)
         except Exception:  # the module needs more than we know of
             return None
         if theirs.shape != up.shape:
@@ -143,17 +170,13 @@ def _recognise(module, limit, alpha):
     return None
 
 
-def _theirs(module, has_gate, limit, alpha, gate, up):
-    act_fn = getattr(module, "act_fn", None)
-    if isinstance(act_fn, torch.nn.Module):
-        act_fn = copy.deepcopy(act_fn).to("cpu", torch.float64)
+def _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha, gate, up):
     if not has_gate:
         return act_fn(up)
-    alone = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,
-                                  swiglu_alpha=alpha)
-    is_concatenated = getattr(module, "is_concatenated", True)
+    module = types.SimpleNamespace(act_fn=act_fn, limit=limit, swiglu_limit=limit, alpha=alpha,
+                                   swiglu_alpha=alpha)
     pairs = torch.stack((gate, up), 1 if is_concatenated else 2).flatten(1)
-    return type(module)._apply_gate(alone, pairs)
+    return experts_class._apply_gate(module, pairs)
 
 
 def _candidates(has_gate, limit, alpha):

@@ -71,6 +71,12 @@ class TestCompile:
         yield
         torch._dynamo.reset()
 
+    @pytest.fixture(autouse=True, params=["modules", "classes"])
+    def what_dynamo_hands_over(self, request, monkeypatch):
+        """Before 2.13 torch hands over classes where a function's result is taken for a constant."""
+        if IMPLEMENTATION == "switchyard" and request.param == "classes":
+            monkeypatch.setattr("switchyard.torch._hugging_face._COMPILES_MODULES", False)
+
     def test_experts(self, experts, training):
         compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
         # The second number of tokens makes Dynamo trace again with a symbol for it; the third uses that graph.
