@@ -93,7 +93,7 @@ def experts(options):
                      for heat in from_c}
             rows.append({"part": name, "c": from_c, "python": from_python, "ratio": ratio})
     syncs = switchyard.torch.host_syncs("cuda")
-    print(f"\n| qwen3-30b | from C, ms | transformers, ms | ratio |\n|---|---|---|---|")
+    print("\n| qwen3-30b | from C, ms | transformers, ms | ratio |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row['part']} | {pair(row['c'])} | {pair(row['python'])} | "
               f"{row['ratio']['cool']:.3f} / {row['ratio']['hot']:.3f} |")

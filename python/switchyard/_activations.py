@@ -21,3 +21,7 @@ class Activation(enum.IntEnum):
     @property
     def has_gate(self):
         return self <= Activation.REGLU
+
+
+# Of CLAMPED_SWIGLU and LIMITED_SWIGLU: limit, alpha and offset, as gpt-oss has them.
+DEFAULT_CONSTANTS = (7.0, 1.702, 1.0)

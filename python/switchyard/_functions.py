@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from ._activations import Activation
+from ._activations import DEFAULT_CONSTANTS, Activation
 from ._arrays import (BF16, F32, I32, I64, AnyArray, Result, View, empty, require_form, view,
                       view_on)
 from ._device import Device, default_device
 from ._library import InvalidArgument, check, checked, library, words
 from ._router import RouterForm
 
-# The constants of Activation.CLAMPED_SWIGLU and LIMITED_SWIGLU: limit, alpha and offset.
-DEFAULT_CONSTANTS = (7.0, 1.702, 1.0)
 _REALS = (F32, BF16)
 
 

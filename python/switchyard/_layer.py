@@ -8,11 +8,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from ._activations import Activation
+from ._activations import DEFAULT_CONSTANTS, Activation
 from ._arrays import (F32, I32, NAMES, NO_TENSOR, AnyArray, Result, View, empty, view_on,
                       zeros_like)
 from ._device import Device, default_device, num_cores
-from ._functions import DEFAULT_CONSTANTS
 from ._handles import Handle
 from ._library import _KINDS, Error, InvalidArgument, check, library, words
 from ._ranks import Communicator, ExpertPlacement

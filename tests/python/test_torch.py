@@ -11,7 +11,7 @@ from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
 
 import switchyard
 import switchyard.torch as st
-from switchyard.torch import Activation, _ops
+from switchyard.torch import Activation, _checks, _ops
 
 T, K, E, H, I = 29, 3, 6, 32, 24
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -206,9 +206,9 @@ def test_plan_tables(device):
 def test_sizes_are_the_librarys(tokens, top_k, experts, alignment):
     form = _ops._plan_of(tokens, top_k, experts, alignment)
     library = switchyard._library.library
-    assert _ops.plan_words(tokens, top_k, experts,
+    assert _checks.plan_words(tokens, top_k, experts,
                            alignment) == library.switchyard_plan_words(form)
-    assert _ops.most_rows(tokens, top_k, experts,
+    assert _checks.most_rows(tokens, top_k, experts,
                           alignment) == library.switchyard_plan_most_rows(form)
 
 

@@ -9,10 +9,10 @@ transformers, if that is installed:
 The functions below are for models of your own: plan → moe is the whole layer, plan → dispatch →
 experts → combine its parts.
 """
-from .._activations import Activation
-from ._functions import (DEFAULT_CONSTANTS, Plan, combine, dispatch, experts, moe, plan, route)
+from .._activations import DEFAULT_CONSTANTS, Activation
+from ._device import host_syncs
+from ._functions import Plan, combine, dispatch, experts, moe, plan, route
 from ._hugging_face import FallbackWarning, experts_forward, register
-from ._ops import host_syncs
 
 __all__ = ["Activation", "DEFAULT_CONSTANTS", "FallbackWarning", "Plan", "combine", "dispatch",
            "experts", "experts_forward", "host_syncs", "moe", "plan", "register", "route"]

@@ -3,12 +3,10 @@ import functools
 
 import torch
 
-from .._activations import Activation
+from .._activations import DEFAULT_CONSTANTS, Activation
 from .._library import InvalidArgument
 from . import _ops
-
-# The constants of Activation.CLAMPED_SWIGLU and LIMITED_SWIGLU: limit, alpha and offset.
-DEFAULT_CONSTANTS = (7.0, 1.702, 1.0)
+from ._checks import most_rows
 
 
 class Plan:
@@ -29,7 +27,7 @@ class Plan:
     @property
     def most_rows(self):
         """Rows that are enough for every routing."""
-        return _ops.most_rows(*self._form())
+        return most_rows(*self._form())
 
     def num_rows(self):
         """The rows that the experts use, padding included. Waits for a GPU."""
@@ -75,9 +73,6 @@ def plan(expert_ids, num_experts, *, alignment=1, sentinels=False):
     Ids of `num_experts` and more are no pick either with `sentinels`, and otherwise an error: on a
     GPU, where nothing waits, only Plan.check() tells.
     """
-    if expert_ids.dim() != 2 or expert_ids.dtype not in (torch.int32, torch.int64):
-        raise InvalidArgument(f"expert_ids is {expert_ids.dtype} {list(expert_ids.shape)}, but "
-                              "must be int32 or int64 [T,K]")
     tensor = torch.ops.switchyard.plan(expert_ids, num_experts, alignment, sentinels)
     return Plan(tensor, expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
 

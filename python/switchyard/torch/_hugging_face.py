@@ -8,8 +8,8 @@ import weakref
 
 import torch
 
-from .._activations import Activation
-from ._functions import DEFAULT_CONSTANTS, moe, plan
+from .._activations import DEFAULT_CONSTANTS, Activation
+from ._functions import moe, plan
 
 NAME = "switchyard"
 

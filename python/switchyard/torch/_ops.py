@@ -4,15 +4,14 @@ Every operator takes and returns tensors alone. A plan is one i32 tensor, so tha
 checkpointing, torch.compile and CUDA graphs treat it like any other.
 """
 import ctypes
-import os
 import struct
-import threading
 
 import torch
 
-from .._activations import Activation
-from .._library import InvalidArgument, Unsupported, library
-from .._library import check as _check_result
+from .._library import InvalidArgument, library
+from ._checks import (check_experts, check_moe, check_router, inner_width, plan_words,
+                      require, require_ids, require_plan, require_tokens)
+from ._device import check, device_of
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.int64: 3}
 _FORM = struct.Struct("5q")
@@ -25,149 +24,9 @@ _ROUTER = struct.Struct("5qd10q")
 _ROUTER_GRADIENTS = struct.Struct("5q")
 
 
-# Devices. There is one for each of torch's, and for each number of threads of the CPU.
-
-_LEGACY_STREAM = 1  # CUDA's name for its default stream, which torch calls 0
-_devices = {}
-_lock = threading.Lock()
-_thread = threading.local()  # .error: of an allocation within the call that is going on
-os.register_at_fork(after_in_child=_devices.clear)  # whose threads the child does not have
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_callbacks = []  # which the library keeps pointers to
-
-
-def _make_cpu(num_threads):
-    handle = ctypes.c_void_p()
-    check(library.switchyard_device_cpu(ctypes.c_int64(num_threads), ctypes.byref(handle)))
-    return handle
-
-
-def _make_cuda(index):
-    """A device whose memory is that of torch's allocator."""
-
-    # The library has made the GPU the thread's current one. The functions of torch.cuda do the same
-    # again, which takes longer than the allocation.
-    def allocate(size, stream):
-        try:
-            return torch._C._cuda_cudaCachingAllocator_raw_alloc(
-                size, 0 if stream == _LEGACY_STREAM else stream)
-        except BaseException as error:  # which C could not pass on
-            _thread.error = error
-            return None
-
-    def free(memory, _stream):
-        try:
-            torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
-        except BaseException as error:
-            _thread.error = error
-
-    callbacks = (_ALLOCATE(allocate), _FREE(free))
-    _callbacks.append(callbacks)
-    handle = ctypes.c_void_p()
-    check(library.switchyard_device_cuda(ctypes.c_int64(index), ctypes.c_int64(0), *callbacks,
-                                         ctypes.byref(handle)))
-    return handle
-
-
-def _device(tensor):
-    """The library's device for a tensor's, and torch's current stream there."""
-    if tensor.is_cuda:
-        index = tensor.device.index
-        stream = torch._C._cuda_getCurrentRawStream(index) or _LEGACY_STREAM
-        key = index
-    else:
-        stream = None
-        key = -torch.get_num_threads()
-    handle = _devices.get(key)
-    if handle is None:
-        with _lock:
-            handle = _devices.get(key) or (_make_cuda(key) if key >= 0 else _make_cpu(-key))
-            _devices[key] = handle
-    return handle, ctypes.c_void_p(stream)
-
-
-def check(result):
-    """Raises what a call of the library reports, or what torch's allocator raised within it."""
-    error, _thread.error = getattr(_thread, "error", None), None
-    if error is not None:
-        raise error
-    _check_result(result)
-
-
-def host_syncs(device):
-    """How often the library has waited for a GPU so far."""
-    handle = _devices.get(torch.device(device).index or 0)
-    return 0 if handle is None else library.switchyard_device_host_syncs(handle)
-
-
 def _pointer(tensor):
     return 0 if tensor is None else tensor.data_ptr()
 
-
-# The library sees pointers alone. Whatever is wrong with a tensor must be found here.
-
-def _require_real(tensor, name):
-    if tensor.dtype not in (torch.float32, torch.bfloat16):
-        raise Unsupported(f"{name} is {tensor.dtype}, but must be float32 or bfloat16")
-
-
-def _require(tensor, name, shape, like, dtype=None):
-    """A tensor of this shape on the device, and of the dtype, of another one."""
-    dtype = like.dtype if dtype is None else dtype
-    if len(tensor.shape) != len(shape) or tuple(tensor.shape) != tuple(shape):
-        raise InvalidArgument(f"{name} is {list(tensor.shape)}, but must be {list(shape)}")
-    if tensor.dtype != dtype:
-        raise InvalidArgument(f"{name} is {tensor.dtype}, but must be {dtype}")
-    if tensor.device != like.device:
-        raise InvalidArgument(f"{name} is on {tensor.device}, but other tensors are on "
-                              f"{like.device}")
-
-
-def _require_tokens(tensor, name):
-    _require_real(tensor, name)
-    if tensor.dim() != 2:
-        raise InvalidArgument(f"{name} is {list(tensor.shape)}, but must have two dimensions")
-
-
-def _require_plan(plan, like, num_tokens, top_k, num_experts, alignment):
-    words = plan_words(num_tokens, top_k, num_experts, alignment)
-    if tuple(plan.shape) != (words,):
-        raise InvalidArgument(
-            f"the plan's tensor is {list(plan.shape)}, but [{words}] for {num_tokens} tokens with "
-            f"{top_k} of {num_experts} experts, aligned to {alignment}")
-    _require(plan, "the plan's tensor", plan.shape, like, torch.int32)
-    if not plan.is_contiguous():
-        raise InvalidArgument("the plan's tensor must be contiguous")
-
-
-# What the library computes from sizes, for symbolic sizes too.
-
-def _padded(words):
-    return (words + 3) // 4 * 4
-
-
-def most_rows(num_tokens, top_k, num_experts, alignment):
-    """Rows that are enough for every routing."""
-    if alignment < 1 or top_k < 1 or num_experts < 1:
-        raise InvalidArgument(f"alignment ({alignment}), top_k ({top_k}) and num_experts "
-                              f"({num_experts}) must be positive")
-    rows = num_tokens * top_k
-    if alignment == 1:
-        return rows
-    groups = torch.sym_min(num_experts, rows)
-    return (rows + groups * (alignment - 1)) // alignment * alignment
-
-
-def plan_words(num_tokens, top_k, num_experts, alignment):
-    """The length of a plan."""
-    picks = num_tokens * top_k
-    return (_padded(10) + _padded(10) + 5 * _padded(num_experts) + _padded(1) +
-            2 * _padded(num_experts + 1) + 3 * _padded(picks) +
-            _padded(most_rows(num_tokens, top_k, num_experts, alignment)))
-
-
-# Operators.
 
 _ops = torch.library.Library("switchyard", "DEF")
 _EXPERTS_SCHEMA = ("Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? down_bias, "
@@ -197,13 +56,11 @@ def _plan_of(num_tokens, top_k, num_experts, alignment, sentinels=False):
 
 @_define("plan", "(Tensor expert_ids, int num_experts, int alignment, bool sentinels) -> Tensor")
 def _plan(expert_ids, num_experts, alignment, sentinels):
-    if expert_ids.dim() != 2 or expert_ids.dtype not in (torch.int32, torch.int64):
-        raise InvalidArgument(f"expert_ids is {expert_ids.dtype} {list(expert_ids.shape)}, but "
-                              "must be int32 or int64 [T,K]")
+    require_ids(expert_ids)
     ids = expert_ids.contiguous()
     num_tokens, top_k = ids.shape
     plan = ids.new_empty(plan_words(num_tokens, top_k, num_experts, alignment), dtype=torch.int32)
-    device, stream = _device(ids)
+    device, stream = device_of(ids)
     check(library.switchyard_plan_make(
         device, stream, _plan_of(num_tokens, top_k, num_experts, alignment, sentinels),
         ctypes.c_void_p(ids.data_ptr()), ctypes.c_int64(_DTYPES[ids.dtype]),
@@ -213,14 +70,15 @@ def _plan(expert_ids, num_experts, alignment, sentinels):
 
 @_fake("plan")
 def _(expert_ids, num_experts, alignment, sentinels):
+    require_ids(expert_ids)
     words = plan_words(expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
     return expert_ids.new_empty(words, dtype=torch.int32)
 
 
 def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
     """The rows that the experts use, padding included. Waits for a GPU."""
-    _require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
-    device, stream = _device(plan)
+    require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
+    device, stream = device_of(plan)
     rows = ctypes.c_int64()
     check(library.switchyard_plan_num_rows(
         device, stream, _plan_of(num_tokens, top_k, num_experts, alignment),
@@ -230,8 +88,8 @@ def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
 
 def plan_check(plan, num_tokens, top_k, num_experts, alignment):
     """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU."""
-    _require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
-    device, stream = _device(plan)
+    require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
+    device, stream = device_of(plan)
     check(library.switchyard_plan_check(
         device, stream, _plan_of(num_tokens, top_k, num_experts, alignment),
         ctypes.c_void_p(plan.data_ptr())))
@@ -260,18 +118,18 @@ def _(plan, top_k, num_experts, alignment, num_tokens):
 
 
 def _moved(plan, like, num_tokens, num_rows, top_k, num_experts, alignment):
-    _require_plan(plan, like, num_tokens, top_k, num_experts, alignment)
+    require_plan(plan, like, num_tokens, top_k, num_experts, alignment)
     return _MOVED.pack(num_tokens, top_k, num_experts, alignment, 0, plan.data_ptr(),
                        _DTYPES[like.dtype], like.shape[1], num_rows)
 
 
 @_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, SymInt num_rows) -> Tensor")
 def _dispatch(x, plan, top_k, num_experts, alignment, num_rows):
-    _require_tokens(x, "x")
+    require_tokens(x, "x")
     x = x.contiguous()
     moved = _moved(plan, x, x.shape[0], num_rows, top_k, num_experts, alignment)
     rows = x.new_empty(num_rows, x.shape[1])
-    device, stream = _device(x)
+    device, stream = device_of(x)
     check(library.switchyard_dispatch(
         device, stream, moved,
         ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(rows.data_ptr())))
@@ -286,13 +144,13 @@ def _(x, plan, top_k, num_experts, alignment, num_rows):
 @_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, SymInt num_tokens) "
          "-> Tensor")
 def _combine(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
-    _require_tokens(rows, "rows")
+    require_tokens(rows, "rows")
     if pick_weights is not None:
-        _require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
+        require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
     rows, weights = _contiguous(rows, pick_weights)
     moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
     y = rows.new_empty(num_tokens, rows.shape[1])
-    device, stream = _device(rows)
+    device, stream = device_of(rows)
     check(library.switchyard_combine(
         device, stream, moved,
         ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(_pointer(weights)),
@@ -308,15 +166,15 @@ def _(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
 @_define("combine_backward", f"(Tensor d_y, Tensor pick_weights, Tensor rows, {_PLAN_SCHEMA}) "
          "-> (Tensor, Tensor)")
 def _combine_backward(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
-    _require_tokens(rows, "rows")
+    require_tokens(rows, "rows")
     num_tokens = pick_weights.shape[0]
-    _require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
-    _require(d_y, "d_y", (num_tokens, rows.shape[1]), rows)
+    require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
+    require(d_y, "d_y", (num_tokens, rows.shape[1]), rows)
     d_y, pick_weights, rows = _contiguous(d_y, pick_weights, rows)
     moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
     d_rows = torch.empty_like(rows)
     d_weights = torch.empty_like(pick_weights)
-    device, stream = _device(d_y)
+    device, stream = device_of(d_y)
     check(library.switchyard_combine_backward(
         device, stream, moved,
         ctypes.c_void_p(d_y.data_ptr()), ctypes.c_void_p(pick_weights.data_ptr()),
@@ -331,46 +189,12 @@ def _(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
             torch.empty_like(pick_weights, memory_format=torch.contiguous_format))
 
 
-def _inner_width(activation, intermediate):
-    return 2 * intermediate if Activation(activation).has_gate else intermediate
-
-
-def _check_experts(tokens, name, gate_up, down, gate_up_bias, down_bias, activation, constants):
-    """Raises where weights do not fit the tokens or each other."""
-    _require_tokens(tokens, name)
-    hidden = tokens.shape[1]
-    if (gate_up.dim() != 3 or down.dim() != 3 or down.shape[0] != gate_up.shape[0] or
-            gate_up.shape[2] != hidden or down.shape[1] != hidden or
-            gate_up.shape[1] != _inner_width(activation, down.shape[2])):
-        inner = "2I" if Activation(activation).has_gate else "I"
-        raise InvalidArgument(
-            f"gate_up {list(gate_up.shape)} and down {list(down.shape)} do not fit tokens of "
-            f"{hidden} values: they must be [E,{inner},{hidden}] and [E,{hidden},I]")
-    _require(gate_up, "gate_up", gate_up.shape, tokens)
-    _require(down, "down", down.shape, tokens)
-    for bias, size, bias_name in ((gate_up_bias, gate_up.shape[1], "gate_up_bias"),
-                                  (down_bias, hidden, "down_bias")):
-        if bias is not None:
-            _require(bias, bias_name, (gate_up.shape[0], size), tokens)
-    if len(constants) != 3:
-        raise InvalidArgument(f"constants are {list(constants)}, but must be limit, alpha and "
-                              "offset")
-
-
 def _experts_words(tokens, gate_up, down, activation, constants):
     return (tokens.shape[1], down.shape[2], _DTYPES[tokens.dtype], activation, *constants)
 
 
 def _contiguous(*tensors):
     return tuple(None if t is None else t.contiguous() for t in tensors)
-
-
-def _check_moe(x, pick_weights, plan, alignment, weights, activation, constants):
-    _check_experts(x, "x", *weights, activation, constants)
-    if pick_weights.dim() != 2:
-        raise InvalidArgument(f"pick_weights is {list(pick_weights.shape)}, but must be [T,K]")
-    _require(pick_weights, "pick_weights", (x.shape[0], pick_weights.shape[1]), x, torch.float32)
-    _require_plan(plan, x, *pick_weights.shape, weights[0].shape[0], alignment)
 
 
 def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants, num_rows, inner):
@@ -387,11 +211,11 @@ def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants,
 def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
                  activation, constants, num_rows, keep):
     weights = (gate_up, down, gate_up_bias, down_bias)
-    _check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
+    check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
     x, pick_weights, *weights = _contiguous(x, pick_weights, *weights)
     y = torch.empty_like(x)
-    inner = x.new_empty(num_rows if keep else 0, _inner_width(activation, down.shape[2]))
-    device, stream = _device(x)
+    inner = x.new_empty(num_rows if keep else 0, inner_width(activation, down.shape[2]))
+    device, stream = device_of(x)
     check(library.switchyard_moe_forward(
         device, stream, _moe_words(x, pick_weights, plan, alignment, weights, activation,
                                    constants, num_rows, inner if keep and num_rows else None),
@@ -402,8 +226,8 @@ def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, 
 @_fake("moe_forward")
 def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, num_rows, keep):
-    _check_experts(x, "x", gate_up, down, gate_up_bias, down_bias, activation, constants)
-    width = _inner_width(activation, down.shape[2])
+    check_experts(x, "x", gate_up, down, gate_up_bias, down_bias, activation, constants)
+    width = inner_width(activation, down.shape[2])
     return x.new_empty(x.shape), x.new_empty(num_rows if keep else 0, width)
 
 
@@ -413,14 +237,14 @@ def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, 
 def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
                   activation, constants, inner, frozen):
     weights = (gate_up, down, gate_up_bias, down_bias)
-    _check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
-    _require(d_y, "d_y", x.shape, x)
-    recompute = _use_up(inner, (inner.shape[0], _inner_width(activation, down.shape[2])), x)
+    check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
+    require(d_y, "d_y", x.shape, x)
+    recompute = _use_up(inner, (inner.shape[0], inner_width(activation, down.shape[2])), x)
     d_y, x, pick_weights, *weights = _contiguous(d_y, x, pick_weights, *weights)
     d_x = torch.empty_like(x)
     d_pick_weights = torch.empty_like(pick_weights)
     gradients = _gradients_of(weights, frozen)
-    device, stream = _device(x)
+    device, stream = device_of(x)
     check(library.switchyard_moe_backward(
         device, stream,
         _moe_words(x, pick_weights, plan, alignment, weights, activation, constants,
@@ -435,7 +259,7 @@ def _use_up(inner, shape, like):
 
     Who calls twice is not known where torch has traced the call: the tensor itself remembers.
     """
-    _require(inner, "inner", shape, like)
+    require(inner, "inner", shape, like)
     if not inner.is_contiguous():
         raise InvalidArgument("inner must be contiguous")
     is_used_up = getattr(inner, "_switchyard_used_up", False)
@@ -471,12 +295,12 @@ def _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation, c
 def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                      down_bias, activation, constants, keep):
     weights = (gate_up, down, gate_up_bias, down_bias)
-    _check_experts(rows, "rows", *weights, activation, constants)
-    _require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
+    check_experts(rows, "rows", *weights, activation, constants)
+    require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
     rows, *weights = _contiguous(rows, *weights)
     out = torch.zeros_like(rows)  # padding, and rows that belong to nobody, included
-    inner = rows.new_empty(rows.shape[0] if keep else 0, _inner_width(activation, down.shape[2]))
-    device, stream = _device(rows)
+    inner = rows.new_empty(rows.shape[0] if keep else 0, inner_width(activation, down.shape[2]))
+    device, stream = device_of(rows)
     check(library.switchyard_rows_forward(
         device, stream, _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation,
                                     constants, inner if keep else None),
@@ -487,8 +311,8 @@ def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, ga
 @_fake("experts_forward")
 def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, keep):
-    _check_experts(rows, "rows", gate_up, down, gate_up_bias, down_bias, activation, constants)
-    width = _inner_width(activation, down.shape[2])
+    check_experts(rows, "rows", gate_up, down, gate_up_bias, down_bias, activation, constants)
+    width = inner_width(activation, down.shape[2])
     return rows.new_empty(rows.shape), rows.new_empty(rows.shape[0] if keep else 0, width)
 
 
@@ -498,14 +322,14 @@ def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, dow
 def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                       down_bias, activation, constants, inner, frozen):
     weights = (gate_up, down, gate_up_bias, down_bias)
-    _check_experts(rows, "rows", *weights, activation, constants)
-    _require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
-    _require(d_out, "d_out", rows.shape, rows)
-    recompute = _use_up(inner, (rows.shape[0], _inner_width(activation, down.shape[2])), rows)
+    check_experts(rows, "rows", *weights, activation, constants)
+    require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
+    require(d_out, "d_out", rows.shape, rows)
+    recompute = _use_up(inner, (rows.shape[0], inner_width(activation, down.shape[2])), rows)
     d_out, rows, *weights = _contiguous(d_out, rows, *weights)
     d_rows = torch.zeros_like(rows)
     gradients = _gradients_of(weights, frozen)
-    device, stream = _device(rows)
+    device, stream = device_of(rows)
     check(library.switchyard_rows_backward(
         device, stream, _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation,
                                     constants, inner),
@@ -526,16 +350,6 @@ _ROUTER_SCHEMA = ("Tensor x, Tensor gate, Tensor? gate_bias, Tensor? score_bias,
                   "int num_expert_groups, int kept_expert_groups")
 
 
-def _check_router(x, gate, gate_bias, score_bias):
-    _require_tokens(x, "x")
-    _require_tokens(gate, "gate")
-    _require(gate, "gate", (gate.shape[0], x.shape[1]), x, gate.dtype)
-    if gate_bias is not None:
-        _require(gate_bias, "gate_bias", (gate.shape[0],), gate)
-    if score_bias is not None:
-        _require(score_bias, "score_bias", (gate.shape[0],), gate, torch.float32)
-
-
 def _router_words(x, gate, gate_bias, score_bias, top_k, sigmoid, score_bias_kind, normalise, scale,
                   num_expert_groups, kept_expert_groups):
     return _ROUTER.pack(gate.shape[0], top_k, sigmoid, score_bias_kind, normalise, scale,
@@ -546,12 +360,12 @@ def _router_words(x, gate, gate_bias, score_bias, top_k, sigmoid, score_bias_kin
 
 @_define("route", f"({_ROUTER_SCHEMA}) -> (Tensor, Tensor, Tensor)")
 def _route(x, gate, gate_bias, score_bias, top_k, *form):
-    _check_router(x, gate, gate_bias, score_bias)
+    check_router(x, gate, gate_bias, score_bias)
     x, gate, gate_bias, score_bias = _contiguous(x, gate, gate_bias, score_bias)
     ids = x.new_empty(x.shape[0], top_k, dtype=torch.int32)
     weights = x.new_empty(x.shape[0], top_k, dtype=torch.float32)
     non_finite = x.new_empty(1, dtype=torch.int64)
-    device, stream = _device(x)
+    device, stream = device_of(x)
     check(library.switchyard_route(
         device, stream, _router_words(x, gate, gate_bias, score_bias, top_k, *form),
         ctypes.c_void_p(ids.data_ptr()), ctypes.c_void_p(weights.data_ptr()),
@@ -569,15 +383,15 @@ def _(x, gate, gate_bias, score_bias, top_k, *form):
 @_define("route_backward", f"(Tensor d_pick_weights, Tensor expert_ids, {_ROUTER_SCHEMA}) "
          "-> (Tensor, Tensor, Tensor)")
 def _route_backward(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
-    _check_router(x, gate, gate_bias, score_bias)
-    _require(d_pick_weights, "d_pick_weights", (x.shape[0], top_k), x, torch.float32)
-    _require(expert_ids, "expert_ids", (x.shape[0], top_k), x, torch.int32)
+    check_router(x, gate, gate_bias, score_bias)
+    require(d_pick_weights, "d_pick_weights", (x.shape[0], top_k), x, torch.float32)
+    require(expert_ids, "expert_ids", (x.shape[0], top_k), x, torch.int32)
     d_pick_weights, expert_ids, x, gate, gate_bias, score_bias = _contiguous(
         d_pick_weights, expert_ids, x, gate, gate_bias, score_bias)
     d_x = torch.empty_like(x)
     d_gate = torch.empty_like(gate, dtype=torch.float32)
     d_gate_bias = gate.new_empty(0 if gate_bias is None else gate.shape[0], dtype=torch.float32)
-    device, stream = _device(x)
+    device, stream = device_of(x)
     check(library.switchyard_route_backward(
         device, stream, _router_words(x, gate, gate_bias, score_bias, top_k, *form),
         _ROUTER_GRADIENTS.pack(expert_ids.data_ptr(), d_pick_weights.data_ptr(), d_x.data_ptr(),
