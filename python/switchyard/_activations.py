@@ -23,5 +23,5 @@ class Activation(enum.IntEnum):
         return self <= Activation.REGLU
 
 
-# Of CLAMPED_SWIGLU and LIMITED_SWIGLU: limit, alpha and offset, as gpt-oss has them.
+# The limit, alpha and offset of gpt-oss, for CLAMPED_SWIGLU and LIMITED_SWIGLU.
 DEFAULT_CONSTANTS = (7.0, 1.702, 1.0)

@@ -1,4 +1,4 @@
-// What the handles of the C interface hold, and how errors leave it.
+// The contents of the C interface's handles, and the way errors leave it.
 #pragma once
 
 #include <atomic>

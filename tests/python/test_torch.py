@@ -353,7 +353,7 @@ def test_logits_that_are_not_finite_are_told(device):
     assert torch.all(ids[4] == -1) and torch.all(weights[4] == 0)
 
 
-# What torch does around operators.
+# Torch around the operators: opcheck, compile, checkpointing, graphs, streams.
 
 def test_opcheck(device):
     p = Problem(device, biases=True)
