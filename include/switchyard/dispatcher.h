@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "switchyard/communicator.h"
 #include "switchyard/device.h"
@@ -70,7 +71,10 @@ struct CombineBackwardOutput {
 };
 struct DispatchBackwardInput {
   ConstTensorView d_rows;
+  // [≥ R], or of received tokens [D, K]: one of them at most, and the same on all ranks that own
+  // experts.
   std::optional<ConstTensorView> d_row_weights = {};
+  std::optional<ConstTensorView> d_received_weights = {};
 };
 struct DispatchBackwardOutput {
   TensorView d_x;
@@ -83,6 +87,17 @@ struct ReceivedTokens {
   ConstTensorView tokens;       // [D, H]
   ConstTensorView weights;      // [D, K]
   ConstTensorView row_sources;  // [R] i32: d·K + k
+};
+
+// What a plan in a tensor of the caller's is read as.
+struct PlanForm {
+  std::int64_t num_tokens = 0;  // T
+  std::int64_t top_k = 0;       // K
+  std::int64_t hidden = 0;      // H of the rows that it moves
+  Dtype dtype = Dtype::f32;     // of these rows
+  // R and D: what the plan was found to need, or the capacities that it was made with.
+  std::int64_t num_rows = 0;
+  std::int64_t num_received = 0;
 };
 
 // The movement of one layer. The constructor and every movement are collective: every rank calls
@@ -98,6 +113,18 @@ class SWITCHYARD_API Dispatcher {
   Plan plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token = -1);
   Plan plan(const Routing& routing);
 
+  // A plan in one tensor of the caller's, for frameworks that keep, save and recompute tensors and
+  // nothing else; only with the peer mover, and with Overflow::fail. Copying the tensor copies the
+  // plan. `memory` [plan_words(…)] i32 is contiguous, on 16 bytes, in the device's memory.
+  //
+  // plan_into() makes the plan with the sizing of the dispatcher, as plan() does, and says how many
+  // rows and tokens it needs; of a bounded plan its capacities. plan_in() reads it, as often as one
+  // likes, for rows of any width; it is not collective and waits for nothing.
+  static std::int64_t plan_words(const ExpertPlacement& placement, int rank,
+                                 std::int64_t num_tokens, std::int64_t top_k);
+  PlanForm plan_into(const ConstTensorView& expert_ids, const TensorView& memory);
+  Plan plan_in(const TensorView& memory, const PlanForm& form) const;
+
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].
   void dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out);
   Tensor dispatch(const Plan& plan, const ConstTensorView& x);
@@ -109,9 +136,14 @@ class SWITCHYARD_API Dispatcher {
   // is the dispatcher's while a view of it is kept.
   ReceivedTokens receive(const Plan& plan, const ConstTensorView& x,
                          const ConstTensorView& weights);
+  // Other tokens [T, H] of the same plan, in the places of the first: [D, H].
+  ConstTensorView receive(const Plan& plan, const ConstTensorView& tokens);
   // Rows [R, H] that combine and dispatch_backward need not copy first: on all ranks, or on none,
   // since ranks would be in different calls otherwise. Write to them after dispatch or receive.
   TensorView take_rows(const Plan& plan) const;
+  // Likewise [R] and [D, K] f32: for d_row_weights and d_received_weights of dispatch_backward.
+  TensorView take_row_weights(const Plan& plan) const;
+  TensorView take_received_weights(const Plan& plan) const;
 
   // y[t] = Σ_k weights[t, k] · rows[slot(t, k)], in f32, k in order.
   void combine(const Plan& plan, const CombineInput& in, const TensorView& y);
@@ -129,6 +161,9 @@ class SWITCHYARD_API Dispatcher {
 
   // The sizing of the plans that follow; every rank gives the same.
   void resize(const Sizing& sizing);
+  // NaN for all of these, if a movement of this rank has failed and could not throw: what a program
+  // has computed of rows that never came. Movements do it to what they write.
+  void spoil(std::span<const TensorView> views) const;
   MoverKind mover() const;  // what automatic became
   Communicator& communicator() { return comm_; }
   // Bytes of rows, weights and slots that this rank has sent to others so far, or exchanged with

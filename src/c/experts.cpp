@@ -43,6 +43,8 @@ auto unpacked(const ExpertsOptions& options, std::int64_t num_experts,
   return views;
 }
 
+}  // namespace
+
 std::vector<ExpertWeights> weights_of(const ExpertsOptions& options, std::int64_t num_experts,
                                       const switchyard_experts& packed, const Device& device) {
   const PackedExpertViews views = unpacked(options, num_experts, packed, device);
@@ -53,12 +55,13 @@ std::vector<ExpertWeights> weights_of(const ExpertsOptions& options, std::int64_
                 options.activation);
 }
 
-// None for experts that are frozen.
 std::vector<ExpertGradients> gradients_of(const ExpertsOptions& options, std::int64_t num_experts,
                                           const switchyard_experts& packed, const Device& device) {
   if (packed.gate_up == nullptr) return {};
   return unpack(unpacked(options, num_experts, packed, device), options.activation);
 }
+
+namespace {
 
 // One call of a whole layer.
 struct Moe {

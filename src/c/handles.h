@@ -40,6 +40,14 @@ int guarded(const Work& work) {
   }
 }
 
+// A number, or -1 after an error.
+template <typename Work>
+std::int64_t number_of(const Work& work) {
+  std::int64_t number = -1;
+  guarded([&] { number = work(); });
+  return number;
+}
+
 // One call at a time, on the caller's stream.
 template <typename Work>
 int on_stream(switchyard_device* device, void* stream, const Work& work) {

@@ -59,14 +59,6 @@ struct Moved {
   Shape pick_shape;
 };
 
-// A number, or -1 after an error.
-template <typename Work>
-std::int64_t number_of(const Work& work) {
-  std::int64_t number = -1;
-  guarded([&] { number = work(); });
-  return number;
-}
-
 }  // namespace
 }  // namespace switchyard::c
 

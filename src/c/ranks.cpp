@@ -78,6 +78,17 @@ Activation activation_for(const switchyard_tensor& gate_up, const switchyard_ten
   return width == 2 * intermediate ? Activation::swiglu : Activation::relu;
 }
 
+std::chrono::milliseconds timeout_of(std::int64_t timeout_ms) {
+  require(timeout_ms > 0, "timeout ({} ms) must be positive", timeout_ms);
+  return std::min(std::chrono::milliseconds(timeout_ms), kLongestTimeout);
+}
+
+int rank_number(std::int64_t number, std::string_view name) {
+  require(std::numeric_limits<int>::min() <= number && number <= std::numeric_limits<int>::max(),
+          "{} ({}) is beyond 32 bits", name, number);
+  return static_cast<int>(number);
+}
+
 namespace {
 
 switchyard_tensor as_one_expert(const switchyard_tensor& matrix, std::string_view name) {
@@ -89,11 +100,6 @@ TensorView tensor_if_given(const switchyard_tensor& tensor, Memory memory, std::
   return is_given(tensor) ? tensor_of(tensor, memory, name) : TensorView();
 }
 
-std::chrono::milliseconds timeout_of(std::int64_t timeout_ms) {
-  require(timeout_ms > 0, "timeout ({} ms) must be positive", timeout_ms);
-  return std::min(std::chrono::milliseconds(timeout_ms), kLongestTimeout);
-}
-
 ReduceOp reduce_op(std::int64_t op) {
   require(0 <= op && op <= 2, "there is no reduction {}", op);
   return static_cast<ReduceOp>(op);
@@ -101,12 +107,6 @@ ReduceOp reduce_op(std::int64_t op) {
 
 TensorView host_tensor(const switchyard_tensor* tensor, std::string_view name) {
   return tensor_of(*tensor, Memory::host, name);
-}
-
-int rank_number(std::int64_t number, std::string_view name) {
-  require(std::numeric_limits<int>::min() <= number && number <= std::numeric_limits<int>::max(),
-          "{} ({}) is beyond 32 bits", name, number);
-  return static_cast<int>(number);
 }
 
 // Bytes as a tensor, since devices copy those.

@@ -1,6 +1,7 @@
 // The part that handles of communicators and layers share, and tensors of the C interface.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -65,6 +66,9 @@ struct LayerActivations {
 };
 MoeViews views_of(const switchyard_layer_weights& weights, const LayerActivations& activations,
                   Memory memory);
+
+std::chrono::milliseconds timeout_of(std::int64_t timeout_ms);
+int rank_number(std::int64_t number, std::string_view name);
 
 // "" for null.
 inline std::string_view text_of(const char* text) { return text == nullptr ? "" : text; }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/require.h"
 #include "switchyard/c/switchyard.h"
@@ -32,6 +33,11 @@ inline ConstTensorView view_of(const void* data, Dtype dtype, const Shape& shape
 }
 
 ExpertsOptions experts_options(const switchyard_experts_form& form);
+std::vector<ExpertWeights> weights_of(const ExpertsOptions& options, std::int64_t num_experts,
+                                      const switchyard_experts& packed, const Device& device);
+// None for experts that are frozen.
+std::vector<ExpertGradients> gradients_of(const ExpertsOptions& options, std::int64_t num_experts,
+                                          const switchyard_experts& packed, const Device& device);
 RouterOptions router_options(const switchyard_router_form& form);
 LocalPlanOptions options_of(const switchyard_plan_form& form);
 LocalPlan plan_of(const Device& device, const switchyard_plan_form& form, const void* plan);

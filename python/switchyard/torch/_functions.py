@@ -77,7 +77,7 @@ def plan(expert_ids, num_experts, *, alignment=1, sentinels=False):
     return Plan(tensor, expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
 
 
-def _needs_gradient(*tensors):
+def needs_gradient(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -94,7 +94,7 @@ class _NoSecondDerivative(torch.autograd.Function):
                            "second derivatives of its plan, experts, movement and router")
 
 
-def _first_order(backward):
+def first_order(backward):
     """For backward functions: their results are an error to whoever derives them."""
 
     @functools.wraps(backward)
@@ -120,7 +120,7 @@ class _Dispatch(torch.autograd.Function):
         return torch.ops.switchyard.dispatch(x, plan_tensor, *ctx.form, num_rows)
 
     @staticmethod
-    @_first_order
+    @first_order
     def backward(ctx, d_rows):
         plan_tensor, = ctx.saved_tensors
         d_x = torch.ops.switchyard.combine(d_rows, None, plan_tensor, *ctx.form, ctx.num_tokens)
@@ -156,7 +156,7 @@ class _Combine(torch.autograd.Function):
         return torch.ops.switchyard.combine(rows, pick_weights, plan_tensor, *ctx.form, num_tokens)
 
     @staticmethod
-    @_first_order
+    @first_order
     def backward(ctx, d_y):
         rows, pick_weights, plan_tensor = ctx.saved_tensors
         d_rows, d_weights = torch.ops.switchyard.combine_backward(d_y, pick_weights, rows,
@@ -190,17 +190,17 @@ class _Experts(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_first_order
+    @first_order
     def backward(ctx, d_out):
         rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, inner = ctx.saved_tensors
         frozen = not any(ctx.needs_input_grad[1:5])
         d_rows, *gradients = torch.ops.switchyard.experts_backward(
             d_out, rows, plan_tensor, *ctx.form, gate_up, down, gate_up_bias, down_bias,
             *ctx.activation, inner, frozen)
-        return (d_rows, *_wanted(gradients, ctx.needs_input_grad[1:5])) + (None,) * 7
+        return (d_rows, *wanted(gradients, ctx.needs_input_grad[1:5])) + (None,) * 7
 
 
-def _wanted(gradients, needed):
+def wanted(gradients, needed):
     return tuple(g if n else None for g, n in zip(gradients, needed))
 
 
@@ -216,7 +216,7 @@ def experts(plan, rows, gate_up, down, gate_up_bias=None, down_bias=None, *,
     _check_num_experts(plan, gate_up)
     return _Experts.apply(rows, *weights, plan.tensor, plan.num_tokens, plan.top_k, plan.alignment,
                           int(activation), list(map(float, constants)),
-                          _needs_gradient(rows, *weights))
+                          needs_gradient(rows, *weights))
 
 
 class _Moe(torch.autograd.Function):
@@ -235,7 +235,7 @@ class _Moe(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_first_order
+    @first_order
     def backward(ctx, d_y):
         (x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
          inner) = ctx.saved_tensors
@@ -243,7 +243,7 @@ class _Moe(torch.autograd.Function):
         results = torch.ops.switchyard.moe_backward(
             d_y, x, pick_weights, plan_tensor, ctx.alignment, gate_up, down, gate_up_bias,
             down_bias, *ctx.activation, inner, frozen)
-        return _wanted(results, ctx.needs_input_grad[:6]) + (None,) * 6
+        return wanted(results, ctx.needs_input_grad[:6]) + (None,) * 6
 
 
 def _check_tokens(plan, x, name):
@@ -286,7 +286,7 @@ def moe(plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None,
     weights = (gate_up, down, gate_up_bias, down_bias)
     return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, plan.alignment,
                       int(activation), list(map(float, constants)), _num_rows(plan, exact),
-                      _needs_gradient(x, pick_weights, *weights))
+                      needs_gradient(x, pick_weights, *weights))
 
 
 class _Route(torch.autograd.Function):
@@ -299,7 +299,7 @@ class _Route(torch.autograd.Function):
         return ids, weights, non_finite
 
     @staticmethod
-    @_first_order
+    @first_order
     def backward(ctx, _d_ids, d_weights, _d_non_finite):
         x, gate, gate_bias, score_bias, ids = ctx.saved_tensors
         d_x, d_gate, d_gate_bias = torch.ops.switchyard.route_backward(

@@ -13,28 +13,28 @@ from ._checks import (check_experts, check_moe, check_router, inner_width, plan_
                       require, require_ids, require_plan, require_tokens)
 from ._device import check, device_of
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.int64: 3}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.int64: 3}
 _FORM = struct.Struct("5q")
 _MOVED = struct.Struct("9q")
 _ROWS = struct.Struct("9q3d8q")
 _MOE = struct.Struct("9q3d9q")
 _MOE_GRADIENTS = struct.Struct("8q")
-_EXPERTS = struct.Struct("4q")
+EXPERTS = struct.Struct("4q")
 _ROUTER = struct.Struct("5qd10q")
 _ROUTER_GRADIENTS = struct.Struct("5q")
 
 
-def _pointer(tensor):
+def pointer(tensor):
     return 0 if tensor is None else tensor.data_ptr()
 
 
 _ops = torch.library.Library("switchyard", "DEF")
-_EXPERTS_SCHEMA = ("Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? down_bias, "
+EXPERTS_SCHEMA = ("Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? down_bias, "
                    "int activation, float[] constants")
 _PLAN_SCHEMA = "Tensor plan, int top_k, int num_experts, int alignment"
 
 
-def _define(name, schema, tags=()):
+def define(name, schema, tags=()):
     """Registers a function as an operator of the CPU and of GPUs."""
     _ops.define(f"{name}{schema}", tags=(torch.Tag.needs_fixed_stride_order, *tags))
 
@@ -46,7 +46,7 @@ def _define(name, schema, tags=()):
     return register
 
 
-def _fake(name):
+def fake(name):
     return torch.library.register_fake(f"switchyard::{name}", lib=_ops)
 
 
@@ -54,7 +54,7 @@ def _plan_of(num_tokens, top_k, num_experts, alignment, sentinels=False):
     return _FORM.pack(num_tokens, top_k, num_experts, alignment, sentinels)
 
 
-@_define("plan", "(Tensor expert_ids, int num_experts, int alignment, bool sentinels) -> Tensor")
+@define("plan", "(Tensor expert_ids, int num_experts, int alignment, bool sentinels) -> Tensor")
 def _plan(expert_ids, num_experts, alignment, sentinels):
     require_ids(expert_ids)
     ids = expert_ids.contiguous()
@@ -63,12 +63,12 @@ def _plan(expert_ids, num_experts, alignment, sentinels):
     device, stream = device_of(ids)
     check(library.switchyard_plan_make(
         device, stream, _plan_of(num_tokens, top_k, num_experts, alignment, sentinels),
-        ctypes.c_void_p(ids.data_ptr()), ctypes.c_int64(_DTYPES[ids.dtype]),
+        ctypes.c_void_p(ids.data_ptr()), ctypes.c_int64(DTYPES[ids.dtype]),
         ctypes.c_void_p(plan.data_ptr())))
     return plan
 
 
-@_fake("plan")
+@fake("plan")
 def _(expert_ids, num_experts, alignment, sentinels):
     require_ids(expert_ids)
     words = plan_words(expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
@@ -103,7 +103,7 @@ def plan_tables(num_tokens, top_k, num_experts, alignment):
     return tuple(tables)
 
 
-@_define("row_sources", f"({_PLAN_SCHEMA}, SymInt num_tokens) -> Tensor")
+@define("row_sources", f"({_PLAN_SCHEMA}, SymInt num_tokens) -> Tensor")
 def _row_sources(plan, top_k, num_experts, alignment, num_tokens):
     """[R] i32 for the R rows that the experts use: where sizes are exact, all follow from this
     one. Waits for a GPU."""
@@ -112,7 +112,7 @@ def _row_sources(plan, top_k, num_experts, alignment, num_tokens):
     return plan[first:first + plan_num_rows(plan, *form)].clone()
 
 
-@_fake("row_sources")
+@fake("row_sources")
 def _(plan, top_k, num_experts, alignment, num_tokens):
     return plan.new_empty(torch.library.get_ctx().new_dynamic_size())
 
@@ -120,10 +120,10 @@ def _(plan, top_k, num_experts, alignment, num_tokens):
 def _moved(plan, like, num_tokens, num_rows, top_k, num_experts, alignment):
     require_plan(plan, like, num_tokens, top_k, num_experts, alignment)
     return _MOVED.pack(num_tokens, top_k, num_experts, alignment, 0, plan.data_ptr(),
-                       _DTYPES[like.dtype], like.shape[1], num_rows)
+                       DTYPES[like.dtype], like.shape[1], num_rows)
 
 
-@_define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, SymInt num_rows) -> Tensor")
+@define("dispatch", f"(Tensor x, {_PLAN_SCHEMA}, SymInt num_rows) -> Tensor")
 def _dispatch(x, plan, top_k, num_experts, alignment, num_rows):
     require_tokens(x, "x")
     x = x.contiguous()
@@ -136,41 +136,41 @@ def _dispatch(x, plan, top_k, num_experts, alignment, num_rows):
     return rows
 
 
-@_fake("dispatch")
+@fake("dispatch")
 def _(x, plan, top_k, num_experts, alignment, num_rows):
     return x.new_empty(num_rows, x.shape[1])
 
 
-@_define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, SymInt num_tokens) "
+@define("combine", f"(Tensor rows, Tensor? pick_weights, {_PLAN_SCHEMA}, SymInt num_tokens) "
          "-> Tensor")
 def _combine(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
     require_tokens(rows, "rows")
     if pick_weights is not None:
         require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
-    rows, weights = _contiguous(rows, pick_weights)
+    rows, weights = contiguous(rows, pick_weights)
     moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
     y = rows.new_empty(num_tokens, rows.shape[1])
     device, stream = device_of(rows)
     check(library.switchyard_combine(
         device, stream, moved,
-        ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(_pointer(weights)),
+        ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(pointer(weights)),
         ctypes.c_void_p(y.data_ptr())))
     return y
 
 
-@_fake("combine")
+@fake("combine")
 def _(rows, pick_weights, plan, top_k, num_experts, alignment, num_tokens):
     return rows.new_empty(num_tokens, rows.shape[1])
 
 
-@_define("combine_backward", f"(Tensor d_y, Tensor pick_weights, Tensor rows, {_PLAN_SCHEMA}) "
+@define("combine_backward", f"(Tensor d_y, Tensor pick_weights, Tensor rows, {_PLAN_SCHEMA}) "
          "-> (Tensor, Tensor)")
 def _combine_backward(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
     require_tokens(rows, "rows")
     num_tokens = pick_weights.shape[0]
     require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
     require(d_y, "d_y", (num_tokens, rows.shape[1]), rows)
-    d_y, pick_weights, rows = _contiguous(d_y, pick_weights, rows)
+    d_y, pick_weights, rows = contiguous(d_y, pick_weights, rows)
     moved = _moved(plan, rows, num_tokens, rows.shape[0], top_k, num_experts, alignment)
     d_rows = torch.empty_like(rows)
     d_weights = torch.empty_like(pick_weights)
@@ -183,36 +183,36 @@ def _combine_backward(d_y, pick_weights, rows, plan, top_k, num_experts, alignme
     return d_rows, d_weights
 
 
-@_fake("combine_backward")
+@fake("combine_backward")
 def _(d_y, pick_weights, rows, plan, top_k, num_experts, alignment):
     return (torch.empty_like(rows, memory_format=torch.contiguous_format),
             torch.empty_like(pick_weights, memory_format=torch.contiguous_format))
 
 
-def _experts_words(tokens, gate_up, down, activation, constants):
-    return (tokens.shape[1], down.shape[2], _DTYPES[tokens.dtype], activation, *constants)
+def experts_words(tokens, gate_up, down, activation, constants):
+    return (tokens.shape[1], down.shape[2], DTYPES[tokens.dtype], activation, *constants)
 
 
-def _contiguous(*tensors):
+def contiguous(*tensors):
     return tuple(None if t is None else t.contiguous() for t in tensors)
 
 
 def _moe_words(x, pick_weights, plan, alignment, weights, activation, constants, num_rows, inner):
     gate_up, down, gate_up_bias, down_bias = weights
     return _MOE.pack(*pick_weights.shape, gate_up.shape[0], alignment, 0,
-                     *_experts_words(x, gate_up, down, activation, constants),
-                     gate_up.data_ptr(), down.data_ptr(), _pointer(gate_up_bias),
-                     _pointer(down_bias), plan.data_ptr(), num_rows, x.data_ptr(),
-                     pick_weights.data_ptr(), _pointer(inner))
+                     *experts_words(x, gate_up, down, activation, constants),
+                     gate_up.data_ptr(), down.data_ptr(), pointer(gate_up_bias),
+                     pointer(down_bias), plan.data_ptr(), num_rows, x.data_ptr(),
+                     pick_weights.data_ptr(), pointer(inner))
 
 
-@_define("moe_forward", "(Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
-         f"{_EXPERTS_SCHEMA}, SymInt num_rows, bool keep) -> (Tensor, Tensor)")
+@define("moe_forward", "(Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
+         f"{EXPERTS_SCHEMA}, SymInt num_rows, bool keep) -> (Tensor, Tensor)")
 def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
                  activation, constants, num_rows, keep):
     weights = (gate_up, down, gate_up_bias, down_bias)
     check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
-    x, pick_weights, *weights = _contiguous(x, pick_weights, *weights)
+    x, pick_weights, *weights = contiguous(x, pick_weights, *weights)
     y = torch.empty_like(x)
     inner = x.new_empty(num_rows if keep else 0, inner_width(activation, down.shape[2]))
     device, stream = device_of(x)
@@ -223,7 +223,7 @@ def _moe_forward(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, 
     return y, inner
 
 
-@_fake("moe_forward")
+@fake("moe_forward")
 def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, num_rows, keep):
     check_experts(x, "x", gate_up, down, gate_up_bias, down_bias, activation, constants)
@@ -231,19 +231,19 @@ def _(x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, 
     return x.new_empty(x.shape), x.new_empty(num_rows if keep else 0, width)
 
 
-@_define("moe_backward", "(Tensor d_y, Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
-         f"{_EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
+@define("moe_backward", "(Tensor d_y, Tensor x, Tensor pick_weights, Tensor plan, int alignment, "
+         f"{EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias,
                   activation, constants, inner, frozen):
     weights = (gate_up, down, gate_up_bias, down_bias)
     check_moe(x, pick_weights, plan, alignment, weights, activation, constants)
     require(d_y, "d_y", x.shape, x)
-    recompute = _use_up(inner, (inner.shape[0], inner_width(activation, down.shape[2])), x)
-    d_y, x, pick_weights, *weights = _contiguous(d_y, x, pick_weights, *weights)
+    recompute = use_up(inner, (inner.shape[0], inner_width(activation, down.shape[2])), x)
+    d_y, x, pick_weights, *weights = contiguous(d_y, x, pick_weights, *weights)
     d_x = torch.empty_like(x)
     d_pick_weights = torch.empty_like(pick_weights)
-    gradients = _gradients_of(weights, frozen)
+    gradients = gradients_of(weights, frozen)
     device, stream = device_of(x)
     check(library.switchyard_moe_backward(
         device, stream,
@@ -254,7 +254,7 @@ def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_
     return (d_x, d_pick_weights, *gradients)
 
 
-def _use_up(inner, shape, like):
+def use_up(inner, shape, like):
     """Whether a backward before this one has used `inner` up, so that it is computed again.
 
     Who calls twice is not known where torch has traced the call: the tensor itself remembers.
@@ -267,37 +267,37 @@ def _use_up(inner, shape, like):
     return is_used_up
 
 
-def _gradients_of(weights, frozen):
+def gradients_of(weights, frozen):
     """Memory for the gradients of weights; empty where there are none."""
     like = weights[0]
     return [like.new_empty(0) if frozen or w is None else
             torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights]
 
 
-@_fake("moe_backward")
+@fake("moe_backward")
 def _(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, inner, frozen):
     return (x.new_empty(x.shape), pick_weights.new_empty(pick_weights.shape),
-            *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
+            *gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
 
 
 def _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation, constants, inner):
     gate_up, down, gate_up_bias, down_bias = weights
     return _ROWS.pack(num_tokens, top_k, gate_up.shape[0], alignment, 0,
-                      *_experts_words(rows, gate_up, down, activation, constants),
-                      gate_up.data_ptr(), down.data_ptr(), _pointer(gate_up_bias),
-                      _pointer(down_bias), plan.data_ptr(), rows.shape[0], rows.data_ptr(),
-                      _pointer(inner))
+                      *experts_words(rows, gate_up, down, activation, constants),
+                      gate_up.data_ptr(), down.data_ptr(), pointer(gate_up_bias),
+                      pointer(down_bias), plan.data_ptr(), rows.shape[0], rows.data_ptr(),
+                      pointer(inner))
 
 
-@_define("experts_forward", "(Tensor rows, Tensor plan, SymInt num_tokens, int top_k, int alignment, "
-         f"{_EXPERTS_SCHEMA}, bool keep) -> (Tensor, Tensor)")
+@define("experts_forward", "(Tensor rows, Tensor plan, SymInt num_tokens, int top_k, int alignment, "
+         f"{EXPERTS_SCHEMA}, bool keep) -> (Tensor, Tensor)")
 def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                      down_bias, activation, constants, keep):
     weights = (gate_up, down, gate_up_bias, down_bias)
     check_experts(rows, "rows", *weights, activation, constants)
     require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
-    rows, *weights = _contiguous(rows, *weights)
+    rows, *weights = contiguous(rows, *weights)
     out = torch.zeros_like(rows)  # padding, and rows that belong to nobody, included
     inner = rows.new_empty(rows.shape[0] if keep else 0, inner_width(activation, down.shape[2]))
     device, stream = device_of(rows)
@@ -308,7 +308,7 @@ def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, ga
     return out, inner
 
 
-@_fake("experts_forward")
+@fake("experts_forward")
 def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias, activation,
       constants, keep):
     check_experts(rows, "rows", gate_up, down, gate_up_bias, down_bias, activation, constants)
@@ -316,8 +316,8 @@ def _(rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, dow
     return rows.new_empty(rows.shape), rows.new_empty(rows.shape[0] if keep else 0, width)
 
 
-@_define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, SymInt num_tokens, int top_k, "
-         f"int alignment, {_EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
+@define("experts_backward", "(Tensor d_out, Tensor rows, Tensor plan, SymInt num_tokens, int top_k, "
+         f"int alignment, {EXPERTS_SCHEMA}, Tensor(a!) inner, bool frozen) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias,
                       down_bias, activation, constants, inner, frozen):
@@ -325,24 +325,24 @@ def _experts_backward(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, 
     check_experts(rows, "rows", *weights, activation, constants)
     require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
     require(d_out, "d_out", rows.shape, rows)
-    recompute = _use_up(inner, (rows.shape[0], inner_width(activation, down.shape[2])), rows)
-    d_out, rows, *weights = _contiguous(d_out, rows, *weights)
+    recompute = use_up(inner, (rows.shape[0], inner_width(activation, down.shape[2])), rows)
+    d_out, rows, *weights = contiguous(d_out, rows, *weights)
     d_rows = torch.zeros_like(rows)
-    gradients = _gradients_of(weights, frozen)
+    gradients = gradients_of(weights, frozen)
     device, stream = device_of(rows)
     check(library.switchyard_rows_backward(
         device, stream, _rows_words(rows, plan, num_tokens, top_k, alignment, weights, activation,
                                     constants, inner),
         ctypes.c_void_p(d_out.data_ptr()), ctypes.c_void_p(d_rows.data_ptr()),
-        _EXPERTS.pack(*(g.data_ptr() for g in gradients)), ctypes.c_int64(recompute)))
+        EXPERTS.pack(*(g.data_ptr() for g in gradients)), ctypes.c_int64(recompute)))
     return (d_rows, *gradients)
 
 
-@_fake("experts_backward")
+@fake("experts_backward")
 def _(d_out, rows, plan, num_tokens, top_k, alignment, gate_up, down, gate_up_bias, down_bias,
       activation, constants, inner, frozen):
     return (rows.new_empty(rows.shape),
-            *_gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
+            *gradients_of((gate_up, down, gate_up_bias, down_bias), frozen))
 
 
 _ROUTER_SCHEMA = ("Tensor x, Tensor gate, Tensor? gate_bias, Tensor? score_bias, int top_k, "
@@ -354,14 +354,14 @@ def _router_words(x, gate, gate_bias, score_bias, top_k, sigmoid, score_bias_kin
                   num_expert_groups, kept_expert_groups):
     return _ROUTER.pack(gate.shape[0], top_k, sigmoid, score_bias_kind, normalise, scale,
                         num_expert_groups, kept_expert_groups, x.shape[0], x.shape[1],
-                        _DTYPES[x.dtype], _DTYPES[gate.dtype], x.data_ptr(), gate.data_ptr(),
-                        _pointer(gate_bias), _pointer(score_bias))
+                        DTYPES[x.dtype], DTYPES[gate.dtype], x.data_ptr(), gate.data_ptr(),
+                        pointer(gate_bias), pointer(score_bias))
 
 
-@_define("route", f"({_ROUTER_SCHEMA}) -> (Tensor, Tensor, Tensor)")
+@define("route", f"({_ROUTER_SCHEMA}) -> (Tensor, Tensor, Tensor)")
 def _route(x, gate, gate_bias, score_bias, top_k, *form):
     check_router(x, gate, gate_bias, score_bias)
-    x, gate, gate_bias, score_bias = _contiguous(x, gate, gate_bias, score_bias)
+    x, gate, gate_bias, score_bias = contiguous(x, gate, gate_bias, score_bias)
     ids = x.new_empty(x.shape[0], top_k, dtype=torch.int32)
     weights = x.new_empty(x.shape[0], top_k, dtype=torch.float32)
     non_finite = x.new_empty(1, dtype=torch.int64)
@@ -373,20 +373,20 @@ def _route(x, gate, gate_bias, score_bias, top_k, *form):
     return ids, weights, non_finite
 
 
-@_fake("route")
+@fake("route")
 def _(x, gate, gate_bias, score_bias, top_k, *form):
     return (x.new_empty(x.shape[0], top_k, dtype=torch.int32),
             x.new_empty(x.shape[0], top_k, dtype=torch.float32),
             x.new_empty(1, dtype=torch.int64))
 
 
-@_define("route_backward", f"(Tensor d_pick_weights, Tensor expert_ids, {_ROUTER_SCHEMA}) "
+@define("route_backward", f"(Tensor d_pick_weights, Tensor expert_ids, {_ROUTER_SCHEMA}) "
          "-> (Tensor, Tensor, Tensor)")
 def _route_backward(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
     check_router(x, gate, gate_bias, score_bias)
     require(d_pick_weights, "d_pick_weights", (x.shape[0], top_k), x, torch.float32)
     require(expert_ids, "expert_ids", (x.shape[0], top_k), x, torch.int32)
-    d_pick_weights, expert_ids, x, gate, gate_bias, score_bias = _contiguous(
+    d_pick_weights, expert_ids, x, gate, gate_bias, score_bias = contiguous(
         d_pick_weights, expert_ids, x, gate, gate_bias, score_bias)
     d_x = torch.empty_like(x)
     d_gate = torch.empty_like(gate, dtype=torch.float32)
@@ -399,7 +399,7 @@ def _route_backward(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, 
     return d_x, d_gate, d_gate_bias
 
 
-@_fake("route_backward")
+@fake("route_backward")
 def _(d_pick_weights, expert_ids, x, gate, gate_bias, score_bias, top_k, *form):
     return (x.new_empty(x.shape), gate.new_empty(gate.shape, dtype=torch.float32),
             gate.new_empty(0 if gate_bias is None else gate.shape[0], dtype=torch.float32))

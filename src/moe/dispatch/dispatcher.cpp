@@ -52,9 +52,30 @@ void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>&
   require_memory(*view, data_of(plan).device.memory(), name);
 }
 
+void require_peer(const Mover& mover) {
+  require<Unsupported>(mover.kind() == MoverKind::peer,
+                       "received weights are for the peer mover: use d_row_weights");
+}
+
+void require_received_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
+                              std::string_view name) {
+  if (!view) return;
+  const Shape expected{data_of(plan).token_capacity(), plan.top_k()};
+  require(view->dtype() == Dtype::f32 && view->shape() == expected && view->is_contiguous(),
+          "{} is {} {}, but must be contiguous f32 {}", name, name_of(view->dtype()), view->shape(),
+          expected);
+  require_memory(*view, data_of(plan).device.memory(), name);
+}
+
 void require_both(bool a, bool b, std::string_view name_a, std::string_view name_b) {
   require(a == b, "{} was given without {}: they go together", a ? name_a : name_b,
           a ? name_b : name_a);
+}
+
+void require_receives(const Mover& mover, const Plan& plan) {
+  require<Unsupported>(mover.receives(plan),
+                       "tokens are not received as they are here: use dispatch (receives_tokens "
+                       "tells)");
 }
 
 void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
@@ -133,6 +154,30 @@ Plan Dispatcher::plan(const Routing& routing) {
   });
 }
 
+std::int64_t Dispatcher::plan_words(const ExpertPlacement& placement, int rank,
+                                    std::int64_t num_tokens, std::int64_t top_k) {
+  require(0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
+          "rank ({}) must be one of {}, and num_tokens ({}) and top_k ({}) not negative", rank,
+          placement.num_ranks(), num_tokens, top_k);
+  return words_of_plan(placement, rank, num_tokens, top_k);
+}
+
+PlanForm Dispatcher::plan_into(const ConstTensorView& expert_ids, const TensorView& memory) {
+  return or_abort_alone({&comm_}, "plan", [&] {
+    const auto data = planner_->plan_into(expert_ids, planner_->problems_of(-1), memory);
+    return PlanForm{.num_tokens = data->num_tokens,
+                    .top_k = data->top_k,
+                    .hidden = data->options.hidden,
+                    .dtype = data->options.dtype,
+                    .num_rows = data->row_capacity(),
+                    .num_received = data->token_capacity()};
+  });
+}
+
+Plan Dispatcher::plan_in(const TensorView& memory, const PlanForm& form) const {
+  return or_abort({&comm_}, "plan", [&] { return plan_of(planner_->plan_in(memory, form)); });
+}
+
 void Dispatcher::resize(const Sizing& sizing) { planner_->resize(sizing); }
 
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
@@ -169,16 +214,35 @@ ReceivedTokens Dispatcher::receive(const Plan& plan, const ConstTensorView& x,
     require_own_plan(plan, planner_->placement());
     require_tokens(plan, x, "x");
     require_weights(plan, weights, "weights");
-    require<Unsupported>(mover_->receives(plan),
-                         "tokens are not received as they are here: use dispatch "
-                         "(receives_tokens tells)");
+    require_receives(*mover_, plan);
   });
   return or_abort_alone({&comm_}, "receive", [&] { return mover_->receive(plan, x, weights); });
+}
+
+ConstTensorView Dispatcher::receive(const Plan& plan, const ConstTensorView& tokens) {
+  check_arguments({&comm_}, "receive", [&] {
+    require_own_plan(plan, planner_->placement());
+    require_tokens(plan, tokens, "tokens");
+    require_receives(*mover_, plan);
+  });
+  return or_abort_alone({&comm_}, "receive", [&] { return mover_->receive(plan, tokens); });
 }
 
 TensorView Dispatcher::take_rows(const Plan& plan) const {
   return or_abort_alone({&comm_}, "take_rows", [&] {
     return mover_->take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+  });
+}
+
+TensorView Dispatcher::take_row_weights(const Plan& plan) const {
+  return or_abort_alone({&comm_}, "take_row_weights",
+                        [&] { return mover_->take({plan.row_capacity()}, Dtype::f32); });
+}
+
+TensorView Dispatcher::take_received_weights(const Plan& plan) const {
+  return or_abort_alone({&comm_}, "take_received_weights", [&] {
+    require_peer(*mover_);
+    return mover_->take({data_of(plan).token_capacity(), plan.top_k()}, Dtype::f32);
   });
 }
 
@@ -232,16 +296,24 @@ void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput
     require_tokens(plan, out.d_x, "d_x");
     require_row_weights(plan, in.d_row_weights, "d_row_weights");
     require_weights(plan, out.d_weights, "d_weights");
-    require_both(in.d_row_weights.has_value(), out.d_weights.has_value(), "d_row_weights",
-                 "d_weights");
+    require(!in.d_row_weights || !in.d_received_weights,
+            "d_row_weights and d_received_weights were both given: it is either");
+    if (in.d_received_weights) require_peer(*mover_);
+    require_received_weights(plan, in.d_received_weights, "d_received_weights");
+    require_both(in.d_row_weights || in.d_received_weights, out.d_weights.has_value(),
+                 "d_row_weights", "d_weights");
   });
   or_abort_alone({&comm_}, "dispatch_backward", [&] {
+    const bool by_source = in.d_received_weights.has_value();
     mover_->gather(plan, {.rows = in.d_rows,
                           .tokens = out.d_x,
-                          .row_scalars = in.d_row_weights,
-                          .token_scalars = out.d_weights});
+                          .row_scalars = by_source ? in.d_received_weights : in.d_row_weights,
+                          .token_scalars = out.d_weights,
+                          .scalars_by_source = by_source});
   });
 }
+
+void Dispatcher::spoil(std::span<const TensorView> views) const { mover_->spoil(views); }
 
 MoverKind Dispatcher::mover() const { return mover_->kind(); }
 

@@ -17,11 +17,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kPieceWords = 4;  // so that every table begins on 16 bytes
-
-std::int64_t padded(std::int64_t words) {
-  return (words + kPieceWords - 1) / kPieceWords * kPieceWords;
-}
+constexpr auto padded = TablePieces::padded;
 
 void require_valid(const LocalPlanOptions& o) {
   require(o.num_tokens >= 0, "num_tokens ({}) must not be negative", o.num_tokens);
@@ -34,24 +30,6 @@ void require_valid(const LocalPlanOptions& o) {
           "{} tokens with {} picks each, aligned to {}, need more than 2^31 rows", o.num_tokens,
           o.top_k, o.alignment);
 }
-
-// Hands out one table after the other; without memory it only counts.
-class Pieces {
- public:
-  Pieces() = default;
-  explicit Pieces(const TensorView& memory) : memory_(memory) {}
-
-  TensorView take(const Shape& shape, Dtype dtype = Dtype::i32) {
-    std::byte* const data = memory_.data() == nullptr ? nullptr : memory_.data() + 4 * words_;
-    words_ += padded(shape.num_elements() * size_of(dtype) / 4);
-    return {data, dtype, shape, shape.row_elements(), memory_.owner(), memory_.memory()};
-  }
-  std::int64_t words() const { return words_; }
-
- private:
-  TensorView memory_;
-  std::int64_t words_ = 0;
-};
 
 // Where all experts are this rank's: owners, experts by rank, and where those of a rank begin.
 struct Placement {
@@ -97,7 +75,7 @@ LocalPlan::LocalPlan(Device device, const LocalPlanOptions& options, const Tenso
           "the plan's tensor must lie on 8 bytes");
   const std::int64_t experts = options.num_experts;
   const Shape picks{options.num_tokens, options.top_k};
-  Pieces pieces(memory);
+  TablePieces pieces(memory);
   problems_ = pieces.take({kProblemWords}, Dtype::i64);
   layout_ = pieces.take({layout_words(1)}, Dtype::i64);
   counts_ = pieces.take({1, experts});

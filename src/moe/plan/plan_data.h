@@ -51,7 +51,9 @@ struct PlanData {
   Device device;
   Device host;  // the same where that is the host's
   int rank = 0;
-  std::int64_t plan_number = 0;  // plans made by the same planner before
+  // Of ranks that move by the same plan: the plans made by the same planner before, or what tells
+  // the forms of plans in tensors apart.
+  std::int64_t plan_number = 0;
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 0;
 

@@ -8,6 +8,7 @@
 #include "moe/plan/plan_data.h"
 #include "peer/peer_memory.h"
 #include "switchyard/communicator.h"
+#include "switchyard/dispatcher.h"
 #include "switchyard/plan.h"
 #include "switchyard/router.h"
 
@@ -39,13 +40,32 @@ enum class Exchange {
 ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
                              std::int64_t num_experts, SentinelIds sentinels);
 
+// Which tables a plan has.
+enum class PlanTables {
+  own,           // what one rank's device knows
+  of_all_ranks,  // also what ranks have told each other in peer memory
+  crossing_once,  // and where tokens go that cross to a rank once
+};
+// The placement, rank, tokens and picks of `data` are known.
+void take_tables(PlanData& data, PlanTables kind, const TakeTable& take);
+// i32 of a plan in a tensor.
+std::int64_t words_of_plan(const ExpertPlacement& placement, int rank, std::int64_t num_tokens,
+                           std::int64_t top_k);
+
 class PlanMaker {
  public:
   PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
             Device device, Exchange exchange = Exchange::host);
 
   // Collective.
-  std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems);
+  std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems) {
+    return plan(expert_ids, problems, memory_of(backend_of(device_)));
+  }
+  // The same in a tensor of the caller's, which is all that plan_in() needs.
+  std::shared_ptr<PlanData> plan_into(const ConstTensorView& expert_ids,
+                                      const PlanProblems& problems, const TensorView& memory);
+  // Not collective.
+  std::shared_ptr<PlanData> plan_in(const TensorView& memory, const PlanForm& form) const;
   PlanProblems problems_of(std::int64_t first_non_finite_token) const;
   // The routing is a caller's: its words are checked.
   PlanProblems problems_of(const Routing& routing) const;
@@ -57,7 +77,11 @@ class PlanMaker {
   const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }
 
  private:
+  std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems,
+                                 const TakeTable& take);
   RecordHeader header_of(const ConstTensorView& expert_ids) const;
+  PlanTables tables() const;
+  void require_words(const TensorView& memory, std::int64_t num_tokens, std::int64_t top_k) const;
   bool crosses_once() const;
   Counted count(const ConstTensorView& expert_ids, const PlanProblems& problems,
                 PlanData& data) const;

@@ -22,11 +22,10 @@ std::int64_t padded_bytes(const Piece& piece) {
 }
 
 // All of them, then each.
-std::vector<TensorView> take_together(const DeviceBackend& device,
-                                      std::initializer_list<Piece> pieces) {
+std::vector<TensorView> take_together(const TakeTable& take, std::initializer_list<Piece> pieces) {
   std::int64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += padded_bytes(piece);
-  std::vector<TensorView> views{device.take({bytes / size_of(Dtype::i64)}, Dtype::i64)};
+  std::vector<TensorView> views{take({bytes / size_of(Dtype::i64)}, Dtype::i64)};
   std::byte* next = views[0].data();
   for (const Piece& piece : pieces) {
     views.emplace_back(next, piece.dtype, piece.shape, piece.shape.row_elements(), views[0].owner(),
@@ -48,16 +47,16 @@ PlacementTables PlacementTables::make(const DeviceBackend& device,
   }
   const Shape experts{placement.num_experts()};
   const auto views =
-      take_together(device, {{experts}, {experts}, {{placement.num_ranks() + std::int64_t{1}}}});
+      take_together(memory_of(device), {{experts}, {experts}, {{placement.num_ranks() + std::int64_t{1}}}});
   device.upload(std::as_bytes(placement.owners()), views[1]);
   device.upload(std::as_bytes(std::span(by_rank)), views[2]);
   device.upload(std::as_bytes(std::span(offsets)), views[3]);
   return {views[0], views[1], views[2], views[3]};
 }
 
-PlanReport PlanReport::take(const DeviceBackend& device, const ExpertPlacement& placement) {
+PlanReport PlanReport::take(const TakeTable& take, const ExpertPlacement& placement) {
   const std::int64_t ranks = placement.num_ranks();
-  const auto views = take_together(device, {{{kProblemWords}, Dtype::i64},
+  const auto views = take_together(take, {{{kProblemWords}, Dtype::i64},
                                             {{1, placement.num_experts()}},
                                             {{ranks}},
                                             {{layout_words(ranks)}, Dtype::i64}});
@@ -68,12 +67,12 @@ TensorView PlanReport::record() const {
   return all.slice(0, (layout.data() - all.data()) / size_of(Dtype::i64));
 }
 
-PeerReports PeerReports::take(const DeviceBackend& device, const ExpertPlacement& placement) {
+PeerReports PeerReports::take(const TakeTable& take, const ExpertPlacement& placement) {
   const std::int64_t ranks = placement.num_ranks();
   const std::int64_t experts = placement.num_experts();
   const std::int64_t words = kHeaderWords + record_words(placement);
   const auto views =
-      take_together(device, {{{ranks, words}, Dtype::i64}, {{layout_words(ranks)}, Dtype::i64}});
+      take_together(take, {{{ranks, words}, Dtype::i64}, {{layout_words(ranks)}, Dtype::i64}});
   const TensorView& gathered = views[1];
   std::byte* next = gathered.data();
   const auto columns = [&](Dtype dtype, std::int64_t count, std::int64_t bytes) {
@@ -103,7 +102,7 @@ std::int64_t record_words(const ExpertPlacement& placement) {
 PeerReports PeerReports::on_host(const DeviceBackend& device, const DeviceBackend& host,
                                  const ExpertPlacement& placement) const {
   if (all.memory() == Memory::host) return *this;
-  PeerReports copy = take(host, placement);
+  PeerReports copy = take(memory_of(host), placement);
   device.fetch(all, bytes_of(copy.all));
   return copy;
 }
@@ -111,16 +110,15 @@ PeerReports PeerReports::on_host(const DeviceBackend& device, const DeviceBacken
 PlanReport PlanReport::on_host(const DeviceBackend& device, const DeviceBackend& host,
                                const ExpertPlacement& placement) const {
   if (all.memory() == Memory::host) return *this;
-  PlanReport copy = take(host, placement);
+  PlanReport copy = take(memory_of(host), placement);
   device.fetch(all, bytes_of(copy.all));
   return copy;
 }
 
-GroupTables GroupTables::take(const DeviceBackend& device, const ExpertPlacement& placement,
-                              int rank) {
+GroupTables GroupTables::take(const TakeTable& take, const ExpertPlacement& placement, int rank) {
   const Shape experts{placement.num_experts()};
   const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
-  const auto views = take_together(device, {{experts},
+  const auto views = take_together(take, {{experts},
                                             {experts},
                                             {experts},
                                             {{placement.num_experts() + std::int64_t{1}}},

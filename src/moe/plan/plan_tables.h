@@ -1,6 +1,8 @@
 // The small tables of a plan. Those that travel between host and device lie in one piece of memory.
 #pragma once
 
+#include <functional>
+
 #include "device/device_backend.h"
 #include "moe/plan/plan_record.h"
 #include "switchyard/placement.h"
@@ -13,6 +15,32 @@ inline TensorView flat(const TensorView& contiguous) {
   return {contiguous.data(),  contiguous.dtype(), {contiguous.shape().num_elements()}, 1,
           contiguous.owner(), contiguous.memory()};
 }
+
+// Where tables come from: the device's own memory, or a tensor of the caller's.
+using TakeTable = std::function<TensorView(const Shape& shape, Dtype dtype)>;
+inline TakeTable memory_of(const DeviceBackend& device) {
+  return [&device](const Shape& shape, Dtype dtype) { return device.take(shape, dtype); };
+}
+
+// Cuts one table after the other from a tensor of i32.
+class TablePieces {
+ public:
+  explicit TablePieces(const TensorView& memory) : memory_(memory) {}
+
+  TensorView take(const Shape& shape, Dtype dtype = Dtype::i32) {
+    std::byte* const data = memory_.data() + 4 * words_;
+    words_ += padded(shape.num_elements() * size_of(dtype) / 4);
+    return {data, dtype, shape, shape.row_elements(), memory_.owner(), memory_.memory()};
+  }
+  std::int64_t words() const { return words_; }
+
+  // So that every table begins on 16 bytes, if the first one does.
+  static std::int64_t padded(std::int64_t words) { return (words + 3) / 4 * 4; }
+
+ private:
+  TensorView memory_;
+  std::int64_t words_ = 0;
+};
 
 // A placement, as devices read it.
 struct PlacementTables {
@@ -35,7 +63,7 @@ struct PlanReport {
   // [m] i64: all but the layout, which is what other ranks are told.
   TensorView record() const;
 
-  static PlanReport take(const DeviceBackend& device, const ExpertPlacement& placement);
+  static PlanReport take(const TakeTable& take, const ExpertPlacement& placement);
   // In the memory of `host`; this one if it is there, otherwise a copy that is waited for.
   PlanReport on_host(const DeviceBackend& device, const DeviceBackend& host,
                      const ExpertPlacement& placement) const;
@@ -55,7 +83,7 @@ struct PeerReports {
   TensorView counts;           // [ranks, E] i32
   TensorView distinct_tokens;  // [ranks, ranks] i32
 
-  static PeerReports take(const DeviceBackend& device, const ExpertPlacement& placement);
+  static PeerReports take(const TakeTable& take, const ExpertPlacement& placement);
   // As PlanReport's.
   PeerReports on_host(const DeviceBackend& device, const DeviceBackend& host,
                       const ExpertPlacement& placement) const;
@@ -72,7 +100,7 @@ struct GroupTables {
   TensorView group_rows;      // [local]
   TensorView token_offsets;   // [ranks], where tokens cross once
 
-  static GroupTables take(const DeviceBackend& device, const ExpertPlacement& placement, int rank);
+  static GroupTables take(const TakeTable& take, const ExpertPlacement& placement, int rank);
 };
 
 }  // namespace switchyard

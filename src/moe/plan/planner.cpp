@@ -8,6 +8,7 @@
 #include "comm/agreement.h"
 #include "core/check_memory.h"
 #include "core/given.h"
+#include "core/hash.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
 #include "moe/plan/plan_maker.h"
@@ -96,8 +97,6 @@ void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
     args.row_sources = data.row_sources;
   }
   if (counted.token_positions) {
-    data.places = backend_of(data.device).take(expert_ids.shape(), Dtype::i32);
-    data.sent_sources = backend_of(data.device).take(expert_ids.shape(), Dtype::i32);
     args.sent = {.positions = flat(*counted.token_positions),
                  .offsets = data.groups.token_offsets,
                  .places = flat(data.places),
@@ -160,8 +159,93 @@ PlanProblems PlanMaker::problems_of(const Routing& routing) const {
   return {.words = words};
 }
 
+void take_tables(PlanData& data, PlanTables kind, const TakeTable& take) {
+  data.report = PlanReport::take(take, *data.placement);
+  if (kind != PlanTables::own) data.reports = PeerReports::take(take, *data.placement);
+  data.groups = GroupTables::take(take, *data.placement, data.rank);
+  const Shape picks{data.num_tokens, data.top_k};
+  data.slots = take(picks, Dtype::i32);
+  data.target_ranks = take(picks, Dtype::i32);
+  data.sources = take({picks.num_elements()}, Dtype::i32);
+  if (kind != PlanTables::crossing_once) return;
+  data.places = take(picks, Dtype::i32);
+  data.sent_sources = take(picks, Dtype::i32);
+}
+
+std::int64_t words_of_plan(const ExpertPlacement& placement, int rank, std::int64_t num_tokens,
+                           std::int64_t top_k) {
+  std::int64_t words = 0;
+  PlanData data{.placement = std::make_shared<const ExpertPlacement>(placement),
+                .options = {},
+                .device = {},
+                .host = {},
+                .rank = rank};
+  take_tables(data, PlanTables::crossing_once, [&](const Shape& shape, Dtype dtype) -> TensorView {
+    words += TablePieces::padded(shape.num_elements() * size_of(dtype) / size_of(Dtype::i32));
+    return Tensor(shape, dtype).view();
+  });
+  constexpr std::int64_t kPickTables = 5;  // without picks those were empty
+  return words + kPickTables * TablePieces::padded(num_tokens * top_k);
+}
+
+PlanTables PlanMaker::tables() const {
+  if (meetings_ == nullptr) return PlanTables::own;
+  return crosses_once() ? PlanTables::crossing_once : PlanTables::of_all_ranks;
+}
+
+void PlanMaker::require_words(const TensorView& memory, std::int64_t num_tokens,
+                              std::int64_t top_k) const {
+  require<Unsupported>(crosses_once(),
+                       "plans in tensors are for ranks that reach each other's memory (the peer "
+                       "mover), and for plans that drop nothing");
+  const Shape expected{words_of_plan(*placement_, comm_.rank(), num_tokens, top_k)};
+  require(memory.dtype() == Dtype::i32 && memory.shape() == expected,
+          "the plan's tensor is {} {}, but must be i32 {} for {} tokens with {} picks each",
+          name_of(memory.dtype()), memory.shape(), expected, num_tokens, top_k);
+  require_memory(memory, device_.memory(), "the plan's tensor");
+  require(reinterpret_cast<std::uintptr_t>(memory.data()) % 16 == 0,
+          "the plan's tensor must lie on 16 bytes");
+}
+
+std::shared_ptr<PlanData> PlanMaker::plan_into(const ConstTensorView& expert_ids,
+                                               const PlanProblems& problems,
+                                               const TensorView& memory) {
+  check_arguments({&comm_}, "plan", [&] {
+    const RecordHeader header = header_of(expert_ids);
+    require_valid_form(header, comm_.rank());
+    require_words(memory, header.num_tokens, header.top_k);
+  });
+  TablePieces pieces(memory);
+  return plan(expert_ids, problems,
+              [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });
+}
+
+std::shared_ptr<PlanData> PlanMaker::plan_in(const TensorView& memory, const PlanForm& form) const {
+  require_words(memory, form.num_tokens, form.top_k);
+  PlanOptions options = options_;
+  options.hidden = form.hidden;
+  options.dtype = form.dtype;
+  options.sizing = Sizing::bounded(form.num_rows, Overflow::fail, form.num_received);
+  const std::array<std::int64_t, 3> alike{form.hidden, static_cast<std::int64_t>(form.dtype),
+                                          form.top_k};
+  auto data = std::make_shared<PlanData>(PlanData{.placement = placement_,
+                                                  .options = options,
+                                                  .device = device_,
+                                                  .host = host_,
+                                                  .rank = comm_.rank(),
+                                                  .plan_number = hash_of(std::span<const std::int64_t>(alike)),
+                                                  .num_tokens = form.num_tokens,
+                                                  .top_k = form.top_k,
+                                                  .check = meetings_->memory_check(),
+                                                  .is_known = false});
+  TablePieces pieces(memory);
+  take_tables(*data, PlanTables::crossing_once,
+              [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });
+  return data;
+}
+
 std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
-                                          const PlanProblems& problems) {
+                                          const PlanProblems& problems, const TakeTable& take) {
   auto data = std::make_shared<PlanData>(PlanData{.placement = placement_,
                                                   .options = options_,
                                                   .device = device_,
@@ -177,7 +261,11 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
       if (crosses_once()) require_nameable_sources(tokens, header.top_k);
     });
   }
-  data->report = PlanReport::take(backend_of(device_), *placement_);
+  if (has_valid_form(header)) {
+    data->num_tokens = header.num_tokens;
+    data->top_k = header.top_k;
+  }
+  take_tables(*data, tables(), take);
   ConstTensorView expert_ids;
   Counted counted;
   if (has_valid_form(header)) {
@@ -219,11 +307,6 @@ bool PlanMaker::crosses_once() const {
 Counted PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& problems,
                          PlanData& data) const {
   const DeviceBackend& device = backend_of(device_);
-  data.num_tokens = expert_ids.rows();
-  data.top_k = expert_ids.shape()[1];
-  data.slots = device.take(expert_ids.shape(), Dtype::i32);
-  data.target_ranks = device.take(expert_ids.shape(), Dtype::i32);
-  data.sources = device.take({expert_ids.shape().num_elements()}, Dtype::i32);
   Counted counted{.positions = data.slots};
   if (crosses_once()) {
     counted.positions = device.take(expert_ids.shape(), Dtype::i32);
@@ -247,7 +330,6 @@ void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& probl
                            PlanData& data) {
   require_same_call({.headers = {header}});
   ++num_plans_;
-  data.groups = GroupTables::take(backend_of(device_), *placement_, data.rank);
   LayOut args =
       layout_of(data.report.counts, device_tables_, data, data.groups, data.report.layout);
   args.problems = one_row(data.report.problems);
@@ -273,7 +355,6 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   require_same_call(records);
   ++num_plans_;
   const ConstTensorView counts(records.counts.data(), {comm_.size(), placement_->num_experts()});
-  data.groups = GroupTables::take(backend_of(device_), *placement_, data.rank);
   backend_of(device_).lay_out(layout_of(counts, device_tables_, data, data.groups, own.layout));
   data.known.fill(records, own.layout, options_.sizing, data.rank);
   data.known.num_remote = count_remote(data, data.groups);
@@ -284,12 +365,11 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
 void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
                                     PlanData& data) {
   const DeviceBackend& device = backend_of(device_);
-  const PeerReports reports = PeerReports::take(device, *placement_);
+  const PeerReports& reports = *data.reports;
   std::array<std::int64_t, kHeaderWords> words{};
   std::memcpy(words.data(), &header, sizeof(header));
   ++num_plans_;
   meetings_->gather(Meeting::plan, words, data.report.record(), reports.gathered);
-  data.groups = GroupTables::take(device, *placement_, data.rank);
   LayOut args = layout_of(reports.counts, device_tables_, data, data.groups, reports.layout);
   args.must_agree = columns(reports.headers, kAlikeWords);
   args.problems = reports.problems;
@@ -299,7 +379,6 @@ void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProble
     args.token_offsets = data.groups.token_offsets;
   }
   device.lay_out(args);
-  data.reports = reports;
   data.check = meetings_->memory_check();
   data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();
   if (!data.is_known) return;

@@ -1,0 +1,245 @@
+"""Experts that are divided over ranks, as functions of tensors with gradients."""
+import torch
+
+from .._activations import DEFAULT_CONSTANTS, Activation
+from .._library import InvalidArgument
+from .._ranks import ExpertPlacement
+from . import _functions
+from ._functions import first_order, needs_gradient, wanted
+from ._process_group import group_of, link_to
+from ._shared_ops import Dispatchers
+
+DEFAULT_TIMEOUT = 600.0
+
+
+def chunked(num_experts, num_ranks):
+    """The placement of torch's Shard(0): ceil(E / ranks) experts on every rank while there are
+    some, so that the last ones may own fewer, or none."""
+    each = -(-num_experts // num_ranks)
+    return ExpertPlacement([expert // each for expert in range(num_experts)], num_ranks)
+
+
+class SharedPlan:
+    """Where every pick of this rank's tokens goes, and which rows this rank's experts get.
+
+    `tensor` [n] i32 holds it all, but for two sizes: num_rows R of this rank's experts, padding
+    included, and num_received D, the tokens that come to them, each once. The rows of an expert are
+    those of rank 0's tokens, then rank 1's, and so on, whoever owns it.
+    """
+
+    def __init__(self, ranks, tensor, num_tokens, top_k, num_rows, num_received):
+        self.ranks = ranks
+        self.tensor = tensor
+        self.num_tokens = num_tokens
+        self.top_k = top_k
+        self.num_rows = num_rows
+        self.num_received = num_received
+
+    def check(self):
+        """Raises InvalidArgument, the same on every rank, if ids were bad, or if a rank has more
+        rows or tokens than a bounded plan has room for. Waits for a GPU."""
+        self.ranks._dispatchers.check_plan(self.tensor, self.num_tokens, self.top_k, self.num_rows,
+                                           self.num_received)
+
+    @property
+    def row_offsets(self):
+        """[e + 1] i32: where the rows of each of this rank's experts begin."""
+        return self._table("row_offsets", self.ranks.num_local_experts + 1)
+
+    @property
+    def group_rows(self):
+        """[e] i32: how many rows each of this rank's experts has, without padding."""
+        return self._table("group_rows", self.ranks.num_local_experts)
+
+    @property
+    def slots(self):
+        """[T, K] i32: the row of every pick at its owner; −1 where there is none."""
+        return self._picks("slots")
+
+    @property
+    def target_ranks(self):
+        """[T, K] i32: the rank that owns the expert of every pick; −1 where there is none."""
+        return self._picks("target_ranks")
+
+    @property
+    def needed(self):
+        """[1 + 2 · ranks] i64: whether some rank has no room, other than 0; the rows that every
+        rank needs; the tokens that every rank receives. The same on all ranks; does not wait."""
+        size = self.ranks.size
+        words = [self._table(name, 2 * count).view(torch.int64) for name, count in
+                 (("overflow", 1), ("needed_rows", size), ("needed_tokens", size))]
+        return torch.cat(words)
+
+    def _picks(self, name):
+        return self._table(name, self.num_tokens * self.top_k).view(self.num_tokens, self.top_k)
+
+    def _table(self, name, size):
+        first = self.ranks._dispatchers.tables(self.num_tokens, self.top_k)[name]
+        return self.tensor[first:first + size]
+
+
+class ExpertParallel:
+    """Experts that are divided over the ranks of a process group, or of a DeviceMesh of one
+    dimension.
+
+    owners[e] is the rank of expert e; without it they are divided as torch's Shard(0) does. Ranks
+    are processes of one host, each with a GPU or on the CPU. With `row_capacity` buffers have so
+    many rows on every rank, and `token_capacity` tokens (0: as many as rows), whatever the routing
+    is: nothing waits for a GPU, and plan.check() or run_step() tell whether that was enough.
+    Without it they have what the routing needs, for which plan() waits once. A rank that another
+    one misses for `timeout` seconds is named by an error.
+
+    Every rank makes the same calls in the same order, with tokens or without. At one rank it is
+    plan, dispatch, combine and moe of this module.
+    """
+
+    def __init__(self, ranks, num_experts, *, owners=None, alignment=1, sentinels=False,
+                 row_capacity=0, token_capacity=0, timeout=DEFAULT_TIMEOUT):
+        self.group = group_of(ranks)
+        self.rank, self.size = self.group.rank(), self.group.size()
+        self.placement = (chunked(num_experts, self.size) if owners is None else
+                          ExpertPlacement(owners, self.size))
+        if self.placement.num_experts != num_experts:
+            raise InvalidArgument(f"owners names the ranks of {self.placement.num_experts} experts, "
+                                  f"but there are {num_experts}")
+        self.num_experts = num_experts
+        self.alignment = alignment
+        self.sentinels = sentinels
+        self.num_local_experts = len(self.placement.experts_of(self.rank))
+        self.set_capacity(row_capacity, token_capacity)
+        self._dispatchers = None
+        if self.size > 1:
+            self._dispatchers = Dispatchers(link_to(self.group, timeout), self.placement,
+                                            alignment, sentinels)
+
+    def set_capacity(self, row_capacity, token_capacity=0):
+        """For the plans that follow; the same on all ranks. Rows are rounded up to the alignment;
+        0 makes plans exact."""
+        if row_capacity < 0 or token_capacity < 0:
+            raise InvalidArgument(f"row_capacity ({row_capacity}) and token_capacity "
+                                  f"({token_capacity}) must not be negative")
+        self.row_capacity = -(-row_capacity // self.alignment) * self.alignment
+        self.token_capacity = token_capacity
+
+    def plan(self, expert_ids):
+        """A plan for expert_ids [T, K], i32 or i64; −1 is no pick, and with `sentinels` whatever
+        is num_experts or more. T may differ between ranks and be 0."""
+        if self.size == 1:
+            return _functions.plan(expert_ids, self.num_experts, alignment=self.alignment,
+                                   sentinels=self.sentinels)
+        tensor, rows, received = torch.ops.switchyard.shared_plan(
+            expert_ids, self._number, self.row_capacity, self.token_capacity)
+        return SharedPlan(self, tensor, expert_ids.shape[0], expert_ids.shape[1], rows.shape[0],
+                          received.shape[0])
+
+    def dispatch(self, plan, x):
+        """rows [R, H] of this rank's experts, from the tokens x [T, H] of all ranks; padding is 0,
+        and rows beyond the plan's hold anything."""
+        if self.size == 1:
+            return _functions.dispatch(plan, x, exact=self.row_capacity == 0)
+        return _Dispatch.apply(x, plan.tensor, self._number, plan.top_k, plan.num_rows,
+                               plan.num_received)
+
+    def combine(self, plan, rows, pick_weights):
+        """y [T, H] of this rank's tokens: y[t] = Σ_k pick_weights[t, k] · the row of pick k, in
+        f32, k in order."""
+        if self.size == 1:
+            return _functions.combine(plan, rows, pick_weights)
+        return _Combine.apply(rows, pick_weights.float(), plan.tensor, self._number,
+                              plan.num_received)
+
+    def moe(self, plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None, *,
+            activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS):
+        """Tokens x [T, H] through their experts, wherever these are, and back; [T, H].
+
+        Weights are those of this rank's experts, gate_up [e, 2I, H] and down [e, H, I]; their
+        gradients are sums over the tokens of all ranks. The bits of y and of all gradients are
+        those of one rank with all tokens.
+        """
+        weights = (gate_up, down, gate_up_bias, down_bias)
+        if self.size == 1:
+            return _functions.moe(plan, x, pick_weights, *weights, activation=activation,
+                                  constants=constants)
+        return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, self._number,
+                          int(activation), list(map(float, constants)), plan.num_rows,
+                          plan.num_received, needs_gradient(x, pick_weights, *weights))
+
+    def host_syncs(self):
+        """How often the library has waited for a GPU here so far."""
+        return 0 if self._dispatchers is None else self._dispatchers.host_syncs()
+
+    def abort(self, reason):
+        """This rank gives up: the others raise an error with the reason."""
+        if self._dispatchers is not None:
+            self._dispatchers.link.communicator.abort(reason)
+
+    def close(self):
+        """Gives the memory back that ranks share; further calls raise."""
+        if self._dispatchers is not None:
+            self._dispatchers.close()
+
+    def __deepcopy__(self, _memo):
+        return self  # copies of a model run over the same ranks
+
+    @property
+    def _number(self):
+        return self._dispatchers.number
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, plan, ranks, top_k, num_rows, num_received):
+        ctx.save_for_backward(plan)
+        ctx.form = (ranks, top_k, x.shape[0], num_received)
+        return torch.ops.switchyard.shared_dispatch(x, plan, ranks, top_k, num_rows, num_received)
+
+    @staticmethod
+    @first_order
+    def backward(ctx, d_rows):
+        plan, = ctx.saved_tensors
+        d_x = torch.ops.switchyard.shared_combine(d_rows, None, plan, *ctx.form)
+        return d_x, None, None, None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, pick_weights, plan, ranks, num_received):
+        ctx.save_for_backward(rows, pick_weights, plan)
+        ctx.form = (ranks, num_received)
+        num_tokens, top_k = pick_weights.shape
+        return torch.ops.switchyard.shared_combine(rows, pick_weights, plan, ranks, top_k,
+                                                   num_tokens, num_received)
+
+    @staticmethod
+    @first_order
+    def backward(ctx, d_y):
+        rows, pick_weights, plan = ctx.saved_tensors
+        d_rows, d_weights = torch.ops.switchyard.shared_combine_backward(d_y, pick_weights, rows,
+                                                                         plan, *ctx.form)
+        return d_rows, d_weights, None, None, None
+
+
+class _Moe(torch.autograd.Function):
+    """Backward uses up the values between an expert's products; a second one computes them again."""
+
+    @staticmethod
+    def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan, ranks,
+                activation, constants, num_rows, num_received, keep):
+        ctx.ranks = ranks
+        ctx.activation = (activation, constants)
+        weights = (gate_up, down, gate_up_bias, down_bias)
+        y, *kept = torch.ops.switchyard.shared_moe_forward(
+            x, pick_weights, plan, ranks, *weights, activation, constants, num_rows, num_received,
+            keep)
+        ctx.save_for_backward(*weights, plan, *kept)
+        return y
+
+    @staticmethod
+    @first_order
+    def backward(ctx, d_y):
+        gate_up, down, gate_up_bias, down_bias, plan, *kept = ctx.saved_tensors
+        frozen = not any(ctx.needs_input_grad[2:6])
+        results = torch.ops.switchyard.shared_moe_backward(
+            d_y, plan, ctx.ranks, *kept, gate_up, down, gate_up_bias, down_bias, *ctx.activation,
+            frozen)
+        return wanted(results, ctx.needs_input_grad[:6]) + (None,) * 7

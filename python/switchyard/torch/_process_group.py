@@ -1,0 +1,200 @@
+"""Ranks of torch.distributed as a communicator of the library.
+
+Bytes of the host go over a gloo group of the library's own, made of the ranks of the caller's: so
+they never meet the program's collectives, have a deadline of their own, and work where the caller's
+group is for GPUs alone. It sets things up and tells who failed; rows do not travel by it.
+"""
+import ctypes
+import datetime
+import os
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from .._library import CommunicationError, InvalidArgument, check, library
+from .._ranks import Communicator
+
+_COMMUNICATION_ERROR = 3
+_GRACE = 2.0  # seconds that another rank has to say why it failed
+_links = {}  # by the name of the caller's group and the timeout
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=_links.clear)  # whose connections the child does not have
+
+_ALL_TO_ALL = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)
+_ALL_GATHER = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_int64)
+_BROADCAST = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_int64)
+_BARRIER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_GIVE_UP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+
+
+def group_of(ranks):
+    """The process group of a 1-D DeviceMesh, or the one that was given."""
+    if isinstance(ranks, dist.ProcessGroup):
+        return ranks
+    if not hasattr(ranks, "get_group"):
+        raise InvalidArgument(f"expected a process group or a DeviceMesh of one dimension, not "
+                              f"{type(ranks).__name__}")
+    if ranks.ndim != 1:
+        raise InvalidArgument(f"the mesh has {ranks.ndim} dimensions {ranks.mesh_dim_names}: take "
+                              "the one that experts are divided over, mesh['ep']")
+    return ranks.get_group()
+
+
+def _bytes(address, size):
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+
+def _numbers(address, count):
+    return list((ctypes.c_int64 * count).from_address(address))
+
+
+def _started_at(process):
+    """When a process of this host began; None once it has ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _own_identity():
+    """(where, process, when it began): processes of one place can be looked up there."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+        where = boot.read().strip() + os.readlink("/proc/self/ns/pid")
+    return where, os.getpid(), _started_at(os.getpid())
+
+
+class Link:
+    """The functions that the library calls, and what explains their failures."""
+
+    def __init__(self, group, timeout):
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout
+        self._global_ranks = dist.get_process_group_ranks(group)
+        self._control = dist.new_group(self._global_ranks, backend="gloo",
+                                       timeout=datetime.timedelta(seconds=timeout),
+                                       use_local_synchronization=True)
+        self._store = dist.PrefixStore(f"switchyard/{self._control.group_name}",
+                                       dist.distributed_c10d._get_default_store())
+        self._num_calls = 0
+        self._identities = [None] * self.size
+        dist.all_gather_object(self._identities, _own_identity(), group=self._control)
+        # Functions that the library keeps pointers to.
+        self._functions = (_ALL_TO_ALL(self._all_to_all), _ALL_GATHER(self._all_gather),
+                           _BROADCAST(self._broadcast), _BARRIER(self._barrier),
+                           _GIVE_UP(self._give_up))
+        pointers = (ctypes.c_void_p * 5)(*[ctypes.cast(f, ctypes.c_void_p)
+                                           for f in self._functions])
+        pointer = ctypes.c_void_p()
+        check(library.switchyard_comm_foreign(
+            ctypes.c_int64(self.rank), ctypes.c_int64(self.size),
+            ctypes.c_int64(round(timeout * 1000)), pointers, None, ctypes.byref(pointer)))
+        self.communicator = Communicator(pointer)
+        self.communicator._link = self  # whose functions it needs
+
+    @property
+    def is_destroyed(self):
+        """Whether the program has destroyed its process groups, and this one with them."""
+        return self._control not in dist.distributed_c10d._world.pg_map
+
+    def require_group(self):
+        if self.is_destroyed:
+            raise CommunicationError(
+                "the process group was destroyed: destroy_process_group() comes after the last "
+                "use of the experts that are divided over it")
+
+    def _call(self, operation, function):
+        """Runs a collective for the library: 0, or what went wrong."""
+        self._num_calls += 1
+        try:
+            self.require_group()
+            self._store.set(f"calls/{self.rank}", str(self._num_calls))
+            function()
+            return 0
+        except BaseException as error:  # which C could not pass on
+            return library.switchyard_fail(_COMMUNICATION_ERROR,
+                                           self._explain(operation, error).encode())
+
+    def _explain(self, operation, error):
+        if self.is_destroyed:
+            return str(error)
+        deadline = time.monotonic() + min(_GRACE, self.timeout)
+        while True:
+            reasons = self._ended() + self._gave_up()
+            if reasons or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        reasons = reasons or self._missing()
+        return "; ".join(reasons) or (f"{operation} failed, and all ranks came to it: "
+                                      f"{str(error).strip().splitlines()[0]}")
+
+    def _ended(self):
+        where = self._identities[self.rank][0]
+        return [f"rank {rank} has ended (process {process})"
+                for rank, (place, process, began) in enumerate(self._identities)
+                if place == where and _started_at(process) != began]
+
+    def _read(self, key):
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except RuntimeError:  # whoever hosts the store has ended
+            return None
+
+    def _gave_up(self):
+        told = ((rank, self._read(f"gave_up/{rank}")) for rank in range(self.size)
+                if rank != self.rank)
+        return [f"rank {rank} gave up: {reason}" for rank, reason in told if reason is not None]
+
+    def _missing(self):
+        calls = [int(self._read(f"calls/{rank}") or 0) for rank in range(self.size)]
+        late = [rank for rank, count in enumerate(calls) if count < self._num_calls]
+        if not late:
+            return []
+        who = "rank " + str(late[0]) if len(late) == 1 else "ranks " + ", ".join(map(str, late))
+        return [f"{who} did not come within {self.timeout:g} s"]
+
+    def _all_to_all(self, _context, send, send_bytes, recv, recv_bytes):
+        sent, received = _numbers(send_bytes, self.size), _numbers(recv_bytes, self.size)
+        return self._call("all_to_all", lambda: dist.all_to_all_single(
+            _bytes(recv, sum(received)), _bytes(send, sum(sent)), received, sent,
+            group=self._control))
+
+    def _all_gather(self, _context, send, recv, size):
+        return self._call("all_gather", lambda: dist.all_gather_into_tensor(
+            _bytes(recv, self.size * size), _bytes(send, size), group=self._control))
+
+    def _broadcast(self, _context, data, size, root):
+        return self._call("broadcast", lambda: dist.broadcast(
+            _bytes(data, size), self._global_ranks[root], group=self._control))
+
+    def _barrier(self, _context):
+        return self._call("barrier", lambda: dist.barrier(group=self._control))
+
+    def _give_up(self, _context, reason):
+        try:
+            self._store.set(f"gave_up/{self.rank}", reason.decode(errors="replace"))
+        except Exception:  # nobody is there to be told
+            pass
+
+
+def link_to(ranks, timeout):
+    """The link over the ranks of a process group or mesh. Collective when it is first asked for."""
+    group = group_of(ranks)
+    key = group.group_name, timeout
+    with _lock:
+        link = _links.get(key)
+        if link is None or link.is_destroyed:
+            link = _links[key] = Link(group, timeout)
+    return link
+
+
+def communicator(ranks, *, timeout=600.0):
+    """The ranks of a process group, or of a DeviceMesh of one dimension, as a Communicator: what
+    switchyard.MoeLayer and its like are made over. Collective. A collective of it waits for
+    `timeout` seconds, whatever the group's own timeout is."""
+    return Link(group_of(ranks), timeout).communicator
