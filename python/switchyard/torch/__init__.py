@@ -11,10 +11,16 @@ experts → combine its parts.
 """
 from .._activations import DEFAULT_CONSTANTS, Activation
 from ._device import host_syncs
+from ._expert_parallel import ExpertParallel, SharedPlan
 from ._functions import Plan, combine, dispatch, experts, moe, plan, route
 from ._hugging_face import FallbackWarning, experts_forward, register
+from ._parallelize import (apply_expert_parallel, clip_grad_norm_, expert_parameters,
+                           parameter_groups, reduce_gradients)
+from ._process_group import communicator
 
-__all__ = ["Activation", "DEFAULT_CONSTANTS", "FallbackWarning", "Plan", "combine", "dispatch",
-           "experts", "experts_forward", "host_syncs", "moe", "plan", "register", "route"]
+__all__ = ["Activation", "DEFAULT_CONSTANTS", "ExpertParallel", "FallbackWarning", "Plan",
+           "SharedPlan", "apply_expert_parallel", "clip_grad_norm_", "combine", "communicator",
+           "dispatch", "expert_parameters", "experts", "experts_forward", "host_syncs", "moe",
+           "parameter_groups", "plan", "reduce_gradients", "register", "route"]
 
 register()

@@ -106,6 +106,7 @@ class ExpertParallel:
         self.alignment = alignment
         self.sentinels = sentinels
         self.num_local_experts = len(self.placement.experts_of(self.rank))
+        self.is_reduced = True  # whether reduce_gradients() has seen all gradients
         self.set_capacity(row_capacity, token_capacity)
         self._dispatchers = None
         if self.size > 1:
@@ -160,9 +161,12 @@ class ExpertParallel:
         if self.size == 1:
             return _functions.moe(plan, x, pick_weights, *weights, activation=activation,
                                   constants=constants)
+        keep = needs_gradient(x, pick_weights, *weights)
+        if keep:
+            self.is_reduced = False
         return _Moe.apply(x, pick_weights.float(), *weights, plan.tensor, self._number,
                           int(activation), list(map(float, constants)), plan.num_rows,
-                          plan.num_received, needs_gradient(x, pick_weights, *weights))
+                          plan.num_received, keep)
 
     def host_syncs(self):
         """How often the library has waited for a GPU here so far."""

@@ -7,8 +7,10 @@ import warnings
 import weakref
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .._activations import DEFAULT_CONSTANTS, Activation
+from .._library import Unsupported
 from ._functions import moe, plan
 
 NAME = "switchyard"
@@ -32,18 +34,38 @@ def experts_forward(module, hidden_states, top_k_index, top_k_weights):
 
     Ids equal to the number of experts are no pick where the module is expert-parallel.
     """
-    has_gate = getattr(module, "has_gate", True)
-    gate_up = module.gate_up_proj if has_gate else module.up_proj
-    down = module.down_proj
-    dtype = _compute_dtype(hidden_states.device.type, gate_up.dtype)
+    dtype = _compute_dtype(hidden_states.device.type, module.down_proj.dtype)
     form = _form_of(module)
     reason = _reason_against(module, form, dtype, hidden_states)
     if reason is not None:
         return _fall_back(reason, type(module), module, hidden_states, top_k_index, top_k_weights)
+    picks = plan(top_k_index, module.down_proj.shape[0],
+                 sentinels=bool(getattr(module, "_is_expert_parallel", True)))
+    return _run(moe, picks, module, form, dtype, hidden_states, top_k_weights)
+
+
+def parallel_experts_forward(experts, module, hidden_states, top_k_index, top_k_weights):
+    """The same for experts that an ExpertParallel divides over ranks: ids are of all experts, and
+    the module's parameters are this rank's part, or DTensors with such a part."""
+    dtype = _compute_dtype(hidden_states.device.type, module.down_proj.dtype)
+    form = _form_of(module)
+    reason = _reason_against(module, form, dtype, hidden_states)
+    if reason is not None:
+        experts.abort(f"{type(module).__name__}: {reason}")
+        raise Unsupported(f"{type(module).__name__} cannot be divided over ranks: {reason}")
+    return _run(experts.moe, experts.plan(top_k_index), module, form, dtype, hidden_states,
+                top_k_weights)
+
+
+def _run(function, picks, module, form, dtype, hidden_states, top_k_weights):
+    """moe() with a module's weights as it wants them."""
+    has_gate = getattr(module, "has_gate", True)
+    gate_up = local(module.gate_up_proj if has_gate else module.up_proj)
+    down = local(module.down_proj)
     gate_up_bias, down_bias = None, None
     if getattr(module, "has_bias", False):
-        gate_up_bias = module.gate_up_proj_bias if has_gate else module.up_proj_bias
-        down_bias = module.down_proj_bias
+        gate_up_bias = local(module.gate_up_proj_bias if has_gate else module.up_proj_bias)
+        down_bias = local(module.down_proj_bias)
     if getattr(module, "is_transposed", False):
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     if has_gate and not getattr(module, "is_concatenated", True):
@@ -51,12 +73,15 @@ def experts_forward(module, hidden_states, top_k_index, top_k_weights):
         gate_up_bias = None if gate_up_bias is None else _gates_first(gate_up_bias)
     gate_up, down, gate_up_bias, down_bias = (
         None if w is None else w.to(dtype) for w in (gate_up, down, gate_up_bias, down_bias))
-    picks = plan(top_k_index, down.shape[0],
-                 sentinels=bool(getattr(module, "_is_expert_parallel", True)))
     activation, constants = form
-    y = moe(picks, hidden_states.to(dtype), top_k_weights, gate_up, down, gate_up_bias, down_bias,
-            activation=activation, constants=constants)
+    y = function(picks, hidden_states.to(dtype), top_k_weights, gate_up, down, gate_up_bias,
+                 down_bias, activation=activation, constants=constants)
     return y.to(hidden_states.dtype)
+
+
+def local(parameter):
+    """A DTensor's part on this rank; anything else as it is."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _gates_first(weights):

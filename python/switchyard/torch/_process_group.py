@@ -1,11 +1,12 @@
 """Ranks of torch.distributed as a communicator of the library.
 
-Bytes of the host go over a gloo group of the library's own, made of the ranks of the caller's: so
-they never meet the program's collectives, have a deadline of their own, and work where the caller's
-group is for GPUs alone. It sets things up and tells who failed; rows do not travel by it.
+Bytes of the host go over gloo connections of the library's own, between the ranks of the caller's
+group: so they never meet the program's collectives, have a deadline of their own, and work where
+the caller's group is for GPUs alone. They set things up; rows do not travel by them.
 """
 import ctypes
 import datetime
+import json
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from .._ranks import Communicator
 _COMMUNICATION_ERROR = 3
 _GRACE = 2.0  # seconds that another rank has to say why it failed
 _links = {}  # by the name of the caller's group and the timeout
+_num_links = {}  # that were made, by the name of the caller's group
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_links.clear)  # whose connections the child does not have
 
@@ -40,6 +42,11 @@ def group_of(ranks):
         raise InvalidArgument(f"the mesh has {ranks.ndim} dimensions {ranks.mesh_dim_names}: take "
                               "the one that experts are divided over, mesh['ep']")
     return ranks.get_group()
+
+
+def _ranks(numbers):
+    """"rank 2", "ranks 0, 3"."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _bytes(address, size):
@@ -75,15 +82,15 @@ class Link:
     def __init__(self, group, timeout):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
-        self._global_ranks = dist.get_process_group_ranks(group)
-        self._control = dist.new_group(self._global_ranks, backend="gloo",
-                                       timeout=datetime.timedelta(seconds=timeout),
-                                       use_local_synchronization=True)
-        self._store = dist.PrefixStore(f"switchyard/{self._control.group_name}",
+        self._group = group
+        # Named by what all ranks of the group know: how often they have come here.
+        number = _num_links[group.group_name] = _num_links.get(group.group_name, -1) + 1
+        self._store = dist.PrefixStore(f"switchyard/{group.group_name}/{number}",
                                        dist.distributed_c10d._get_default_store())
         self._num_calls = 0
-        self._identities = [None] * self.size
-        dist.all_gather_object(self._identities, _own_identity(), group=self._control)
+        self._identities = self._meet()
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
+                                           self.size, datetime.timedelta(seconds=timeout))
         # Functions that the library keeps pointers to.
         self._functions = (_ALL_TO_ALL(self._all_to_all), _ALL_GATHER(self._all_gather),
                            _BROADCAST(self._broadcast), _BARRIER(self._barrier),
@@ -97,10 +104,24 @@ class Link:
         self.communicator = Communicator(pointer)
         self.communicator._link = self  # whose functions it needs
 
+    def _meet(self):
+        """Who the ranks are, once all have come."""
+        deadline = time.monotonic() + self.timeout
+        self._store.set(f"who/{self.rank}", json.dumps(_own_identity()))
+        absent = set(range(self.size))
+        while absent:
+            absent = {rank for rank in absent if not self._store.check([f"who/{rank}"])}
+            if absent and time.monotonic() > deadline:
+                raise CommunicationError(f"{_ranks(sorted(absent))} did not come within "
+                                         f"{self.timeout:g} s to where experts are divided over "
+                                         f"the {self.size} ranks of the process group")
+            time.sleep(0.002 if absent else 0)
+        return [tuple(json.loads(self._store.get(f"who/{rank}"))) for rank in range(self.size)]
+
     @property
     def is_destroyed(self):
-        """Whether the program has destroyed its process groups, and this one with them."""
-        return self._control not in dist.distributed_c10d._world.pg_map
+        """Whether the program has destroyed its process group."""
+        return self._group not in dist.distributed_c10d._world.pg_map
 
     def require_group(self):
         if self.is_destroyed:
@@ -114,7 +135,7 @@ class Link:
         try:
             self.require_group()
             self._store.set(f"calls/{self.rank}", str(self._num_calls))
-            function()
+            function().wait()
             return 0
         except BaseException as error:  # which C could not pass on
             return library.switchyard_fail(_COMMUNICATION_ERROR,
@@ -153,27 +174,27 @@ class Link:
     def _missing(self):
         calls = [int(self._read(f"calls/{rank}") or 0) for rank in range(self.size)]
         late = [rank for rank, count in enumerate(calls) if count < self._num_calls]
-        if not late:
-            return []
-        who = "rank " + str(late[0]) if len(late) == 1 else "ranks " + ", ".join(map(str, late))
-        return [f"{who} did not come within {self.timeout:g} s"]
+        return [f"{_ranks(late)} did not come within {self.timeout:g} s"] if late else []
 
     def _all_to_all(self, _context, send, send_bytes, recv, recv_bytes):
         sent, received = _numbers(send_bytes, self.size), _numbers(recv_bytes, self.size)
-        return self._call("all_to_all", lambda: dist.all_to_all_single(
+        return self._call("all_to_all", lambda: self._gloo.alltoall_base(
             _bytes(recv, sum(received)), _bytes(send, sum(sent)), received, sent,
-            group=self._control))
+            dist.AllToAllOptions()))
 
     def _all_gather(self, _context, send, recv, size):
-        return self._call("all_gather", lambda: dist.all_gather_into_tensor(
-            _bytes(recv, self.size * size), _bytes(send, size), group=self._control))
+        parts = list(_bytes(recv, self.size * size).chunk(self.size)) if size else []
+        return self._call("all_gather", lambda: self._gloo.allgather(
+            [parts], [_bytes(send, size)]) if size else self._gloo.barrier())
 
     def _broadcast(self, _context, data, size, root):
-        return self._call("broadcast", lambda: dist.broadcast(
-            _bytes(data, size), self._global_ranks[root], group=self._control))
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._call("broadcast",
+                          lambda: self._gloo.broadcast([_bytes(data, size)], options))
 
     def _barrier(self, _context):
-        return self._call("barrier", lambda: dist.barrier(group=self._control))
+        return self._call("barrier", self._gloo.barrier)
 
     def _give_up(self, _context, reason):
         try:

@@ -1,0 +1,243 @@
+"""Divides the experts of a model over ranks, and reduces gradients over them."""
+import functools
+import types
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+from .._library import InvalidArgument
+from . import _hugging_face
+from ._expert_parallel import DEFAULT_TIMEOUT, ExpertParallel
+from ._process_group import group_of
+
+_BUCKET_BYTES = 32 << 20
+
+
+class _HuggingFaceExperts:
+    """Modules that transformers' use_experts_implementation decorates."""
+
+    @staticmethod
+    def matches(module):
+        down = module._parameters.get("down_proj")
+        return down is not None and down.dim() == 3 and hasattr(module, "has_gate")
+
+    @staticmethod
+    def parameter_names(module):
+        names = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias",
+                 "down_proj_bias")
+        return [name for name in names if module._parameters.get(name) is not None]
+
+    @staticmethod
+    def num_experts(module):
+        return module.down_proj.shape[0]
+
+    @staticmethod
+    def install(module, _experts):
+        module.forward = types.MethodType(_forward, module)
+
+
+def _forward(module, hidden_states, top_k_index, top_k_weights):
+    return _hugging_face.parallel_experts_forward(module.switchyard_experts, module, hidden_states,
+                                                  top_k_index, top_k_weights)
+
+
+_KINDS = (_HuggingFaceExperts,)
+
+
+def _kind_of(module):
+    return next((kind for kind in _KINDS if kind.matches(module)), None)
+
+
+def apply_expert_parallel(model, ep_mesh, *, row_capacity=0, token_capacity=0,
+                          timeout=DEFAULT_TIMEOUT):
+    """Divides the experts of every MoE block of a model over the ranks of `ep_mesh`, a DeviceMesh
+    of one dimension. Collective; returns the model.
+
+    Expert parameters become DTensors, Shard(0) on that mesh: their names and global shapes stay,
+    this rank keeps its experts, and the memory of the others is given back. Every rank begins with
+    the same parameters, on a device or on "meta". It comes before fully_shard, which is given the
+    other dimensions of the mesh. The model's ranks see different tokens; reduce_gradients() comes
+    between backward() and the optimizer's step.
+
+    Capacities and timeout are as ExpertParallel has them. Blocks are those of transformers and of
+    KempnerForge; TorchTitan's dispatch is replaced by switchyard.torchtitan.
+    """
+    group = group_of(ep_mesh)
+    found = [(name, module, _kind_of(module)) for name, module in model.named_modules()
+             if _kind_of(module) is not None]
+    if not found:
+        raise InvalidArgument(f"{type(model).__name__} has no experts that are known here: it "
+                              "needs blocks of transformers or KempnerForge")
+    for name, module, kind in found:
+        for parameter in kind.parameter_names(module):
+            if isinstance(getattr(module, parameter), DTensor):
+                raise InvalidArgument(f"{name}.{parameter} is a DTensor already: experts are "
+                                      "divided once, and before fully_shard")
+    for _, module, kind in found:
+        experts = ExpertParallel(group, kind.num_experts(module), row_capacity=row_capacity,
+                                 token_capacity=token_capacity, timeout=timeout)
+        module.switchyard_experts = experts
+        if experts.size > 1:
+            for parameter in kind.parameter_names(module):
+                _shard(module, parameter, ep_mesh, experts)
+        kind.install(module, experts)
+    if group.size() > 1:
+        _watch_optimizers(model)
+    return model
+
+
+def _shard(module, name, mesh, experts):
+    """Makes a parameter [E, …] the DTensor of this rank's experts."""
+    whole = module._parameters[name]
+    own = experts.placement.experts_of(experts.rank)
+    first = own[0] if own else whole.shape[0]
+    part = whole.detach()[first:first + len(own)].clone()
+    sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=whole.shape,
+                                 stride=torch.empty_like(whole, device="meta").stride())
+    module._parameters[name] = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
+
+
+def _blocks(model):
+    """The modules of a model whose experts were divided, each with its ExpertParallel."""
+    return [(module, module.switchyard_experts) for module in model.modules()
+            if isinstance(getattr(module, "switchyard_experts", None), ExpertParallel)]
+
+
+def expert_parameters(model):
+    """The parameters of a model that apply_expert_parallel has divided over ranks."""
+    return [parameter for module, _ in _blocks(model)
+            for parameter in (getattr(module, name)
+                              for name in _kind_of(module).parameter_names(module))]
+
+
+def parameter_groups(model):
+    """The model's parameters as two groups for an optimizer: experts, and everything else.
+
+    Optimizers that update many tensors at once need those of a group to be alike, and parameters
+    that are divided over ranks are not like those that are not."""
+    experts = expert_parameters(model)
+    known = set(map(id, experts))
+    return [{"params": [p for p in model.parameters() if id(p) not in known]},
+            {"params": experts}]
+
+
+@torch.no_grad()
+def reduce_gradients(model):
+    """Makes the gradients of a model those of the mean of all ranks' losses, over the ranks that
+    experts were divided over. Collective; call it once, after the last backward of a step.
+
+    Backward has summed an expert's gradient over the tokens of all ranks, so it is divided by their
+    number. Every other gradient is this rank's own, and becomes the mean over these ranks; those
+    that fully_shard has reduced over them already stay as they are. Averages over other ranks are
+    left to whoever replicates over them: fully_shard, or DistributedDataParallel.
+    """
+    blocks = _blocks(model)
+    if not blocks:
+        raise InvalidArgument(f"{type(model).__name__} has no experts that were divided over ranks: "
+                              "call apply_expert_parallel first")
+    group = blocks[0][1].group
+    experts = expert_parameters(model)
+    for parameter in experts:
+        if parameter.grad is not None:
+            _local(parameter.grad).div_(group.size())
+    known = set(map(id, experts))
+    own = [_local(p.grad) for p in model.parameters()
+           if p.grad is not None and id(p) not in known and not _is_reduced(p.grad, group)]
+    for bucket in _buckets(own):
+        flat = torch._utils._flatten_dense_tensors(bucket)
+        dist.all_reduce(flat, group=group)
+        flat.div_(group.size())
+        for gradient, reduced in zip(bucket,
+                                     torch._utils._unflatten_dense_tensors(flat, bucket)):
+            gradient.copy_(reduced)
+    for _, block in blocks:
+        block.is_reduced = True
+
+
+def _local(gradient):
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _is_reduced(gradient, group):
+    """Whether a gradient is sharded over ranks that include all of the group."""
+    return (isinstance(gradient, DTensor) and
+            set(dist.get_process_group_ranks(group)) <=
+            set(gradient.device_mesh.mesh.flatten().tolist()))
+
+
+def _buckets(gradients):
+    """Lists of gradients of one dtype and device, some 32 MiB each, in an order that is the same
+    on all ranks."""
+    buckets, sizes = {}, {}
+    for gradient in gradients:
+        key = gradient.dtype, gradient.device
+        size = gradient.numel() * gradient.element_size()
+        if key in buckets and sizes[key] + size > _BUCKET_BYTES:
+            yield buckets.pop(key)
+        if key not in buckets:
+            buckets[key], sizes[key] = [], 0
+        buckets[key].append(gradient)
+        sizes[key] += size
+    yield from buckets.values()
+
+
+@torch.no_grad()
+def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
+    """Scales all gradients of a model so that their norm over all ranks is max_norm at the most;
+    returns the norm it was, the same on every rank. Collective, after reduce_gradients().
+
+    Each gradient counts once: a part of one is counted by the rank that has it.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    squares = {}  # of whole tensors, or of the parts on this rank, by the ranks that have the rest
+    for gradient in gradients:
+        key = None
+        if isinstance(gradient, DTensor):
+            key = gradient.device_mesh
+            if any(not placement.is_shard() for placement in gradient.placements):
+                raise InvalidArgument(f"a gradient is placed {gradient.placements}, but must be "
+                                      "sharded over every dimension of its mesh")
+        norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float32)
+        squares[key] = squares.get(key, 0) + norm.square()
+    total = 0
+    for mesh, square in squares.items():
+        for dimension in range(mesh.ndim if mesh is not None else 0):
+            dist.all_reduce(square, group=mesh.get_group(dimension))
+        total = total + square
+    norm = torch.as_tensor(total).sqrt()
+    if error_if_nonfinite and not torch.isfinite(norm):
+        raise RuntimeError(f"the norm of the gradients is {norm.item()}")
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        _local(gradient).mul_(factor)
+    return norm
+
+
+# Optimizers: a step on gradients that were not reduced is silently wrong, so it is an error.
+
+_models = weakref.WeakSet()
+
+
+def _watch_optimizers(model):
+    _register_hook()
+    _models.add(model)
+
+
+@functools.lru_cache(maxsize=None)
+def _register_hook():
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    register_optimizer_step_pre_hook(_require_reduced)
+
+
+def _require_reduced(optimizer, _args, _kwargs):
+    for model in list(_models):
+        if all(experts.is_reduced for _, experts in _blocks(model)):
+            continue
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(p) in own for p in expert_parameters(model)):
+            raise InvalidArgument(
+                "the gradients were not reduced over the ranks that experts are divided over: call "
+                "switchyard.torch.reduce_gradients(model) between backward() and the step of the "
+                "optimizer")
