@@ -88,6 +88,7 @@ class Link:
         self._store = dist.PrefixStore(f"switchyard/{group.group_name}/{number}",
                                        dist.distributed_c10d._get_default_store())
         self._num_calls = 0
+        self.has_failed = False
         self._identities = self._meet()
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
                                            self.size, datetime.timedelta(seconds=timeout))
@@ -197,6 +198,7 @@ class Link:
         return self._call("barrier", self._gloo.barrier)
 
     def _give_up(self, _context, reason):
+        self.has_failed = True
         try:
             self._store.set(f"gave_up/{self.rank}", reason.decode(errors="replace"))
         except Exception:  # nobody is there to be told
@@ -204,12 +206,13 @@ class Link:
 
 
 def link_to(ranks, timeout):
-    """The link over the ranks of a process group or mesh. Collective when it is first asked for."""
+    """The link over the ranks of a process group or mesh. Collective when it is first asked for, and
+    again after a failure."""
     group = group_of(ranks)
     key = group.group_name, timeout
     with _lock:
         link = _links.get(key)
-        if link is None or link.is_destroyed:
+        if link is None or link.is_destroyed or link.has_failed:
             link = _links[key] = Link(group, timeout)
     return link
 

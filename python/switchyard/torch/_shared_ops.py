@@ -333,3 +333,13 @@ def _(d_y, plan, ranks, tokens, token_weights, row_sources, inner, gate_up, down
     return (d_y.new_empty(d_y.shape),
             d_y.new_empty(d_y.shape[0], token_weights.shape[1], dtype=torch.float32),
             *gradients_of(weights, frozen))
+
+
+def _mark_ordered():
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    for name in ("shared_plan", "shared_dispatch", "shared_combine", "shared_combine_backward",
+                 "shared_moe_forward", "shared_moe_backward"):
+        _register_effectful_op(getattr(torch.ops.switchyard, name).default, _EffectType.ORDERED)
+
+
+_mark_ordered()

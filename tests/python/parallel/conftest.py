@@ -10,21 +10,32 @@ import pytest  # noqa: E402
 
 from ranks import Workers  # noqa: E402
 
-_shared = []
+_shared = {}  # by the number of ranks
+
+
+def _ranks(size):
+    if size not in _shared or not all(p.is_alive() for p in _shared[size].processes):
+        if size in _shared:
+            _shared.pop(size).kill()
+        _shared[size] = Workers(size)
+    return _shared[size]
 
 
 @pytest.fixture
 def workers():
-    """Four ranks that live as long as the tests do; a test that breaks them gets new ones next."""
-    if not _shared:
-        _shared.append(Workers())
-    yield _shared[0]
-    if any(not process.is_alive() for process in _shared[0]._processes):
-        _shared.pop().close()
+    """Four ranks that live as long as the tests do; after a test that kills some there are new
+    ones."""
+    return _ranks(4)
+
+
+@pytest.fixture
+def three():
+    """Three ranks of which a test may kill some."""
+    return _ranks(3)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _end_workers():
     yield
-    while _shared:
-        _shared.pop().close()
+    for ranks in _shared.values():
+        ranks.close()

@@ -1,8 +1,8 @@
 """Ranks as processes, for tests.
 
-Starting a process with torch takes seconds, so `Workers` starts them once: a test hands them a
-function of its module, which each calls as function(group, *args) with the process group of the
-ranks that take part. What they return comes back by rank.
+A test hands `Workers` a function of its module, which each rank calls as function(group, *args)
+with the process group of the ranks that take part. What they return comes back by rank. Importing
+torch and transformers takes seconds, so a server does it once, and processes are forked from it.
 """
 import datetime
 import importlib
@@ -14,7 +14,8 @@ import traceback
 
 TIMEOUT = 120.0
 _FOLDER = pathlib.Path(__file__).parent
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "switchyard.torch"])
 
 
 class RankError(AssertionError):
@@ -47,7 +48,8 @@ def _serve(connection, rank, size, port):
             connection.send((True, result))
         except BaseException:  # the test that asked wants to know
             connection.send((False, traceback.format_exc()))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Workers:
@@ -75,16 +77,27 @@ class Workers:
 
     def try_run(self, count, function, *args):
         """The same with (True, result) or (False, traceback) of every rank."""
-        task = (function.__module__, function.__name__, count, args)
+        self.start(count, function, *args)
+        return self.answers(range(count))
+
+    def start(self, count, function, *args):
+        """Does not wait for what they return."""
         for connection in self._connections[:count]:
-            connection.send(task)
-        results = []
-        for rank, connection in enumerate(self._connections[:count]):
-            if not connection.poll(TIMEOUT + 60):
+            connection.send((function.__module__, function.__name__, count, args))
+
+    def answers(self, ranks, timeout=TIMEOUT + 60):
+        """(True, result) or (False, traceback) of each of these ranks."""
+        answers = []
+        for rank in ranks:
+            if not self._connections[rank].poll(timeout):
                 self.kill()
-                raise RankError(f"rank {rank} does not answer")
-            results.append(connection.recv())
-        return results
+                raise RankError(f"rank {rank} does not answer within {timeout:g} s")
+            answers.append(self._connections[rank].recv())
+        return answers
+
+    @property
+    def processes(self):
+        return self._processes
 
     def close(self):
         for connection in self._connections:

@@ -1,0 +1,264 @@
+"""Keeps experts evenly loaded without a loss: moves the bias of their scores after every step."""
+import inspect
+import math
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from .._library import InvalidArgument, Unsupported
+from ._process_group import group_of
+
+_NAMES = ("e_score_correction_bias", "expert_bias")  # of DeepSeek-V3 and those after it; TorchTitan
+_RULES = ("sign", "moving_average")
+_balancers = weakref.WeakSet()
+
+
+class LoadBalancer:
+    """Moves the biases that routers add to the scores of experts, for the choice alone, towards
+    even loads:
+
+        balancer = LoadBalancer(model)
+        …
+        optimizer.step()
+        balancer.step()
+
+    `biases` is a model, whose routers are found by their e_score_correction_bias or expert_bias; or
+    a mapping to biases, f32 of E elements. Its keys are modules that are called with picks [T, K],
+    or return them, integers; or anything else, whose picks count() is told of.
+
+    A forward's picks are counted once, when a backward first reaches what the module returned. So
+    evaluation, forwards without gradients and those that activation checkpointing computes again
+    count nothing, and neither does a step that run_step() runs again. Counting never waits for a
+    GPU. −1, and whatever is E or more, is no pick.
+
+    step() adds up the counts of all ranks of `group`, which are those that have the same layers
+    (default: all ranks), n [E] for a layer, and by `rule`
+      "sign" (DeepSeek-V3, TorchTitan): d = rate · sign(mean(n) − n); bias += d − mean(d)
+      "moving_average" (KempnerForge): average = decay · average + (1 − decay) · n/Σn, from 1/E on;
+          bias += rate · (1/E − average)
+    moves the biases, the same on every rank. `rate` may be set at any time.
+    """
+
+    def __init__(self, biases, *, rate=1e-3, rule="sign", decay=0.99, group=None):
+        if not (math.isfinite(rate) and rate >= 0):
+            raise InvalidArgument(f"rate ({rate}) must be finite and not negative")
+        if rule not in _RULES:
+            raise InvalidArgument(f"rule is {rule!r}, but must be one of {', '.join(_RULES)}")
+        if not 0 <= decay < 1:
+            raise InvalidArgument(f"decay ({decay}) must be at least 0 and less than 1")
+        self.rate, self.rule, self.decay = rate, rule, decay
+        self._group = group
+        if isinstance(biases, torch.nn.Module):
+            self._biases = _find(biases)
+        else:
+            self._biases = {key: (str(i), lambda bias=bias: bias)
+                            for i, (key, bias) in enumerate(biases.items())}
+        if not self._biases:
+            raise InvalidArgument("there are no biases: routers have one called " +
+                                  " or ".join(_NAMES) + ", or `biases` maps modules to them")
+        self._sizes = {key: self._bias(key).numel() for key in self._biases}
+        self._counts = {}  # by key: [E] i64, since the last step
+        self._averages = {}  # by key: [E] f32
+        balancer = weakref.ref(self)
+        self._hooks = [key.register_forward_hook(_hook(balancer), with_kwargs=True)
+                       for key in self._biases if isinstance(key, torch.nn.Module)]
+        _balancers.add(self)
+
+    def count(self, key, picks, y):
+        """Counts picks [T, K] of the layer `key` once a backward reaches y; returns y. Modules that
+        are keys do so by themselves."""
+        if not (torch.is_grad_enabled() and y.requires_grad):
+            return y
+        counted, total = self._count(picks, self._sizes[key]), self._total(key, picks.device)
+
+        def reached(_gradient):
+            total.add_(counted)
+            counted.zero_()  # a second backward over the same graph adds nothing
+
+        y.register_hook(reached)
+        return y
+
+    @torch.no_grad()
+    def step(self):
+        """Moves the biases by what was counted since the last step, over all ranks. Collective.
+        Layers without a single pick stay as they are."""
+        sums = self._sums()
+        for key, n in zip(self._biases, sums.split(list(self._sizes.values()))):
+            bias = self._bias(key)
+            move = self._move(key, n.to(bias.device)).view(bias.shape)
+            if isinstance(bias, DTensor):
+                move = distribute_tensor(move, bias.device_mesh, bias.placements,
+                                         src_data_rank=None)
+            bias.add_(move)
+        for total in self._counts.values():
+            total.zero_()
+
+    def pick_counts(self):
+        """By name of the layer, [E] i64: what this rank has counted since the last step."""
+        return {name: self._total(key, self._bias(key).device).clone()
+                for key, (name, _) in self._biases.items()}
+
+    def state_dict(self):
+        """By name of the layer, [E] f32: the moving averages."""
+        return {name: self._average(key).clone() for key, (name, _) in self._biases.items()
+                if self.rule == "moving_average"}
+
+    def load_state_dict(self, averages):
+        for name, average in averages.items():
+            keys = [key for key, (known, _) in self._biases.items() if known == name]
+            if len(keys) != 1 or average.shape != (self._sizes[keys[0]],):
+                raise InvalidArgument(f"there is no layer {name!r} of {average.numel()} experts: "
+                                      f"layers are {[known for known, _ in self._biases.values()]}")
+            self._averages[keys[0]] = average.to(self._bias(keys[0]).device, torch.float32,
+                                                 copy=True)
+
+    def close(self):
+        """Counts no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _watch(self, module, args, kwargs, output):
+        """What a module's call says about picks; a hook of the module."""
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        reached = next((y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad),
+                       None)
+        if reached is None:
+            return
+        if getattr(module, "_is_expert_parallel", False):
+            raise Unsupported(f"{type(module).__name__} is divided by transformers' own expert "
+                              "parallelism, whose ids are of local experts: use "
+                              "apply_expert_parallel, or tell count() the ids of all")
+        picks = next((p for p in (kwargs.get("top_k_index"), *args, *kwargs.values(), *outputs)
+                      if isinstance(p, torch.Tensor) and p.dim() == 2 and
+                      p.dtype in (torch.int32, torch.int64)), None)
+        if picks is None:
+            raise InvalidArgument(f"{type(module).__name__} was neither given nor returned picks, "
+                                  "int32 or int64 [T,K]")
+        self.count(module, picks, reached)
+
+    @staticmethod
+    def _count(picks, num_experts):
+        """[E] i64. Not bincount, which waits for a GPU."""
+        ids = _local(picks).detach().flatten().long()
+        ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
+        counts = ids.new_zeros(num_experts + 1)
+        return counts.scatter_add_(0, ids, torch.ones_like(ids))[:num_experts]
+
+    def _total(self, key, device):
+        total = self._counts.get(key)
+        if total is None:
+            total = torch.zeros(self._sizes[key], dtype=torch.int64, device=device)
+        elif total.device != device:
+            total = total.to(device)  # the model has moved
+        self._counts[key] = total
+        return total
+
+    def _sums(self):
+        device = self._bias(next(iter(self._biases))).device
+        sums = torch.cat([self._total(key, self._bias(key).device).to(device)
+                          for key in self._biases])
+        group = _group_or_world(self._group)
+        if group is not None and group.size() > 1:
+            dist.all_reduce(sums, group=group)
+        return sums
+
+    def _move(self, key, n):
+        """What is added to a bias, [E] f32, as src/moe/layer/load_balancer.cpp has it."""
+        num_experts, total = n.numel(), n.sum()
+        if self.rule == "sign":
+            signs = torch.sign(total - n * num_experts)  # of mean(n) − n, exactly
+            return self.rate * (signs.float() - signs.sum().float() / num_experts)
+        average = self._average(key)
+        has_picks = (total > 0).float()  # looking at it would wait for a GPU
+        share = n.float() / total.clamp(min=1).float()
+        average += has_picks * ((1 - self.decay) * (share - average))
+        return has_picks * (self.rate * (1 / num_experts - average))
+
+    def _average(self, key):
+        average = self._averages.get(key)
+        device = self._bias(key).device
+        if average is None:
+            average = torch.full((self._sizes[key],), 1 / self._sizes[key], device=device)
+        self._averages[key] = average = average.to(device)
+        return average
+
+    def _bias(self, key):
+        name, bias = self._biases[key]
+        if bias().dtype != torch.float32:
+            raise InvalidArgument(f"the bias of {name} is {bias().dtype}, but must be float32: "
+                                  f"steps of {self.rate} would be lost in it")
+        return bias()
+
+
+class SavedCounts:
+    """The counts of all balancers, to be put back when a step did not hold."""
+
+    def __init__(self):
+        self._saved = [(balancer, {key: total.clone() for key, total in balancer._counts.items()})
+                       for balancer in _balancers]
+
+    def restore(self):
+        for balancer, saved in self._saved:
+            for key, total in balancer._counts.items():
+                total.copy_(saved[key]) if key in saved else total.zero_()
+
+
+def _group_or_world(group):
+    if group is not None:
+        return group_of(group)
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _hook(balancer):
+    """A function, which copies of the module share: an object would be copied, and all that it
+    knows."""
+
+    def hook(module, args, kwargs, output):
+        alive = balancer()
+        if alive is not None and module in alive._biases:
+            alive._watch(module, args, kwargs, output)
+
+    return hook
+
+
+def _find(model):
+    """{the module that is called with a router's picks: (its name, what gives the bias)}. Buffers
+    are looked up each time, since model.to() makes new ones."""
+    modules = dict(model.named_modules())
+    found = {}
+    for name, owner in modules.items():
+        for attribute in _NAMES:
+            if owner._buffers.get(attribute) is None and owner._parameters.get(attribute) is None:
+                continue
+            key, key_name = _called_with_picks(name, modules)
+            found[key] = (key_name, lambda owner=owner, attribute=attribute:
+                          getattr(owner, attribute))
+    return found
+
+
+def _called_with_picks(name, modules):
+    """The experts of the block that a router is in: the nearest module above that has some. Where
+    they are not given picks, as TorchTitan's, it is the router, which returns them."""
+    block = name
+    while True:
+        experts = getattr(modules[block], "experts", None)
+        if isinstance(experts, torch.nn.Module):
+            break
+        if not block:
+            raise InvalidArgument(f"no module above {name!r} has `experts`: map modules that are "
+                                  "called with picks to their biases")
+        block = block.rpartition(".")[0]
+    prefix = block + "." if block else ""
+    if "top_k_index" in inspect.signature(experts.forward).parameters:
+        return experts, prefix + "experts"
+    for child in ("router", "gate"):
+        if isinstance(getattr(modules[block], child, None), torch.nn.Module):
+            return getattr(modules[block], child), prefix + child
+    raise InvalidArgument(f"neither the experts of {block!r} are called with top_k_index, nor has "
+                          "it a router: map modules that are called with picks to their biases")
