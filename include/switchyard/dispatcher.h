@@ -117,12 +117,14 @@ class SWITCHYARD_API Dispatcher {
   // nothing else; only with the peer mover, and with Overflow::fail. Copying the tensor copies the
   // plan. `memory` [plan_words(…)] i32 is contiguous, on 16 bytes, in the device's memory.
   //
-  // plan_into() makes the plan with the sizing of the dispatcher, as plan() does, and says how many
-  // rows and tokens it needs; of a bounded plan its capacities. plan_in() reads it, as often as one
-  // likes, for rows of any width; it is not collective and waits for nothing.
+  // plan_into() makes the plan with the sizing of the dispatcher, and waits for nothing. plan_in()
+  // reads it, as often as one likes, for rows of any width. The sizes of an exact plan are found by
+  // complete(), which throws what plan() would have, the same on every rank. (waits) Those of a
+  // bounded one are its capacities. plan_into() alone is collective.
   static std::int64_t plan_words(const ExpertPlacement& placement, int rank,
                                  std::int64_t num_tokens, std::int64_t top_k);
-  PlanForm plan_into(const ConstTensorView& expert_ids, const TensorView& memory);
+  void plan_into(const ConstTensorView& expert_ids, const TensorView& memory);
+  PlanForm complete(const TensorView& memory, const PlanForm& form) const;
   Plan plan_in(const TensorView& memory, const PlanForm& form) const;
 
   // rows[slot(t, k)] = x[t], and row_weights[slot(t, k)] = weights[t, k].

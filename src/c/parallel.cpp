@@ -272,11 +272,10 @@ int64_t switchyard_shared_plan_words(const switchyard_placement* placement, int6
 }
 
 int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
-                                switchyard_shared_form* form, const void* expert_ids,
+                                const switchyard_shared_form* form, const void* expert_ids,
                                 int64_t id_dtype, void* plan) {
   return on_dispatcher(dispatcher, stream, [&] {
     Dispatcher& ranks = *dispatcher->dispatcher;
-    PlanForm made;
     or_abort({&ranks.communicator()}, "plan", [&] {
       ranks.resize(form->num_rows == 0
                        ? Sizing::exact()
@@ -287,13 +286,24 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
         return c::view_of(data, dtype, shape, dispatcher->device, name);
       });
     };
-    made = ranks.plan_into(
+    ranks.plan_into(
         view(const_cast<void*>(expert_ids), c::dtype_of(id_dtype), {form->num_tokens, form->top_k},
              "expert_ids"),
         view(plan, Dtype::i32, {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
              "the plan"));
-    form->num_rows = made.num_rows;
-    form->num_received = made.num_received;
+  });
+}
+
+int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatcher, void* stream,
+                                 switchyard_shared_form* form, const void* plan) {
+  return on_dispatcher(dispatcher, stream, [&] {
+    const auto memory = c::view_of(const_cast<void*>(plan), Dtype::i32,
+                                   {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
+                                   dispatcher->device, "the plan");
+    const PlanForm complete = dispatcher->dispatcher->complete(
+        memory, {.num_tokens = form->num_tokens, .top_k = form->top_k, .hidden = 1});
+    form->num_rows = complete.num_rows;
+    form->num_received = complete.num_received;
   });
 }
 

@@ -58,13 +58,16 @@ typedef struct {
 SWITCHYARD_C_API int64_t switchyard_shared_plan_words(const switchyard_placement* placement,
                                                       int64_t rank, int64_t num_tokens,
                                                       int64_t top_k);
-/* With num_rows of 0 the plan is exact, and form receives its R and D: this waits for a GPU once.
- * Otherwise these are the capacities of a bounded plan, the same on all ranks; num_received of 0
- * becomes as many as rows. Bad ids are an error of an exact plan, on every rank. */
+/* With num_rows of 0 the plan is exact. Otherwise num_rows and num_received are the capacities of a
+ * bounded plan, the same on all ranks; num_received of 0: as many as rows. */
 SWITCHYARD_C_API int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
-                                                 switchyard_shared_form* form,
+                                                 const switchyard_shared_form* form,
                                                  const void* expert_ids, int64_t id_dtype,
                                                  void* plan);
+/* Not collective, but the same on every rank. Fills in num_rows and num_received of an exact plan;
+ * bad ids are an error. Waits. */
+SWITCHYARD_C_API int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatcher, void* stream,
+                                                  switchyard_shared_form* form, const void* plan);
 /* Not collective, but the same on every rank. Fails if a bounded plan met bad ids, or has no room
  * for its rows or tokens. Waits. */
 SWITCHYARD_C_API int switchyard_shared_plan_check(switchyard_dispatcher* dispatcher, void* stream,

@@ -59,8 +59,11 @@ class LoadBalancer:
             raise InvalidArgument("there are no biases: routers have one called " +
                                   " or ".join(_NAMES) + ", or `biases` maps modules to them")
         self._sizes = {key: self._bias(key).numel() for key in self._biases}
+        # Layers of one size are moved together.
+        self._keys = {size: [key for key, own in self._sizes.items() if own == size]
+                      for size in self._sizes.values()}
         self._counts = {}  # by key: [E] i64, since the last step
-        self._averages = {}  # by key: [E] f32
+        self._averages = {}  # by E: [layers of this size, E] f32
         balancer = weakref.ref(self)
         self._hooks = [key.register_forward_hook(_hook(balancer), with_kwargs=True)
                        for key in self._biases if isinstance(key, torch.nn.Module)]
@@ -84,14 +87,15 @@ class LoadBalancer:
     def step(self):
         """Moves the biases by what was counted since the last step, over all ranks. Collective.
         Layers without a single pick stay as they are."""
-        sums = self._sums()
-        for key, n in zip(self._biases, sums.split(list(self._sizes.values()))):
-            bias = self._bias(key)
-            move = self._move(key, n.to(bias.device)).view(bias.shape)
-            if isinstance(bias, DTensor):
-                move = distribute_tensor(move, bias.device_mesh, bias.placements,
-                                         src_data_rank=None)
-            bias.add_(move)
+        sums = self._sums().split([size * len(keys) for size, keys in self._keys.items()])
+        for (size, keys), counts in zip(self._keys.items(), sums):
+            for key, move in zip(keys, self._moves(size, counts.view(-1, size))):
+                bias = self._bias(key)
+                move = move.to(bias.device).view(bias.shape)
+                if isinstance(bias, DTensor):
+                    move = distribute_tensor(move, bias.device_mesh, bias.placements,
+                                             src_data_rank=None)
+                bias.add_(move)
         for total in self._counts.values():
             total.zero_()
 
@@ -101,18 +105,21 @@ class LoadBalancer:
                 for key, (name, _) in self._biases.items()}
 
     def state_dict(self):
-        """By name of the layer, [E] f32: the moving averages."""
-        return {name: self._average(key).clone() for key, (name, _) in self._biases.items()
-                if self.rule == "moving_average"}
+        """By name of the layer, [E] f32: the moving averages, where the rule has some."""
+        if self.rule != "moving_average":
+            return {}
+        return {self._biases[key][0]: average.clone() for size, keys in self._keys.items()
+                for key, average in zip(keys, self._average(size))}
 
     def load_state_dict(self, averages):
-        for name, average in averages.items():
-            keys = [key for key, (known, _) in self._biases.items() if known == name]
-            if len(keys) != 1 or average.shape != (self._sizes[keys[0]],):
-                raise InvalidArgument(f"there is no layer {name!r} of {average.numel()} experts: "
-                                      f"layers are {[known for known, _ in self._biases.values()]}")
-            self._averages[keys[0]] = average.to(self._bias(keys[0]).device, torch.float32,
-                                                 copy=True)
+        """What state_dict() gave, for the same layers."""
+        own = self.state_dict()
+        if {name: a.shape for name, a in own.items()} != {n: a.shape for n, a in averages.items()}:
+            raise InvalidArgument(f"the averages are of layers {sorted(averages)}, but the layers "
+                                  f"here are {sorted(own)}, or have other numbers of experts")
+        for size, keys in self._keys.items() if own else ():
+            for key, average in zip(keys, self._average(size)):
+                average.copy_(averages[self._biases[key][0]])
 
     def close(self):
         """Counts no more."""
@@ -156,33 +163,40 @@ class LoadBalancer:
         return total
 
     def _sums(self):
-        device = self._bias(next(iter(self._biases))).device
+        """The counts of all ranks, by size and then in the order of layers."""
+        device = self._device
         sums = torch.cat([self._total(key, self._bias(key).device).to(device)
-                          for key in self._biases])
-        group = _group_or_world(self._group)
+                          for keys in self._keys.values() for key in keys])
+        group = group_or_world(self._group)
         if group is not None and group.size() > 1:
             dist.all_reduce(sums, group=group)
         return sums
 
-    def _move(self, key, n):
-        """What is added to a bias, [E] f32, as src/moe/layer/load_balancer.cpp has it."""
-        num_experts, total = n.numel(), n.sum()
+    def _moves(self, size, counts):
+        """[L, E] f32 for counts [L, E], to the bit what src/moe/layer/load_balancer.cpp adds."""
+        total = counts.sum(1, keepdim=True)
         if self.rule == "sign":
-            signs = torch.sign(total - n * num_experts)  # of mean(n) − n, exactly
-            return self.rate * (signs.float() - signs.sum().float() / num_experts)
-        average = self._average(key)
+            signs = torch.sign(total - counts * size)  # of mean(n) − n, exactly
+            # By a tensor: GPUs would multiply by the inverse of a number.
+            mean = signs.sum(1, keepdim=True).float() / torch.full_like(total, size).float()
+            return self.rate * (signs.float() - mean)
+        average = self._average(size)
         has_picks = (total > 0).float()  # looking at it would wait for a GPU
-        share = n.float() / total.clamp(min=1).float()
-        average += has_picks * ((1 - self.decay) * (share - average))
-        return has_picks * (self.rate * (1 / num_experts - average))
+        share = counts.float() / total.clamp(min=1).float()
+        fresh = (1 - torch.tensor(self.decay, dtype=torch.float32)).item()
+        average += has_picks * (fresh * (share - average))
+        return has_picks * (self.rate * (1 / size - average))
 
-    def _average(self, key):
-        average = self._averages.get(key)
-        device = self._bias(key).device
+    def _average(self, size):
+        average = self._averages.get(size)
         if average is None:
-            average = torch.full((self._sizes[key],), 1 / self._sizes[key], device=device)
-        self._averages[key] = average = average.to(device)
-        return average
+            average = torch.full((len(self._keys[size]), size), 1 / size)
+        self._averages[size] = average.to(self._device)
+        return self._averages[size]
+
+    @property
+    def _device(self):
+        return self._bias(next(iter(self._biases))).device
 
     def _bias(self, key):
         name, bias = self._biases[key]
@@ -202,10 +216,10 @@ class SavedCounts:
     def restore(self):
         for balancer, saved in self._saved:
             for key, total in balancer._counts.items():
-                total.copy_(saved[key]) if key in saved else total.zero_()
+                total.copy_(saved.get(key, 0 * total))
 
 
-def _group_or_world(group):
+def group_or_world(group):
     if group is not None:
         return group_of(group)
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None

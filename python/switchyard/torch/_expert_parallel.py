@@ -128,10 +128,14 @@ class ExpertParallel:
         if self.size == 1:
             return _functions.plan(expert_ids, self.num_experts, alignment=self.alignment,
                                    sentinels=self.sentinels)
-        tensor, rows, received = torch.ops.switchyard.shared_plan(
-            expert_ids, self._number, self.row_capacity, self.token_capacity)
-        return SharedPlan(self, tensor, expert_ids.shape[0], expert_ids.shape[1], rows.shape[0],
-                          received.shape[0])
+        num_tokens, top_k = expert_ids.shape
+        sizes = self.row_capacity, self.token_capacity or self.row_capacity
+        tensor = torch.ops.switchyard.shared_plan(expert_ids, self._number, self.row_capacity,
+                                                  self.token_capacity)
+        if self.row_capacity == 0:
+            sizes = [size.shape[0] for size in torch.ops.switchyard.shared_plan_sizes(
+                tensor, self._number, num_tokens, top_k)]
+        return SharedPlan(self, tensor, num_tokens, top_k, *sizes)
 
     def dispatch(self, plan, x):
         """rows [R, H] of this rank's experts, from the tokens x [T, H] of all ranks; padding is 0,

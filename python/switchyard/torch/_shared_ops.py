@@ -124,10 +124,9 @@ def _require_plan(ranks, plan, like, num_tokens, top_k):
 
 
 @define("shared_plan", "(Tensor expert_ids, int ranks, int row_capacity, int token_capacity) "
-        "-> (Tensor, Tensor, Tensor)")
+        "-> Tensor")
 def _shared_plan(expert_ids, ranks, row_capacity, token_capacity):
-    """The plan, and two tensors without elements that are as long as its rows and the tokens that
-    this rank receives. A capacity of 0 makes both exact, for which a GPU is waited for."""
+    """The plan. With a row_capacity of 0 it is exact, and shared_plan_sizes tells its sizes."""
     ranks = _of(ranks)
     with _Checking(ranks, "plan"):
         require_ids(expert_ids)
@@ -135,25 +134,40 @@ def _shared_plan(expert_ids, ranks, row_capacity, token_capacity):
         num_tokens, top_k = ids.shape
         plan = ids.new_empty(ranks.plan_words(num_tokens, top_k), dtype=torch.int32)
     dispatcher, stream = ranks.on(ids)
-    form = (ctypes.c_int64 * 4)(num_tokens, top_k, row_capacity, token_capacity)
     with dispatcher as handle:
         check(library.switchyard_shared_plan_make(
-            handle, stream, form, ctypes.c_void_p(ids.data_ptr()),
-            ctypes.c_int64(DTYPES[ids.dtype]), ctypes.c_void_p(plan.data_ptr())))
-    return plan, ids.new_empty(form[2], 0), ids.new_empty(form[3], 0)
+            handle, stream, _FORM.pack(num_tokens, top_k, row_capacity, token_capacity),
+            ctypes.c_void_p(ids.data_ptr()), ctypes.c_int64(DTYPES[ids.dtype]),
+            ctypes.c_void_p(plan.data_ptr())))
+    return plan
 
 
 @fake("shared_plan")
 def _(expert_ids, ranks, row_capacity, token_capacity):
     require_ids(expert_ids)
-    words = _of(ranks).plan_words(*expert_ids.shape)
-    if row_capacity == 0:
-        context = torch.library.get_ctx()
-        sizes = context.new_dynamic_size(), context.new_dynamic_size()
-    else:
-        sizes = row_capacity, token_capacity or row_capacity
-    return (expert_ids.new_empty(words, dtype=torch.int32), expert_ids.new_empty(sizes[0], 0),
-            expert_ids.new_empty(sizes[1], 0))
+    return expert_ids.new_empty(_of(ranks).plan_words(*expert_ids.shape), dtype=torch.int32)
+
+
+@define("shared_plan_sizes", "(Tensor plan, int ranks, SymInt num_tokens, int top_k) "
+        "-> (Tensor, Tensor)")
+def _shared_plan_sizes(plan, ranks, num_tokens, top_k):
+    """Two tensors without elements: one as long as an exact plan's rows, one as the tokens that
+    this rank receives. Not collective; waits for a GPU."""
+    ranks = _of(ranks)
+    _require_plan(ranks, plan, plan, num_tokens, top_k)
+    dispatcher, stream = ranks.on(plan)
+    form = (ctypes.c_int64 * 4)(num_tokens, top_k, 0, 0)
+    with dispatcher as handle:
+        check(library.switchyard_shared_plan_sizes(handle, stream, form,
+                                                   ctypes.c_void_p(plan.data_ptr())))
+    return plan.new_empty(form[2], 0), plan.new_empty(form[3], 0)
+
+
+@fake("shared_plan_sizes")
+def _(plan, ranks, num_tokens, top_k):
+    context = torch.library.get_ctx()
+    return (plan.new_empty(context.new_dynamic_size(), 0),
+            plan.new_empty(context.new_dynamic_size(), 0))
 
 
 def _moved(plan, like, num_tokens, top_k, num_rows, num_received):
@@ -335,11 +349,13 @@ def _(d_y, plan, ranks, tokens, token_weights, row_sources, inner, gate_up, down
             *gradients_of(weights, frozen))
 
 
-def _mark_ordered():
+
+def _mark_as_ordered():
+    """Lets no compiler drop, repeat or reorder what ranks meet in."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-    for name in ("shared_plan", "shared_dispatch", "shared_combine", "shared_combine_backward",
-                 "shared_moe_forward", "shared_moe_backward"):
-        _register_effectful_op(getattr(torch.ops.switchyard, name).default, _EffectType.ORDERED)
+    for name in ("plan", "dispatch", "combine", "combine_backward", "moe_forward", "moe_backward"):
+        operator = getattr(torch.ops.switchyard, f"shared_{name}").default
+        _register_effectful_op(operator, _EffectType.ORDERED)
 
 
-_mark_ordered()
+_mark_as_ordered()

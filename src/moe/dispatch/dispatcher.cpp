@@ -162,16 +162,13 @@ std::int64_t Dispatcher::plan_words(const ExpertPlacement& placement, int rank,
   return words_of_plan(placement, rank, num_tokens, top_k);
 }
 
-PlanForm Dispatcher::plan_into(const ConstTensorView& expert_ids, const TensorView& memory) {
-  return or_abort_alone({&comm_}, "plan", [&] {
-    const auto data = planner_->plan_into(expert_ids, planner_->problems_of(-1), memory);
-    return PlanForm{.num_tokens = data->num_tokens,
-                    .top_k = data->top_k,
-                    .hidden = data->options.hidden,
-                    .dtype = data->options.dtype,
-                    .num_rows = data->row_capacity(),
-                    .num_received = data->token_capacity()};
-  });
+void Dispatcher::plan_into(const ConstTensorView& expert_ids, const TensorView& memory) {
+  or_abort_alone({&comm_}, "plan",
+                 [&] { planner_->plan_into(expert_ids, planner_->problems_of(-1), memory); });
+}
+
+PlanForm Dispatcher::complete(const TensorView& memory, const PlanForm& form) const {
+  return or_abort_alone({&comm_}, "plan", [&] { return planner_->complete(memory, form); });
 }
 
 Plan Dispatcher::plan_in(const TensorView& memory, const PlanForm& form) const {

@@ -59,13 +59,16 @@ class PlanMaker {
 
   // Collective.
   std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems) {
-    return plan(expert_ids, problems, memory_of(backend_of(device_)));
+    return plan(expert_ids, problems, memory_of(backend_of(device_)), Fetch::what_is_needed);
   }
-  // The same in a tensor of the caller's, which is all that plan_in() needs.
-  std::shared_ptr<PlanData> plan_into(const ConstTensorView& expert_ids,
-                                      const PlanProblems& problems, const TensorView& memory);
+  // The same in a tensor of the caller's, which is all that the next two need. Waits for nothing.
+  void plan_into(const ConstTensorView& expert_ids, const PlanProblems& problems,
+                 const TensorView& memory);
   // Not collective.
   std::shared_ptr<PlanData> plan_in(const TensorView& memory, const PlanForm& form) const;
+  // Not collective, but the same on every rank. Completes the form of an exact plan, or throws what
+  // is wrong with it. (waits)
+  PlanForm complete(const TensorView& memory, const PlanForm& form) const;
   PlanProblems problems_of(std::int64_t first_non_finite_token) const;
   // The routing is a caller's: its words are checked.
   PlanProblems problems_of(const Routing& routing) const;
@@ -77,8 +80,11 @@ class PlanMaker {
   const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }
 
  private:
+  // What the host is told of a plan when it is made.
+  enum class Fetch { what_is_needed, nothing };
+
   std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems,
-                                 const TakeTable& take);
+                                 const TakeTable& take, Fetch fetch);
   RecordHeader header_of(const ConstTensorView& expert_ids) const;
   PlanTables tables() const;
   void require_words(const TensorView& memory, std::int64_t num_tokens, std::int64_t top_k) const;
@@ -88,7 +94,7 @@ class PlanMaker {
   void plan_alone(const RecordHeader& header, const PlanProblems& problems, PlanData& data);
   void plan_together(RecordHeader header, PlanData& data);
   void plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
-                           PlanData& data);
+                           PlanData& data, Fetch fetch);
   void require_possible(const PlanData& data) const;
 
   Communicator& comm_;

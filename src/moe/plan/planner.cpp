@@ -207,17 +207,17 @@ void PlanMaker::require_words(const TensorView& memory, std::int64_t num_tokens,
           "the plan's tensor must lie on 16 bytes");
 }
 
-std::shared_ptr<PlanData> PlanMaker::plan_into(const ConstTensorView& expert_ids,
-                                               const PlanProblems& problems,
-                                               const TensorView& memory) {
+void PlanMaker::plan_into(const ConstTensorView& expert_ids, const PlanProblems& problems,
+                          const TensorView& memory) {
   check_arguments({&comm_}, "plan", [&] {
     const RecordHeader header = header_of(expert_ids);
     require_valid_form(header, comm_.rank());
     require_words(memory, header.num_tokens, header.top_k);
   });
   TablePieces pieces(memory);
-  return plan(expert_ids, problems,
-              [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });
+  plan(
+      expert_ids, problems,
+      [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); }, Fetch::nothing);
 }
 
 std::shared_ptr<PlanData> PlanMaker::plan_in(const TensorView& memory, const PlanForm& form) const {
@@ -244,8 +244,21 @@ std::shared_ptr<PlanData> PlanMaker::plan_in(const TensorView& memory, const Pla
   return data;
 }
 
+PlanForm PlanMaker::complete(const TensorView& memory, const PlanForm& form) const {
+  const auto data = plan_in(memory, form);
+  const PlanSummary& known = data->summary();
+  require_sound_routing(known.status);
+  require_nameable_rows(known, *placement_, Sizing::exact());
+  require_nameable_sources(known.status.needed_tokens, data->top_k);
+  PlanForm complete = form;
+  complete.num_rows = known.num_rows;
+  complete.num_received = known.num_tokens;
+  return complete;
+}
+
 std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
-                                          const PlanProblems& problems, const TakeTable& take) {
+                                          const PlanProblems& problems, const TakeTable& take,
+                                          Fetch fetch) {
   auto data = std::make_shared<PlanData>(PlanData{.placement = placement_,
                                                   .options = options_,
                                                   .device = device_,
@@ -275,7 +288,7 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
   if (comm_.size() == 1) {
     plan_alone(header, problems, *data);
   } else if (meetings_ != nullptr) {
-    plan_in_peer_memory(header, problems, *data);
+    plan_in_peer_memory(header, problems, *data, fetch);
   } else {
     plan_together(header, *data);
   }
@@ -363,7 +376,7 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
 
 // Devices tell each other what they counted, and every one lays out all of it.
 void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
-                                    PlanData& data) {
+                                    PlanData& data, Fetch fetch) {
   const DeviceBackend& device = backend_of(device_);
   const PeerReports& reports = *data.reports;
   std::array<std::int64_t, kHeaderWords> words{};
@@ -380,7 +393,8 @@ void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProble
   }
   device.lay_out(args);
   data.check = meetings_->memory_check();
-  data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();
+  data.is_known = fetch != Fetch::nothing &&
+                  (device_.memory() == Memory::host || !options_.sizing.is_bounded());
   if (!data.is_known) return;
   const PeerReports fetched = reports.on_host(device, backend_of(host_), *placement_);
   const PlanRecords records = records_of(fetched);

@@ -1,0 +1,208 @@
+"""The expert parallelism of Hugging Face transformers, DistributedConfig(ep_size=…), over
+ExpertParallel."""
+import functools
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from .._library import InvalidArgument, Unsupported
+from ._expert_parallel import DEFAULT_TIMEOUT, ExpertParallel, chunked
+from ._hugging_face import parallel_experts_forward
+
+_installed = []  # the InstalledEp that is in force, if there is one
+
+
+def install_ep(*, row_capacity=0, token_capacity=0, timeout=DEFAULT_TIMEOUT):
+    """Makes ExpertParallel move the tokens of models that transformers divides over ranks from here
+    on, whatever their experts_implementation is. Call it on every rank, before a model is loaded;
+    returns an InstalledEp, whose remove() undoes it.
+
+        switchyard.torch.install_ep()
+        model = AutoModelForCausalLM.from_pretrained(
+            name, distributed_config=DistributedConfig(fsdp_size=8, ep_size=8))
+
+    Meshes, FSDP2, loading and saving stay transformers'. The number of experts need not be a
+    multiple of ep_size: they are divided as torch's Shard(0) does, 20 over 8 ranks as 3, 3, 3, 3,
+    3, 3, 2 and 0. Capacities and timeout are as ExpertParallel has them: with capacities nothing
+    waits for a GPU, and InstalledEp.check() tells whether they were enough.
+
+    It takes transformers 5.19. Older ones dispatch no tokens: every rank has all of them and masks
+    the picks of other ranks' experts. There is nothing to replace, so this raises Unsupported;
+    experts_implementation="switchyard" runs their masked experts as it is.
+    """
+    styles = _parallel_styles()
+    options = dict(row_capacity=row_capacity, token_capacity=token_capacity, timeout=timeout)
+    for name in ("row_capacity", "token_capacity"):
+        if options[name] < 0:
+            raise InvalidArgument(f"{name} ({options[name]}) must not be negative")
+    while _installed:
+        _installed[-1].remove()
+    return InstalledEp(styles, options)
+
+
+def _parallel_styles():
+    try:
+        import transformers
+        from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+    except ImportError as error:
+        raise Unsupported(f"install_ep needs transformers 5.19 or later: {error}") from error
+    if "ep_dispatch_experts" not in ALL_PARALLEL_STYLES:
+        raise Unsupported(
+            f"transformers {transformers.__version__} dispatches no tokens: it masks the picks of "
+            'other ranks\' experts, which experts_implementation="switchyard" runs as it is. '
+            "install_ep needs transformers 5.19 or later")
+    return ALL_PARALLEL_STYLES
+
+
+class InstalledEp:
+    """What install_ep() has replaced in transformers, and the models that were loaded since."""
+
+    def __init__(self, styles, options):
+        self._experts = weakref.WeakKeyDictionary()  # by module
+        self._styles = styles
+        self._theirs = {name: styles[name] for name in ("ep_dispatch_experts", "grouped_gemm")}
+        dispatch, shard = (type(style) for style in self._theirs.values())
+        styles.register("ep_dispatch_experts", _dispatch_style(dispatch, self._experts, options))
+        styles.register("grouped_gemm", _shard_style(shard))
+        self._convert = _let_ranks_load_nothing()
+        _installed.append(self)
+
+    @property
+    def experts(self):
+        """The ExpertParallel of every MoE block."""
+        return list(self._experts.values())
+
+    def check(self):
+        """Raises InvalidArgument, the same on every rank, if since the last check a rank had more
+        rows or tokens than there is room for: those were left out. Waits for a GPU."""
+        for experts in self.experts:
+            experts.check()
+
+    def remove(self):
+        """Gives transformers its own styles back. Models that were loaded stay as they are."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        for name, style in self._theirs.items():
+            self._styles.register(name, style)
+        _weight_converter().convert = self._convert
+
+
+class _Experts(ExpertParallel):
+    """Remembers what its plans needed: nobody else sees them."""
+
+    needed = None  # the most since the last check, as SharedPlan.needed
+
+    def plan(self, expert_ids):
+        plan = super().plan(expert_ids)
+        if self.row_capacity > 0:
+            if self.needed is None:
+                self.needed = torch.zeros_like(plan.needed)
+            torch.maximum(self.needed, plan.needed, out=self.needed)
+        return plan
+
+    def check(self):
+        if self.needed is None:
+            return
+        overflow, *needed = self.needed.tolist()
+        self.needed.zero_()
+        if overflow:
+            raise InvalidArgument(
+                f"a rank needed {max(needed[:self.size])} rows and a rank {max(needed[self.size:])} "
+                f"tokens, but row_capacity is {self.row_capacity} and token_capacity "
+                f"{self.token_capacity or self.row_capacity}")
+
+
+def _dispatch_style(theirs, all_experts, options):
+    class DispatchStyle(theirs):
+        """Their slices of what the ranks of a TP group all have, around our movement."""
+
+        def install_forward(self, module, ep_mesh, *, tp_mesh=None):
+            experts = _Experts(ep_mesh, module.down_proj.shape[0], **options)
+            all_experts[module] = experts
+
+            def forward(hidden_states, top_k_index, top_k_weights):
+                num_tokens = hidden_states.shape[0]
+                tokens, _ = self.transform_inputs_pre_forward(
+                    module, (hidden_states, top_k_index, top_k_weights), {}, ep_mesh,
+                    tp_mesh=tp_mesh)
+                y = parallel_experts_forward(experts, module, *tokens)
+                return self.transform_output_post_forward(module, y, ep_mesh, tp_mesh=tp_mesh,
+                                                          num_tokens=num_tokens)
+
+            module.forward = forward
+            if ep_mesh.size() == dist.get_world_size():
+                _divide_gradients_once(module)
+            return module
+
+    return DispatchStyle()
+
+
+def _divide_gradients_once(module):
+    """transformers tells FSDP2 to divide gradients by fsdp_size and to reduce by sums. Where each
+    expert is on one rank alone, torch (seen in 2.13) then divides twice. A sum of one rank needs no
+    collective, so it need not be asked for."""
+
+    def before_forward(module, _args):
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(False)
+        hook.remove()
+
+    hook = module.register_forward_pre_hook(before_forward)
+
+
+def _shard_style(theirs):
+    class ShardStyle(theirs):
+        """Theirs, where the experts cannot be divided equally, too."""
+
+        def shard_param(self, module, param, mesh):
+            whole = module._parameters.get(param)
+            if whole is None or whole.shape[0] % mesh.size() == 0:
+                super().shard_param(module, param, mesh)
+                return
+            own = chunked(whole.shape[0], mesh.size()).experts_of(mesh.get_local_rank())
+            module.num_experts = len(own)
+            module._is_expert_parallel = True
+            module._parameters[param] = torch.nn.Parameter(
+                distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None),
+                requires_grad=whole.requires_grad)
+
+    return ShardStyle(Shard(0), shards_expert_dim=True)
+
+
+def _weight_converter():
+    from transformers.core_model_loading import WeightConverter
+    return WeightConverter
+
+
+def _let_ranks_load_nothing():
+    """Files with one tensor an expert are stacked, which fails on ranks that own none: these get
+    their empty part as it is. Returns what was replaced."""
+    theirs = _weight_converter().convert
+
+    @functools.wraps(theirs)
+    def convert(self, layer_name, model=None, config=None, hf_quantizer=None, loading_info=None):
+        empty = _empty_part(model, layer_name) if loading_info is not None else None
+        if empty is None:
+            return theirs(self, layer_name, model=model, config=config, hf_quantizer=hf_quantizer,
+                          loading_info=loading_info)
+        self.materialize_tensors()  # which are none
+        return {layer_name: empty}
+
+    _weight_converter().convert = convert
+    return theirs
+
+
+def _empty_part(model, name):
+    """This rank's part of a parameter that is divided over ranks, if it has no elements."""
+    try:
+        parameter = model.get_parameter(name)
+    except AttributeError:
+        return None
+    if not isinstance(parameter, DTensor) or parameter.to_local().numel() > 0:
+        return None
+    return torch.empty(parameter.to_local().shape, dtype=parameter.dtype,
+                       device=parameter.device_mesh.device_type)
