@@ -29,9 +29,11 @@ def times_ms(events):
     return [a.elapsed_time(b) for a, b in zip(events, events[1:])]
 
 
-def cool_ms(run, rounds):
-    """A GPU under load for more than some 30 ms draws all the power that it may, and slows down."""
-    estimate = times_ms(timed(run, 2))[1]
+def cool_ms(run, rounds, agree=float):
+    """A GPU under load for more than some 30 ms draws all the power that it may, and slows down.
+
+    `agree` makes one number of those that ranks have, so that all of them run equally often."""
+    estimate = agree(times_ms(timed(run, 2))[1])
     warm_ups = math.ceil(WARM_UP_MS / estimate)
     rounds = max(1, min(rounds, int(BURST_MS / estimate) - warm_ups))
     times = []
@@ -43,24 +45,24 @@ def cool_ms(run, rounds):
     return statistics.median(times)
 
 
-def hot_ms(run, rounds, estimate_ms):
+def hot_ms(run, rounds, estimate_ms, agree=float):
     """The host is never waited for between the load and the rounds."""
-    runs = math.ceil(1.1 * LOAD_MS / estimate_ms)
+    runs = math.ceil(1.1 * LOAD_MS / agree(estimate_ms))
     while True:
         begin = torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(runs):
             run()
         events = timed(run, rounds)
-        load_ms = begin.elapsed_time(events[0])
+        load_ms = agree(begin.elapsed_time(events[0]))
         if load_ms >= LOAD_MS:
             return statistics.median(times_ms(events))
         runs = math.ceil(1.2 * runs * LOAD_MS / load_ms)
 
 
-def measure(run, rounds):
-    cool = cool_ms(run, rounds)
-    return {"cool": cool, "hot": hot_ms(run, rounds, cool)}
+def measure(run, rounds, agree=float):
+    cool = cool_ms(run, rounds, agree)
+    return {"cool": cool, "hot": hot_ms(run, rounds, cool, agree)}
 
 
 class DenseGemm:

@@ -10,7 +10,8 @@
 # that is the code that ran. bench runs the layer at one rank and over several, and dispatch and
 # combine alone over 8, with ranks as threads and as processes. compare runs bench/gpu_compare.py
 # whole, and needs a python3 with torch; python runs the tests of the Python package there, and
-# bench/gpu_torch.py; sanitize runs the kernel tests under compute-sanitizer.
+# bench/gpu_torch_ranks.py and bench/gpu_torch.py; sanitize runs the kernel tests under
+# compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -205,8 +206,15 @@ run_python() {
   say "The Python package, with $(python3 -c 'import torch; print("torch", torch.__version__)')"
   export SWITCHYARD_LIBRARY=$root/$binaries/lib/libswitchyard.so PYTHONPATH=$root/python
   python3 -m pytest -q tests/python --ignore=tests/python/test_package.py
+  under_mps bench_torch_ranks
   python3 bench/gpu_torch.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
     --json "$results/torch.json" | tee "$results/torch.txt"
+}
+
+# A Qwen3-MoE block over 4 processes, beside one.
+bench_torch_ranks() {
+  timeout 180 torchrun --nproc-per-node 4 bench/gpu_torch_ranks.py \
+    --json "$results/torch-ranks.json" | tee "$results/torch-ranks.txt"
 }
 
 run_compare() {

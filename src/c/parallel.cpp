@@ -315,20 +315,13 @@ int switchyard_shared_plan_check(switchyard_dispatcher* dispatcher, void* stream
 }
 
 int switchyard_shared_plan_find_tables(const switchyard_placement* placement, int64_t rank,
-                                       int64_t num_tokens, int64_t top_k,
                                        switchyard_shared_tables* tables) {
   return guarded([&] {
     const auto owners = std::make_shared<const ExpertPlacement>(c::placement_of(*placement));
     const int number = c::rank_number(rank, "rank");
     // Whose contents nobody reads.
-    Tensor memory({Dispatcher::plan_words(*owners, number, num_tokens, top_k)}, Dtype::i32);
-    PlanData plan{.placement = owners,
-                  .options = {},
-                  .device = {},
-                  .host = {},
-                  .rank = number,
-                  .num_tokens = num_tokens,
-                  .top_k = top_k};
+    Tensor memory({Dispatcher::plan_words(*owners, number, 0, 0)}, Dtype::i32);
+    PlanData plan{.placement = owners, .options = {}, .device = {}, .host = {}, .rank = number};
     TablePieces pieces(memory);
     take_tables(plan, PlanTables::crossing_once,
                 [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });
@@ -339,8 +332,7 @@ int switchyard_shared_plan_find_tables(const switchyard_placement* placement, in
                .overflow = word(layout + kOverflowWord),
                .needed_rows = word(layout + needed_rows_word(owners->num_ranks(), 0)),
                .needed_tokens = word(layout + needed_tokens_word(owners->num_ranks(), 0)),
-               .slots = word(plan.slots.data()),
-               .target_ranks = word(plan.target_ranks.data())};
+               .slots = word(plan.slots.data())};
   });
 }
 

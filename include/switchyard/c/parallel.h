@@ -73,19 +73,19 @@ SWITCHYARD_C_API int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatc
 SWITCHYARD_C_API int switchyard_shared_plan_check(switchyard_dispatcher* dispatcher, void* stream,
                                                   const switchyard_shared_form* form,
                                                   const void* plan);
-/* Not collective. Where tables begin in the plan, in i32 words. */
+/* Not collective. Where tables begin in a plan, in i32 words. */
 typedef struct {
   int64_t row_offsets;   /* [e + 1]: where the group of each expert of this rank begins */
   int64_t group_rows;    /* [e]: rows of each group, without padding */
   int64_t overflow;      /* [1] i64: other than 0 if some rank has no room */
   int64_t needed_rows;   /* [ranks] i64: that the routing asks for */
   int64_t needed_tokens; /* [ranks] i64: that every rank receives */
-  int64_t slots;         /* [T, K]: the row of every pick at its owner; -1: none */
-  int64_t target_ranks;  /* [T, K]: that owner */
+  /* [T, K]: the row of every pick at its owner; -1: none. T·K rounded up to a multiple of four words
+   * behind it: [T, K], that owner. */
+  int64_t slots;
 } switchyard_shared_tables;
 SWITCHYARD_C_API int switchyard_shared_plan_find_tables(const switchyard_placement* placement,
-                                                        int64_t rank, int64_t num_tokens,
-                                                        int64_t top_k,
+                                                        int64_t rank,
                                                         switchyard_shared_tables* tables);
 
 typedef struct {

@@ -54,12 +54,12 @@ class SharedPlan:
     @property
     def slots(self):
         """[T, K] i32: the row of every pick at its owner; −1 where there is none."""
-        return self._picks("slots")
+        return self._picks(0)
 
     @property
     def target_ranks(self):
         """[T, K] i32: the rank that owns the expert of every pick; −1 where there is none."""
-        return self._picks("target_ranks")
+        return self._picks(1)
 
     @property
     def needed(self):
@@ -70,11 +70,13 @@ class SharedPlan:
                  (("overflow", 1), ("needed_rows", size), ("needed_tokens", size))]
         return torch.cat(words)
 
-    def _picks(self, name):
-        return self._table(name, self.num_tokens * self.top_k).view(self.num_tokens, self.top_k)
+    def _picks(self, index):
+        size = self.num_tokens * self.top_k
+        first = self.ranks._dispatchers.tables["slots"] + index * ((size + 3) // 4 * 4)
+        return self.tensor[first:first + size].view(self.num_tokens, self.top_k)
 
     def _table(self, name, size):
-        first = self.ranks._dispatchers.tables(self.num_tokens, self.top_k)[name]
+        first = self.ranks._dispatchers.tables[name]
         return self.tensor[first:first + size]
 
 

@@ -49,6 +49,11 @@ def parameter_names(module):
             if module._parameters.get(name) is not None]
 
 
+def own_parameters(module):
+    """Parameters of this rank's experts alone, which other ranks do not have: of a list."""
+    return [] if _is_packed(module) else list(module.experts.parameters())
+
+
 def num_experts(module):
     return module.num_experts
 

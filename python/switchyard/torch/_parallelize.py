@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from .._library import InvalidArgument
-from . import _hugging_face
+from . import _hugging_face, _kempner_forge
 from ._expert_parallel import DEFAULT_TIMEOUT, ExpertParallel
 from ._process_group import group_of
 
@@ -30,6 +30,10 @@ class _HuggingFaceExperts:
         return [name for name in names if module._parameters.get(name) is not None]
 
     @staticmethod
+    def own_parameters(_module):
+        return []
+
+    @staticmethod
     def num_experts(module):
         return module.down_proj.shape[0]
 
@@ -43,7 +47,7 @@ def _forward(module, hidden_states, top_k_index, top_k_weights):
                                                   top_k_index, top_k_weights)
 
 
-_KINDS = (_HuggingFaceExperts,)
+_KINDS = (_HuggingFaceExperts, _kempner_forge)
 
 
 def _kind_of(module):
@@ -107,9 +111,12 @@ def _blocks(model):
 
 def expert_parameters(model):
     """The parameters of a model that apply_expert_parallel has divided over ranks."""
-    return [parameter for module, _ in _blocks(model)
-            for parameter in (getattr(module, name)
-                              for name in _kind_of(module).parameter_names(module))]
+    found = []
+    for module, _ in _blocks(model):
+        kind = _kind_of(module)
+        found += [getattr(module, name) for name in kind.parameter_names(module)]
+        found += kind.own_parameters(module)
+    return found
 
 
 def parameter_groups(model):
@@ -191,20 +198,12 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
     Each gradient counts once: a part of one is counted by the rank that has it.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    squares = {}  # of whole tensors, or of the parts on this rank, by the ranks that have the rest
-    for gradient in gradients:
-        key = None
-        if isinstance(gradient, DTensor):
-            key = gradient.device_mesh
-            if any(not placement.is_shard() for placement in gradient.placements):
-                raise InvalidArgument(f"a gradient is placed {gradient.placements}, but must be "
-                                      "sharded over every dimension of its mesh")
-        norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float32)
-        squares[key] = squares.get(key, 0) + norm.square()
-    total = 0
-    for mesh, square in squares.items():
-        for dimension in range(mesh.ndim if mesh is not None else 0):
-            dist.all_reduce(square, group=mesh.get_group(dimension))
+    divided = {id(p.grad): experts.group for module, experts in _blocks(model)
+               for p in _kind_of(module).own_parameters(module)}
+    total = 0.0
+    for groups, square in _squares(gradients, divided).items():
+        for group in groups:
+            dist.all_reduce(square, group=group)
         total = total + square
     norm = torch.as_tensor(total).sqrt()
     if error_if_nonfinite and not torch.isfinite(norm):
@@ -213,6 +212,22 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
     for gradient in gradients:
         _local(gradient).mul_(factor)
     return norm
+
+
+def _squares(gradients, divided):
+    """Sums of squares on this rank, by the groups of ranks that have the rest of them."""
+    squares = {}
+    for gradient in gradients:
+        groups = (divided[id(gradient)],) if id(gradient) in divided else ()
+        if isinstance(gradient, DTensor):
+            if any(not placement.is_shard() for placement in gradient.placements):
+                raise InvalidArgument(f"a gradient is placed {gradient.placements}, but must be "
+                                      "sharded over every dimension of its mesh")
+            mesh = gradient.device_mesh
+            groups = tuple(mesh.get_group(dimension) for dimension in range(mesh.ndim))
+        norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float32)
+        squares[groups] = squares.get(groups, 0) + norm.square()
+    return squares
 
 
 # Optimizers: a step on gradients that were not reduced is silently wrong, so it is an error.

@@ -23,8 +23,7 @@ _FORM = struct.Struct("4q")
 _MOVED = struct.Struct("7q")
 _MOE = struct.Struct("8q3d12q")
 _MOE_GRADIENTS = struct.Struct("8q")
-_TABLES = ("row_offsets", "group_rows", "overflow", "needed_rows", "needed_tokens", "slots",
-           "target_ranks")
+_TABLES = ("row_offsets", "group_rows", "overflow", "needed_rows", "needed_tokens", "slots")
 _numbered = weakref.WeakValueDictionary()  # the Dispatchers objects of this process
 _next_number = 0
 
@@ -42,6 +41,10 @@ class Dispatchers:
         self.num_local_experts = len(placement.experts_of(link.rank))
         self._words_without_picks = checked(library.switchyard_shared_plan_words(
             placement.pack, *map(ctypes.c_int64, (link.rank, 0, 0))))
+        found = (ctypes.c_int64 * len(_TABLES))()
+        check(library.switchyard_shared_plan_find_tables(placement.pack, ctypes.c_int64(link.rank),
+                                                         found))
+        self.tables = dict(zip(_TABLES, found))  # where they begin in a plan, in words
         self._made = {}
         self.number = _next_number
         _next_number += 1
@@ -67,13 +70,6 @@ class Dispatchers:
     def plan_words(self, num_tokens, top_k):
         """The length of a plan, of numbers of tokens that are symbols, too."""
         return self._words_without_picks + 5 * ((num_tokens * top_k + 3) // 4 * 4)
-
-    def tables(self, num_tokens, top_k):
-        """Where tables begin in a plan, by name."""
-        found = (ctypes.c_int64 * len(_TABLES))()
-        check(library.switchyard_shared_plan_find_tables(
-            self.placement.pack, *map(ctypes.c_int64, (self.link.rank, num_tokens, top_k)), found))
-        return dict(zip(_TABLES, found))
 
     def check_plan(self, plan, *form):
         """Raises where the plan cannot be used; the same on all ranks. Waits for a GPU."""
