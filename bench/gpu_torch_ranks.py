@@ -46,11 +46,13 @@ class Step:
             own.copy_(given)
 
     def captured(self):
+        self.y = None  # whose graph would bring the stream that it was made on into the capture
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(2):
                 self()
         torch.cuda.synchronize()
+        self.y = None
         dist.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -21,6 +21,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _free(handle: ctypes.c_void_p, process: int) -> None:
+    if process == os.getpid():  # a fork's child has none of the threads that freeing waits for
+        library.switchyard_device_free(handle)
+
+
 class Device:
     """A CPU or a GPU, and the memory that it keeps for reuse.
 
@@ -46,7 +51,7 @@ class Device:
             check(library.switchyard_device_cuda(ctypes.c_int64(self.ordinal), ctypes.c_int64(0),
                                                  None, None, ctypes.byref(self._handle)))
         self._stream = ctypes.c_void_p(stream if kind == "cuda" else None)
-        weakref.finalize(self, library.switchyard_device_free, self._handle)
+        weakref.finalize(self, _free, self._handle, os.getpid())
 
     @property
     def place(self) -> Tuple[str, int]:

@@ -518,8 +518,8 @@ def test_streams():
 
 def run_python(program):
     """The exit code and output of another Python."""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                            timeout=120, check=False)
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True,
+                            text=True, timeout=120, check=False)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -220,7 +220,8 @@ def _squares(gradients, divided):
     for gradient in gradients:
         groups = (divided[id(gradient)],) if id(gradient) in divided else ()
         if isinstance(gradient, DTensor):
-            if any(not placement.is_shard() for placement in gradient.placements):
+            if any(placement.is_replicate() or placement.is_partial()
+                   for placement in gradient.placements):
                 raise InvalidArgument(f"a gradient is placed {gradient.placements}, but must be "
                                       "sharded over every dimension of its mesh")
             mesh = gradient.device_mesh

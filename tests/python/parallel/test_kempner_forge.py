@@ -11,11 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 import switchyard.torch as st
 from switchyard import Checkpoint, InvalidArgument, Unsupported
 from switchyard.torch import _kempner_forge
+from switchyard.torch._hugging_face import local
 
 H, I, K = 24, 20, 3
 GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "golden"
@@ -131,24 +132,17 @@ def expert_weights(block, expert):
 
 
 def divide(block, group):
-    """What apply_expert_parallel does."""
-    experts = st.ExpertParallel(group, _kempner_forge.num_experts(block), timeout=60)
-    own = experts.placement.experts_of(experts.rank)
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("ep",))
-    for name in _kempner_forge.parameter_names(block):
-        whole = getattr(block, name).detach()
-        part = DTensor.from_local(whole[own], mesh, [Shard(0)], run_check=False, shape=whole.shape,
-                                  stride=whole.stride())
-        setattr(block, name, nn.Parameter(part))
-    _kempner_forge.install(block, experts)
-    return experts, own
+    st.apply_expert_parallel(block, mesh, timeout=60)
+    experts = block.switchyard_experts
+    return experts, experts.placement.experts_of(experts.rank)
 
 
 def own_gradients(block, own):
     """{expert: {name: gradient}} of this rank's experts, (out, in)."""
     names = _kempner_forge.parameter_names(block)
     if names:
-        return {expert: {f"{name[:-2]}_proj.weight": getattr(block, name).grad.to_local()[i].T
+        return {expert: {f"{name[:-2]}_proj.weight": local(getattr(block, name).grad)[i].T
                          for name in names} for i, expert in enumerate(own)}
     return {expert: {name: p.grad for name, p in block.experts[str(expert)].named_parameters()}
             for expert in own}
@@ -494,3 +488,27 @@ def test_recorded_cases_of_transformers(workers, name, size):
     for key, tensor in ours.items():
         check_recorded(tensor, tensors[key], key.replace("d.gate.", "d.router.gate."),
                        tensors["dx"])
+
+
+def reduce_and_clip(group, packed):
+    """Gradients of the mean of all ranks' losses, and their norm, as one process has them."""
+    torch.manual_seed(7)
+    block = Block(6, packed=packed)
+    alone = copy.deepcopy(block)
+    inputs = [torch.randn(1, 5 + rank, H) for rank in range(group.size())]
+    torch.stack([alone(x).square().mean() for x in inputs]).mean().backward()
+    divide(block, group)
+    block(inputs[group.rank()]).square().mean().backward()
+    st.reduce_gradients(block)
+    expected = {name: p.grad for name, p in alone.named_parameters()}
+    for name, parameter in block.named_parameters():
+        gradient = parameter.grad
+        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        assert_near(whole, expected[name], name, 1e-5)
+    norm = st.clip_grad_norm_(block, 0.1)
+    assert_near(norm, torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1), "norm", 1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_gradients_are_reduced_and_clipped(workers, packed):
+    workers.run(4, reduce_and_clip, packed)
