@@ -55,15 +55,13 @@ struct Shared {
              .dtype = row_dtype,
              .num_rows = in_form.num_rows,
              .num_received = in_form.num_received},
-        plan(dispatcher.plan_in(
-            view(const_cast<void*>(data), Dtype::i32,
-                 {plan_words(of, form.num_tokens, form.top_k)}, "the plan"),
-            form)) {}
+        plan(dispatcher.plan_in(view(const_cast<void*>(data), Dtype::i32,
+                                     {plan_words(of, form.num_tokens, form.top_k)}, "the plan"),
+                                form)) {}
 
   TensorView view(const void* data, Dtype dtype, const Shape& shape, std::string_view name) const {
-    return or_abort({&dispatcher.communicator()}, name, [&] {
-      return view_of(const_cast<void*>(data), dtype, shape, device, name);
-    });
+    return or_abort({&dispatcher.communicator()}, name,
+                    [&] { return view_of(const_cast<void*>(data), dtype, shape, device, name); });
   }
   TensorView tokens(const void* data, std::string_view name) const {
     return view(data, form.dtype, {form.num_tokens, form.hidden}, name);
@@ -236,8 +234,8 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
                                switchyard_dispatcher** dispatcher) {
   return c::on_rank(comm, [&](Communicator& ranks) {
     require(ranks.size() > 1, "a dispatcher of tensors is for two ranks and more");
-    const auto on = or_abort({&ranks}, "dispatcher",
-                             [&] { return comm->rank->device_like(*device); });
+    const auto on =
+        or_abort({&ranks}, "dispatcher", [&] { return comm->rank->device_like(*device); });
     const auto owners =
         or_abort({&ranks}, "dispatcher", [&] { return c::placement_of(*placement); });
     // Plans are read for rows of any width, which movements compare.
@@ -282,15 +280,13 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
                        : Sizing::bounded(form->num_rows, Overflow::fail, form->num_received));
     });
     const auto view = [&](void* data, Dtype dtype, const Shape& shape, std::string_view name) {
-      return or_abort({&ranks.communicator()}, "plan", [&] {
-        return c::view_of(data, dtype, shape, dispatcher->device, name);
-      });
+      return or_abort({&ranks.communicator()}, "plan",
+                      [&] { return c::view_of(data, dtype, shape, dispatcher->device, name); });
     };
-    ranks.plan_into(
-        view(const_cast<void*>(expert_ids), c::dtype_of(id_dtype), {form->num_tokens, form->top_k},
-             "expert_ids"),
-        view(plan, Dtype::i32, {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
-             "the plan"));
+    ranks.plan_into(view(const_cast<void*>(expert_ids), c::dtype_of(id_dtype),
+                         {form->num_tokens, form->top_k}, "expert_ids"),
+                    view(plan, Dtype::i32,
+                         {c::plan_words(*dispatcher, form->num_tokens, form->top_k)}, "the plan"));
   });
 }
 
@@ -309,9 +305,8 @@ int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatcher, void* stream
 
 int switchyard_shared_plan_check(switchyard_dispatcher* dispatcher, void* stream,
                                  const switchyard_shared_form* form, const void* plan) {
-  return on_dispatcher(dispatcher, stream, [&] {
-    c::Shared(*dispatcher, *form, plan, 1, Dtype::f32).plan.check();
-  });
+  return on_dispatcher(dispatcher, stream,
+                       [&] { c::Shared(*dispatcher, *form, plan, 1, Dtype::f32).plan.check(); });
 }
 
 int switchyard_shared_plan_find_tables(const switchyard_placement* placement, int64_t rank,

@@ -82,9 +82,9 @@ constexpr switchyard_comm_functions kFunctions{Framework::all_to_all, Framework:
 
 struct ForeignRank {
   explicit ForeignRank(Communicator& comm) : framework{comm} {
-    EXPECT_EQ(switchyard_comm_foreign(comm.rank(), comm.size(), 20000, &kFunctions, &framework,
-                                      &handle),
-              switchyard_ok);
+    EXPECT_EQ(
+        switchyard_comm_foreign(comm.rank(), comm.size(), 20000, &kFunctions, &framework, &handle),
+        switchyard_ok);
   }
   ~ForeignRank() { switchyard_comm_free(handle); }
   ForeignRank(const ForeignRank&) = delete;
@@ -95,8 +95,8 @@ struct ForeignRank {
 };
 
 switchyard_tensor tensor_of(Tensor& tensor) {
-  switchyard_tensor view{tensor.data(), static_cast<std::int64_t>(tensor.dtype()),
-                         tensor.shape().rank(), {}};
+  switchyard_tensor view{
+      tensor.data(), static_cast<std::int64_t>(tensor.dtype()), tensor.shape().rank(), {}};
   for (int i = 0; i < tensor.shape().rank(); ++i) view.extents[i] = tensor.shape()[i];
   return view;
 }
@@ -204,8 +204,8 @@ struct Results {
         d_gate_up({num_experts, 2 * kIntermediate, kHidden}, Dtype::f32),
         d_down({num_experts, kHidden, kIntermediate}, Dtype::f32) {}
   switchyard_moe_gradients gradients(const void* d_y) {
-    return {d_y, d_x.data(), d_weights.data(), {d_gate_up.data(), d_down.data(), nullptr, nullptr},
-            0};
+    return {
+        d_y, d_x.data(), d_weights.data(), {d_gate_up.data(), d_down.data(), nullptr, nullptr}, 0};
   }
   Tensor y, d_x, d_weights, d_gate_up, d_down;
 };
@@ -218,9 +218,9 @@ Results alone(const Problem& problem, switchyard_device* device) {
   const std::int64_t total = problem.first.back();
   const switchyard_plan_form form{total, kTopK, kExperts, 1, 0};
   Tensor plan({switchyard_plan_words(&form)}, Dtype::i32);
-  EXPECT_EQ(switchyard_plan_make(device, nullptr, &form, problem.ids.data(), switchyard_i32,
-                                 plan.data()),
-            switchyard_ok);
+  EXPECT_EQ(
+      switchyard_plan_make(device, nullptr, &form, problem.ids.data(), switchyard_i32, plan.data()),
+      switchyard_ok);
   Tensor inner({total * kTopK, 2 * kIntermediate}, Dtype::f32);
   Results results(total, kExperts);
   const switchyard_moe moe{form,
@@ -249,9 +249,8 @@ TEST_P(SharedMoeTest, HasTheBitsOfOneRank) {
     const auto owners = ExpertPlacement::contiguous(kExperts, comm.size());
     const switchyard_placement placement{owners.owners().data(), kExperts, comm.size()};
     switchyard_dispatcher* dispatcher = nullptr;
-    ASSERT_EQ(
-        switchyard_dispatcher_make(rank.handle, &placement, 1, 0, device, &dispatcher),
-        switchyard_ok)
+    ASSERT_EQ(switchyard_dispatcher_make(rank.handle, &placement, 1, 0, device, &dispatcher),
+              switchyard_ok)
         << switchyard_last_error();
     const std::int64_t first = problem.first[static_cast<std::size_t>(comm.rank())];
     const std::int64_t num_tokens =
@@ -265,8 +264,7 @@ TEST_P(SharedMoeTest, HasTheBitsOfOneRank) {
                                           switchyard_i32, plan.data()),
               switchyard_ok)
         << switchyard_last_error();
-    ASSERT_EQ(switchyard_shared_plan_sizes(dispatcher, nullptr, &form, plan.data()),
-              switchyard_ok);
+    ASSERT_EQ(switchyard_shared_plan_sizes(dispatcher, nullptr, &form, plan.data()), switchyard_ok);
     Tensor tokens({form.num_received, kHidden}, Dtype::f32);
     Tensor token_weights({form.num_received, kTopK}, Dtype::f32);
     Tensor row_sources({form.num_rows}, Dtype::i32);

@@ -80,8 +80,8 @@ typedef struct {
   int64_t overflow;      /* [1] i64: other than 0 if some rank has no room */
   int64_t needed_rows;   /* [ranks] i64: that the routing asks for */
   int64_t needed_tokens; /* [ranks] i64: that every rank receives */
-  /* [T, K]: the row of every pick at its owner; -1: none. T·K rounded up to a multiple of four words
-   * behind it: [T, K], that owner. */
+  /* [T, K]: the row of every pick at its owner; -1: none. T·K rounded up to a multiple of four
+   * words behind it: [T, K], that owner. */
   int64_t slots;
 } switchyard_shared_tables;
 SWITCHYARD_C_API int switchyard_shared_plan_find_tables(const switchyard_placement* placement,
@@ -103,12 +103,9 @@ SWITCHYARD_C_API int switchyard_shared_dispatch(switchyard_dispatcher* dispatche
 SWITCHYARD_C_API int switchyard_shared_combine(switchyard_dispatcher* dispatcher, void* stream,
                                                const switchyard_shared_moved* moved,
                                                const void* rows, const void* weights, void* y);
-SWITCHYARD_C_API int switchyard_shared_combine_backward(switchyard_dispatcher* dispatcher,
-                                                        void* stream,
-                                                        const switchyard_shared_moved* moved,
-                                                        const void* d_y, const void* weights,
-                                                        const void* rows, void* d_rows,
-                                                        void* d_weights);
+SWITCHYARD_C_API int switchyard_shared_combine_backward(
+    switchyard_dispatcher* dispatcher, void* stream, const switchyard_shared_moved* moved,
+    const void* d_y, const void* weights, const void* rows, void* d_rows, void* d_weights);
 
 /* Tokens of all ranks through the experts of all ranks and back. */
 typedef struct {

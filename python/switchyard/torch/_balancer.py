@@ -133,10 +133,6 @@ class LoadBalancer:
                        None)
         if reached is None:
             return
-        if getattr(module, "_is_expert_parallel", False):
-            raise Unsupported(f"{type(module).__name__} is divided by transformers' own expert "
-                              "parallelism, whose ids are of local experts: use "
-                              "apply_expert_parallel, or tell count() the ids of all")
         picks = next((p for p in (kwargs.get("top_k_index"), *args, *kwargs.values(), *outputs)
                       if isinstance(p, torch.Tensor) and p.dim() == 2 and
                       p.dtype in (torch.int32, torch.int64)), None)
@@ -190,7 +186,7 @@ class LoadBalancer:
     def _average(self, size):
         average = self._averages.get(size)
         if average is None:
-            average = torch.full((len(self._keys[size]), size), 1 / size)
+            average = torch.full((len(self._keys[size]), size), 1 / size, device=self._device)
         self._averages[size] = average.to(self._device)
         return self._averages[size]
 
@@ -245,12 +241,17 @@ def _find(model):
     """{the module that is called with a router's picks: (its name, what gives the bias)}. Buffers
     are looked up each time, since model.to() makes new ones."""
     modules = dict(model.named_modules())
+    is_masked = any("ep_router" in (getattr(module, "ep_plan", None) or {}).values()
+                    for module in modules.values())
     found = {}
     for name, owner in modules.items():
         for attribute in _NAMES:
             if owner._buffers.get(attribute) is None and owner._parameters.get(attribute) is None:
                 continue
             key, key_name = _called_with_picks(name, modules)
+            if is_masked and getattr(key, "_is_expert_parallel", False):
+                raise Unsupported(f"transformers masks the picks of {key_name}, whose ids are then "
+                                  "those of local experts: tell count() the ids of all")
             found[key] = (key_name, lambda owner=owner, attribute=attribute:
                           getattr(owner, attribute))
     return found

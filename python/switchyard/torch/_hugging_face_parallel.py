@@ -26,26 +26,32 @@ def install_ep(*, row_capacity=0, token_capacity=0, timeout=DEFAULT_TIMEOUT):
 
     Meshes, FSDP2, loading and saving stay transformers'. The number of experts need not be a
     multiple of ep_size: they are divided as torch's Shard(0) does, 20 over 8 ranks as 3, 3, 3, 3,
-    3, 3, 2 and 0. Capacities and timeout are as ExpertParallel has them: with capacities nothing
-    waits for a GPU, and InstalledEp.check() tells whether they were enough.
+    3, 3, 2 and 0. Gradients are those of the mean of all batches' losses.
+
+    save_pretrained() writes files for any number of ranks. Training goes on where it was, on as
+    many ranks or others, from what torch.distributed.checkpoint saves of get_state_dict(model,
+    optimizer).
+
+    Capacities and timeout are as ExpertParallel has them: with capacities nothing waits for a GPU,
+    and InstalledEp.check() tells whether they were enough.
 
     It takes transformers 5.19. Older ones dispatch no tokens: every rank has all of them and masks
     the picks of other ranks' experts. There is nothing to replace, so this raises Unsupported;
     experts_implementation="switchyard" runs their masked experts as it is.
     """
+    for name, value in (("row_capacity", row_capacity), ("token_capacity", token_capacity)):
+        if value < 0:
+            raise InvalidArgument(f"{name} ({value}) must not be negative")
     styles = _parallel_styles()
-    options = dict(row_capacity=row_capacity, token_capacity=token_capacity, timeout=timeout)
-    for name in ("row_capacity", "token_capacity"):
-        if options[name] < 0:
-            raise InvalidArgument(f"{name} ({options[name]}) must not be negative")
     while _installed:
         _installed[-1].remove()
-    return InstalledEp(styles, options)
+    return InstalledEp(styles, dict(row_capacity=row_capacity, token_capacity=token_capacity,
+                                    timeout=timeout))
 
 
 def _parallel_styles():
     try:
-        import transformers
+        import transformers.modeling_utils  # which registers the styles
         from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
     except ImportError as error:
         raise Unsupported(f"install_ep needs transformers 5.19 or later: {error}") from error
@@ -77,9 +83,19 @@ class InstalledEp:
 
     def check(self):
         """Raises InvalidArgument, the same on every rank, if since the last check a rank had more
-        rows or tokens than there is room for: those were left out. Waits for a GPU."""
-        for experts in self.experts:
-            experts.check()
+        rows or tokens than there is room for: those were left out. Collective; waits for a GPU."""
+        needed = [experts.take_needed() for experts in self.experts if experts.needed is not None]
+        if not needed:
+            return
+        most = torch.stack(needed).amax(0)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        overflow, rows, tokens = most.tolist()
+        if overflow:
+            first = self.experts[0]
+            raise InvalidArgument(
+                f"experts need room for {rows} rows and {tokens} tokens on a rank, but row_capacity "
+                f"is {first.row_capacity} and token_capacity "
+                f"{first.token_capacity or first.row_capacity}")
 
     def remove(self):
         """Gives transformers its own styles back. Models that were loaded stay as they are."""
@@ -104,16 +120,12 @@ class _Experts(ExpertParallel):
             torch.maximum(self.needed, plan.needed, out=self.needed)
         return plan
 
-    def check(self):
-        if self.needed is None:
-            return
-        overflow, *needed = self.needed.tolist()
+    def take_needed(self):
+        """[3] i64: whether some rank had no room, the most rows and the most tokens of a rank."""
+        overflow, rows, tokens = self.needed.split((1, self.size, self.size))
+        most = torch.stack((overflow[0], rows.max(), tokens.max()))
         self.needed.zero_()
-        if overflow:
-            raise InvalidArgument(
-                f"a rank needed {max(needed[:self.size])} rows and a rank {max(needed[self.size:])} "
-                f"tokens, but row_capacity is {self.row_capacity} and token_capacity "
-                f"{self.token_capacity or self.row_capacity}")
+        return most
 
 
 def _dispatch_style(theirs, all_experts, options):
@@ -166,11 +178,28 @@ def _shard_style(theirs):
             own = chunked(whole.shape[0], mesh.size()).experts_of(mesh.get_local_rank())
             module.num_experts = len(own)
             module._is_expert_parallel = True
+            if not own:
+                _let_fsdp_reduce_nothing()
             module._parameters[param] = torch.nn.Parameter(
                 distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None),
                 requires_grad=whole.requires_grad)
 
     return ShardStyle(Shard(0), shards_expert_dim=True)
+
+
+@functools.lru_cache(maxsize=None)
+def _let_fsdp_reduce_nothing():
+    """FSDP2 packs the gradients of a module by an operator that refuses tensors without elements,
+    which is all that a rank without experts has."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    theirs = _fsdp_collectives.foreach_reduce_scatter_copy_in
+
+    @functools.wraps(theirs)
+    def copy_in(unsharded_grads, reduce_scatter_input, world_size):
+        if reduce_scatter_input.numel() > 0:
+            theirs(unsharded_grads, reduce_scatter_input, world_size)
+
+    _fsdp_collectives.foreach_reduce_scatter_copy_in = copy_in
 
 
 def _weight_converter():
@@ -185,7 +214,7 @@ def _let_ranks_load_nothing():
 
     @functools.wraps(theirs)
     def convert(self, layer_name, model=None, config=None, hf_quantizer=None, loading_info=None):
-        empty = _empty_part(model, layer_name) if loading_info is not None else None
+        empty = _empty_part(model, layer_name) if False else None
         if empty is None:
             return theirs(self, layer_name, model=model, config=config, hf_quantizer=hf_quantizer,
                           loading_info=loading_info)

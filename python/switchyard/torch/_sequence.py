@@ -45,8 +45,8 @@ class SequenceShard:
         found = [d for d, placement in enumerate(x.placements)
                  if type(placement) is Shard and placement.dim % x.dim() == 1]
         if len(found) != 1 or any(placement.is_partial() for placement in x.placements):
-            raise InvalidArgument(f"a DTensor {list(x.shape)} is placed {x.placements}, but exactly "
-                                  "one dimension of its mesh must be Shard(1), and none partial")
+            raise InvalidArgument(f"a DTensor {list(x.shape)} is placed {x.placements}, but one "
+                                  "dimension of its mesh must be Shard(1), and none partial")
         mesh = x.device_mesh
         shard = cls(x._local_tensor.shape[0], x.shape[1], mesh.size(found[0]),
                     mesh.get_local_rank(found[0]))

@@ -1,21 +1,21 @@
 """Training steps over experts of bounded sizing, run again exactly where the bound was too low."""
 import contextlib
 import itertools
+import os
 import weakref
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-from .._library import Error, InvalidArgument
+from .._library import CommunicationError, Error, InvalidArgument, check
 from . import _shared_ops
 from ._balancer import SavedCounts, group_or_world
 from ._ops import define, fake
-from ._process_group import link_to
+from ._process_group import Link
 
-_TIMEOUT = 600.0
 _MOST_ROWS = 2**31 - 1
+_NUM_VOTES = 3  # that ranks give at the end of a step: had no room, a bad id, of how many experts
 _num_running = 0  # run_step()s of this process; backward, on threads of its own, makes plans, too
 
 
@@ -34,41 +34,43 @@ class _Needs(NamedTuple):
     highest_id: int = 0
 
 
-def run_step(experts, step, *, group=None, parameters=None):
+def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
     """Runs step(), and again with exact sizing if plans of it had no room, on any rank of `group`
     (default: all ranks). Returns a StepResult. Collective over the group.
 
-    `experts` are ExpertParallel objects, or a module, whose submodules have them as
-    `switchyard_experts`. step() is forwards and backwards over any number of layers, repeatable and
-    without an optimizer's step, which follows. With room enough it costs one read of device memory
-    and a small exchange between hosts.
+    `experts` are the ExpertParallel objects that step() uses, or a module, whose submodules have
+    them as `switchyard_experts`. step() is forwards and backwards over any number of layers,
+    repeatable and without an optimizer's step, which follows. Where there is room, this costs one
+    read of device memory and a small exchange between hosts, which wait `timeout` seconds for each
+    other.
 
-    Before it runs again, gradients of `parameters` (default: the module's) are what they were, and
-    so are the module's buffers, torch's random numbers, and what LoadBalancers have counted: the
-    second run is an exact step to the bit. (Gradients that are there before are copied, so it takes
-    less memory where they are None.) Then capacities grow to what was needed, and an eighth more.
+    Before it runs again, the gradients of `parameters` (default: the module's), the module's
+    buffers, torch's random numbers and what LoadBalancers have counted are put back, so that the
+    second run is an exact step to the bit. Then capacities grow to what was needed, and an eighth
+    more. Gradients are copied for that: set them to None before a step where memory is short.
 
-    Expert ids that are no expert's are an InvalidArgument on every rank. If step() raises, the
-    other ranks get a CommunicationError that says so, and experts are of no use any more.
+    Expert ids that are no expert's are an error on every rank, an InvalidArgument unless the step
+    had to run again. If step() raises on one rank, the others raise a CommunicationError that
+    quotes it, and the experts are unusable from then on. After an error all is put back, too.
     """
     module = experts if isinstance(experts, torch.nn.Module) else None
     if module is None and parameters is None:
         raise InvalidArgument("parameters is None: without a module, run_step() must be told whose "
                               "gradients to put back")
     layers = _layers_of(experts)
-    comm = _communicator(layers, group)
+    ballot = _ballot_of(group, timeout)
     before = _State(module, list(module.parameters() if parameters is None else parameters))
     try:
-        value, needs, overflow = _attempt(layers, step, comm)
+        value, needs, overflow = _attempt(layers, step, ballot)
         if overflow:
             before.restore()
             with _exact(layers):
-                value, needs, overflow_again = _attempt(layers, step, comm)
-            _grow(layers, needs, comm)
+                value, needs, overflow_again = _attempt(layers, step, ballot)
+            _grow(layers, needs, ballot)
             if overflow_again:
                 raise InvalidArgument(
-                    "step() made bounded plans although sizing was exact, as a captured graph does: "
-                    "capture it again, with capacities of "
+                    "step() made bounded plans though sizing was exact, as a captured graph does: "
+                    "capture it again, now that capacities are "
                     f"{[layer.row_capacity for layer in layers]} rows")
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a GPU that is lost: the first error says why
@@ -82,7 +84,7 @@ def _layers_of(experts):
     if isinstance(experts, torch.nn.Module):
         experts = [found for found in (getattr(module, "switchyard_experts", None)
                                        for module in experts.modules()) if found is not None]
-    layers = list(dict.fromkeys(experts))
+    layers = list({id(layer): layer for layer in experts}.values())
     for layer in layers:
         if not hasattr(layer, "set_capacity"):
             raise InvalidArgument("experts must be ExpertParallel objects or a module, not "
@@ -90,14 +92,73 @@ def _layers_of(experts):
     return layers
 
 
-def _communicator(layers, group):
-    """Between the ranks that repeat a step together; None for one that is alone."""
+class _Ballot:
+    """Between the ranks that repeat a step together: numbers that they tell each other at the end
+    of it. A rank that fails tells them so, and does not wait for what they say: they may be in a
+    collective of the program's, which only ends when the process does."""
+
+    def __init__(self, group, timeout):
+        self.link = Link(group, timeout)  # its own, where nothing else can be under way
+        self.has_failed = False
+        self._num_rounds = 0
+        self._unheard = None  # what was told and not waited for
+
+    def gather(self, numbers):
+        """numbers [n] of every rank, or an error if one of them gave up."""
+        vote = self._vote([0, *numbers])
+        try:
+            check(self.link._call("run_step", lambda: self.link._gloo.allgather(*vote)))
+        except CommunicationError:
+            self.has_failed = True
+            raise
+        told = [part.tolist() for part in vote[0][0]]
+        failed = [rank for rank, (has_failed, *_) in enumerate(told) if has_failed]
+        if failed:
+            raise CommunicationError("; ".join(
+                f"rank {rank} gave up: {self.link._read(self._reason_of(rank))}"
+                for rank in failed))
+        return [row for _, *row in told]
+
+    def give_up(self, reason, num_numbers):
+        """Instead of gather()."""
+        vote = self._vote([1] + [0] * num_numbers)
+        self.link._store.set(self._reason_of(self.link.rank), reason)
+        self.link._give_up(None, reason.encode())  # for those who find this process gone
+        self._unheard = vote, self.link._gloo.allgather(*vote)
+
+    def _vote(self, numbers):
+        self._num_rounds += 1
+        own = torch.tensor(numbers, dtype=torch.int64)
+        return [[torch.empty_like(own) for _ in range(self.link.size)]], [own]
+
+    def _reason_of(self, rank):
+        return f"reasons/{self._num_rounds}/{rank}"
+
+
+class _Alone:
+    """The same for a rank that nobody waits for."""
+
+    @staticmethod
+    def gather(numbers):
+        return [numbers]
+
+    @staticmethod
+    def give_up(_reason, _num_numbers):
+        pass
+
+
+_ballots = {}  # by the name of the group and the timeout
+os.register_at_fork(after_in_child=_ballots.clear)
+
+
+def _ballot_of(group, timeout):
     group = group_or_world(group)
     if group is None or group.size() == 1:
-        return None
-    timeouts = [layer._dispatchers.link.timeout for layer in layers
-                if layer._dispatchers is not None]
-    return link_to(group, max(timeouts, default=_TIMEOUT)).communicator
+        return _Alone
+    ballot = _ballots.get((group.group_name, timeout))
+    if ballot is None or ballot.has_failed or ballot.link.is_destroyed:
+        ballot = _ballots[group.group_name, timeout] = _Ballot(group, timeout)
+    return ballot
 
 
 class _State:
@@ -132,7 +193,7 @@ class _State:
             torch.cuda.set_rng_state(state, device)
 
 
-def _attempt(layers, step, comm):
+def _attempt(layers, step, ballot):
     """(what step() returns, the needs of every layer, whether any rank had no room)."""
     global _num_running
     for layer in layers:
@@ -143,17 +204,22 @@ def _attempt(layers, step, comm):
         value = step()
         needs = _read(layers)
     except BaseException as error:
-        _give_up(layers, comm, f"run_step: {type(error).__name__}: {error}")
+        reason = f"run_step: {type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # where nobody is left to be told
+            ballot.give_up(reason, _NUM_VOTES)
+        for layer in layers:
+            with contextlib.suppress(Error):  # it has given up before
+                layer.abort(reason)
         raise
     finally:
         _num_running -= 1
     bad = next(filter(None, map(_bad_id, layers, needs)), (0, 0))
-    told = _gather(comm, [any(own.overflow for own in needs), *bad])
+    told = ballot.gather([any(own.overflow for own in needs), *bad])
     overflow = any(row[0] for row in told)
     for rank, (_, bad_id, num_experts) in enumerate(told):
         if num_experts > 0 and not overflow:  # exact plans raise by themselves
-            raise InvalidArgument(f"rank {rank} of {len(told)} made a plan with expert id {bad_id}, "
-                                  f"but there are {num_experts} experts")
+            raise InvalidArgument(f"rank {rank} of {len(told)} made a plan with expert id {bad_id}"
+                                  f", but there are {num_experts} experts")
     return value, needs, overflow
 
 
@@ -164,18 +230,6 @@ def _bad_id(layer, own):
     if own.highest_id >= layer.num_experts and not layer.sentinels:
         return own.highest_id, layer.num_experts
     return None
-
-
-def _give_up(layers, comm, reason):
-    for rank in (*layers, *([] if comm is None else [comm])):
-        with contextlib.suppress(Error):  # it has given up before
-            rank.abort(reason)
-
-
-def _gather(comm, numbers):
-    """The numbers of every rank."""
-    own = np.array([numbers], np.int64)
-    return (own if comm is None else np.asarray(comm.all_gather(own))).tolist()
 
 
 @contextlib.contextmanager
@@ -190,13 +244,14 @@ def _exact(layers):
             layer.set_capacity(*capacity)
 
 
-def _grow(layers, needs, comm):
+def _grow(layers, needs, ballot):
     """Ranks of other groups of experts grow along, so that what was seen once is known to all.
     Where they have other layers, as stages of a pipeline do, growing along does no harm."""
-    most = max(row[0] for row in _gather(comm, [len(layers)]))
+    most = max(row[0] for row in ballot.gather([len(layers)]))
     own = [number for of_layer in needs for number in (of_layer.rows, of_layer.tokens)]
-    told = np.array(_gather(comm, own + [0] * (2 * most - len(own)))).max(0).reshape(-1, 2)
-    for layer, (rows, tokens) in zip(layers, told.tolist()):
+    told = [max(numbers) for numbers in
+            zip(*ballot.gather(own + [0] * (2 * most - len(own))))]
+    for layer, rows, tokens in zip(layers, told[::2], told[1::2]):
         layer.set_capacity(_grown(layer.row_capacity, rows, layer.alignment),
                            _grown(layer.token_capacity, tokens, 1))
 
@@ -227,7 +282,7 @@ def _note_plan(plan, expert_ids, ranks):
     words = _words_of(dispatchers)
     if plan.device not in words:
         words[plan.device] = plan.new_zeros(3 + 2 * size, dtype=torch.int64)
-    tables = dispatchers.tables(0, 1)  # these lie before all that depends on tokens
+    tables = dispatchers.tables
     found = [plan[tables[name]:tables[name] + 2 * count].view(torch.int64) for name, count in
              (("overflow", 1), ("needed_rows", size), ("needed_tokens", size))]
     if expert_ids.numel() > 0:

@@ -42,8 +42,8 @@ ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert
 
 // Which tables a plan has.
 enum class PlanTables {
-  own,           // what one rank's device knows
-  of_all_ranks,  // also what ranks have told each other in peer memory
+  own,            // what one rank's device knows
+  of_all_ranks,   // also what ranks have told each other in peer memory
   crossing_once,  // and where tokens go that cross to a rank once
 };
 // The placement, rank, tokens and picks of `data` are known.
@@ -93,8 +93,8 @@ class PlanMaker {
                 PlanData& data) const;
   void plan_alone(const RecordHeader& header, const PlanProblems& problems, PlanData& data);
   void plan_together(RecordHeader header, PlanData& data);
-  void plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
-                           PlanData& data, Fetch fetch);
+  void plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems, PlanData& data,
+                           Fetch fetch);
   void require_possible(const PlanData& data) const;
 
   Communicator& comm_;

@@ -46,8 +46,8 @@ PlacementTables PlacementTables::make(const DeviceBackend& device,
     offsets.push_back(static_cast<std::int32_t>(by_rank.size()));
   }
   const Shape experts{placement.num_experts()};
-  const auto views =
-      take_together(memory_of(device), {{experts}, {experts}, {{placement.num_ranks() + std::int64_t{1}}}});
+  const auto views = take_together(
+      memory_of(device), {{experts}, {experts}, {{placement.num_ranks() + std::int64_t{1}}}});
   device.upload(std::as_bytes(placement.owners()), views[1]);
   device.upload(std::as_bytes(std::span(by_rank)), views[2]);
   device.upload(std::as_bytes(std::span(offsets)), views[3]);
@@ -57,9 +57,9 @@ PlacementTables PlacementTables::make(const DeviceBackend& device,
 PlanReport PlanReport::take(const TakeTable& take, const ExpertPlacement& placement) {
   const std::int64_t ranks = placement.num_ranks();
   const auto views = take_together(take, {{{kProblemWords}, Dtype::i64},
-                                            {{1, placement.num_experts()}},
-                                            {{ranks}},
-                                            {{layout_words(ranks)}, Dtype::i64}});
+                                          {{1, placement.num_experts()}},
+                                          {{ranks}},
+                                          {{layout_words(ranks)}, Dtype::i64}});
   return {views[0], views[1], views[2], views[3], views[4]};
 }
 
@@ -119,12 +119,12 @@ GroupTables GroupTables::take(const TakeTable& take, const ExpertPlacement& plac
   const Shape experts{placement.num_experts()};
   const auto local = static_cast<std::int64_t>(placement.experts_of(rank).size());
   const auto views = take_together(take, {{experts},
-                                            {experts},
-                                            {experts},
-                                            {{placement.num_experts() + std::int64_t{1}}},
-                                            {{local + 1}},
-                                            {{local}},
-                                            {{placement.num_ranks()}}});
+                                          {experts},
+                                          {experts},
+                                          {{placement.num_experts() + std::int64_t{1}}},
+                                          {{local + 1}},
+                                          {{local}},
+                                          {{placement.num_ranks()}}});
   return {views[0], views[1], views[2], views[3], views[4], views[5], views[6], views[7]};
 }
 

@@ -228,16 +228,17 @@ std::shared_ptr<PlanData> PlanMaker::plan_in(const TensorView& memory, const Pla
   options.sizing = Sizing::bounded(form.num_rows, Overflow::fail, form.num_received);
   const std::array<std::int64_t, 3> alike{form.hidden, static_cast<std::int64_t>(form.dtype),
                                           form.top_k};
-  auto data = std::make_shared<PlanData>(PlanData{.placement = placement_,
-                                                  .options = options,
-                                                  .device = device_,
-                                                  .host = host_,
-                                                  .rank = comm_.rank(),
-                                                  .plan_number = hash_of(std::span<const std::int64_t>(alike)),
-                                                  .num_tokens = form.num_tokens,
-                                                  .top_k = form.top_k,
-                                                  .check = meetings_->memory_check(),
-                                                  .is_known = false});
+  auto data = std::make_shared<PlanData>(
+      PlanData{.placement = placement_,
+               .options = options,
+               .device = device_,
+               .host = host_,
+               .rank = comm_.rank(),
+               .plan_number = hash_of(std::span<const std::int64_t>(alike)),
+               .num_tokens = form.num_tokens,
+               .top_k = form.top_k,
+               .check = meetings_->memory_check(),
+               .is_known = false});
   TablePieces pieces(memory);
   take_tables(*data, PlanTables::crossing_once,
               [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });

@@ -117,8 +117,7 @@ TEST(TensorPlan, BadIdsAreTheSameErrorOnEveryRankAndTheNextPlanWorks) {
     Tensor memory = memory_for(comm, 1);
     const PlanForm form{.num_tokens = 1, .top_k = kTopK, .hidden = kHidden};
     dispatcher.plan_into(ids, memory);
-    const auto error =
-        error_of<InvalidArgument>([&] { (void)dispatcher.complete(memory, form); });
+    const auto error = error_of<InvalidArgument>([&] { (void)dispatcher.complete(memory, form); });
     EXPECT_NE(error.find("rank 1: expert_ids[0,2] is 10"), std::string::npos) << error;
     ids.span<std::int32_t>()[2] = 2;
     dispatcher.plan_into(ids, memory);
