@@ -5,6 +5,7 @@
 Ranks form a mesh of dp × ep: experts are divided over ep, and FSDP2 shards everything over dp. With
 a GPU for each rank, set DEVICE to "cuda".
 """
+import argparse
 import pathlib
 import tempfile
 
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 import switchyard.torch as st
 
 DEVICE = "cpu"
-STEPS, BATCH, LENGTH = 40, 4, 64
+BATCH, LENGTH = 4, 64
 
 
 def make_model():
@@ -38,10 +39,10 @@ def parallelize(model, mesh):
     fully_shard(model, mesh=mesh["dp"])
 
 
-def train(model, text):
+def train(model, text, steps):
     optimizer = torch.optim.AdamW(st.parameter_groups(model), lr=3e-3)
     random = torch.Generator().manual_seed(dist.get_rank())  # other tokens on every rank
-    for step in range(STEPS):
+    for step in range(steps):
         starts = torch.randint(len(text) - LENGTH, (BATCH,), generator=random)
         ids = torch.stack([text[s:s + LENGTH] for s in starts])
         loss = model(input_ids=ids, labels=ids).loss
@@ -50,7 +51,7 @@ def train(model, text):
         st.reduce_gradients(model)  # over the ranks that experts are divided over
         st.clip_grad_norm_(model, 1.0)
         optimizer.step()
-        if step % 10 == 0 or step == STEPS - 1:
+        if step % 10 == 0 or step == steps - 1:
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             if dist.get_rank() == 0:
@@ -68,6 +69,9 @@ def save_and_load(model, folder):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args()
     dist.init_process_group()
     size = dist.get_world_size()
     ep = 2 if size % 2 == 0 else 1
@@ -75,7 +79,7 @@ def main():
     text = torch.tensor(list(pathlib.Path(__file__).read_bytes()), device=DEVICE)
     model = make_model()
     parallelize(model, mesh)
-    train(model, text)
+    train(model, text, options.steps)
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
     whole = save_and_load(model, folder[0])

@@ -2,6 +2,8 @@
 import importlib.util
 import pathlib
 import re
+import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -28,6 +30,17 @@ def test_layer(capsys):
     load("layer").main()
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out)]
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_expert_parallel():
+    program = ROOT / "examples" / "python" / "expert_parallel.py"
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program,
+         "--steps", "3"], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", result.stdout)]
+    assert losses[-1] < losses[0]
+    assert "saved and loaded: the same logits" in result.stdout
 
 
 def test_the_page_on_python(capsys):

@@ -214,7 +214,7 @@ def _let_ranks_load_nothing():
 
     @functools.wraps(theirs)
     def convert(self, layer_name, model=None, config=None, hf_quantizer=None, loading_info=None):
-        empty = _empty_part(model, layer_name) if False else None
+        empty = _empty_part(model, layer_name) if loading_info is not None else None
         if empty is None:
             return theirs(self, layer_name, model=model, config=config, hf_quantizer=hf_quantizer,
                           loading_info=loading_info)
