@@ -8,6 +8,7 @@ from . import _functions
 from ._functions import first_order, needs_gradient, wanted
 from ._process_group import group_of, link_to
 from ._shared_ops import Dispatchers
+from ._steps import note_plan
 
 DEFAULT_TIMEOUT = 600.0
 
@@ -134,6 +135,7 @@ class ExpertParallel:
         sizes = self.row_capacity, self.token_capacity or self.row_capacity
         tensor = torch.ops.switchyard.shared_plan(expert_ids, self._number, self.row_capacity,
                                                   self.token_capacity)
+        note_plan(tensor, expert_ids, self._number)
         if self.row_capacity == 0:
             sizes = [size.shape[0] for size in torch.ops.switchyard.shared_plan_sizes(
                 tensor, self._number, num_tokens, top_k)]

@@ -93,8 +93,8 @@ class InstalledEp:
         if overflow:
             first = self.experts[0]
             raise InvalidArgument(
-                f"experts need room for {rows} rows and {tokens} tokens on a rank, but row_capacity "
-                f"is {first.row_capacity} and token_capacity "
+                f"experts need room for {rows} rows and {tokens} tokens on a rank, but "
+                f"row_capacity is {first.row_capacity} and token_capacity "
                 f"{first.token_capacity or first.row_capacity}")
 
     def remove(self):

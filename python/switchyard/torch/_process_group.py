@@ -19,6 +19,7 @@ from .._ranks import Communicator
 
 _COMMUNICATION_ERROR = 3
 _GRACE = 2.0  # seconds that another rank has to say why it failed
+_LOOK = 0.25  # seconds after which a rank that waits looks for those that ended
 _links = {}  # by the name of the caller's group and the timeout
 _num_links = {}  # that were made, by the name of the caller's group
 _lock = threading.Lock()
@@ -89,6 +90,7 @@ class Link:
                                        dist.distributed_c10d._get_default_store())
         self._num_calls = 0
         self.has_failed = False
+        self._abandoned = []  # memory of collectives that failed
         self._identities = self._meet()
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
                                            self.size, datetime.timedelta(seconds=timeout))
@@ -130,17 +132,46 @@ class Link:
                 "the process group was destroyed: destroy_process_group() comes after the last "
                 "use of the experts that are divided over it")
 
-    def _call(self, operation, function):
-        """Runs a collective for the library: 0, or what went wrong."""
+    def _exchange(self, operation, function, recv, send):
+        """Runs a collective of bytes for the library: 0, or what went wrong.
+
+        function(recv, send) works on memory of its own: after a failure gloo may write to it when
+        the library has long given its own back."""
+        own = torch.empty_like(recv), send.clone()
+        result = self._call(operation, lambda: function(*own))
+        if result == 0:
+            recv.copy_(own[0])
+        else:
+            self._abandoned.append(own)
+        return result
+
+    def _call(self, operation, start, *, votes=False):
+        """Waits for the work that start() begins. Where ranks vote on going on, one that gave up
+        has voted, too."""
         self._num_calls += 1
         try:
             self.require_group()
             self._store.set(f"calls/{self.rank}", str(self._num_calls))
-            function().wait()
+            work = start()
+            self._wait_while(lambda: not work.is_completed(), votes)
+            work.wait()
             return 0
         except BaseException as error:  # which C could not pass on
             return library.switchyard_fail(_COMMUNICATION_ERROR,
                                            self._explain(operation, error).encode())
+
+    def _wait_while(self, is_pending, votes):
+        """For the others, unless one of them is known not to come."""
+        begin = time.monotonic()
+        next_look = begin + _LOOK
+        while is_pending():
+            now = time.monotonic()
+            if now > next_look:
+                reasons = self._ended() + ([] if votes else self._gave_up())
+                if reasons:
+                    raise CommunicationError("; ".join(reasons))
+                next_look = now + _LOOK
+            time.sleep(min(0.01, (now - begin) / 10 + 1e-5))
 
     def _explain(self, operation, error):
         if self.is_destroyed:
@@ -179,23 +210,30 @@ class Link:
 
     def _all_to_all(self, _context, send, send_bytes, recv, recv_bytes):
         sent, received = _numbers(send_bytes, self.size), _numbers(recv_bytes, self.size)
-        return self._call("all_to_all", lambda: self._gloo.alltoall_base(
-            _bytes(recv, sum(received)), _bytes(send, sum(sent)), received, sent,
-            dist.AllToAllOptions()))
+        return self._exchange("all_to_all", lambda out, own: self._gloo.alltoall_base(
+            out, own, received, sent, dist.AllToAllOptions()),
+            _bytes(recv, sum(received)), _bytes(send, sum(sent)))
 
     def _all_gather(self, _context, send, recv, size):
-        parts = list(_bytes(recv, self.size * size).chunk(self.size)) if size else []
-        return self._call("all_gather", lambda: self._gloo.allgather(
-            [parts], [_bytes(send, size)]) if size else self._gloo.barrier())
+        if size == 0:
+            return self._barrier(None)
+        return self._exchange("all_gather", lambda out, own: self._gloo.allgather(
+            [list(out.chunk(self.size))], [own]), _bytes(recv, self.size * size),
+            _bytes(send, size))
 
     def _broadcast(self, _context, data, size, root):
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return self._call("broadcast",
-                          lambda: self._gloo.broadcast([_bytes(data, size)], options))
+
+        def broadcast(out, own):
+            out.copy_(own)
+            return self._gloo.broadcast([out], options)
+
+        return self._exchange("broadcast", broadcast, _bytes(data, size), _bytes(data, size))
 
     def _barrier(self, _context):
-        return self._call("barrier", self._gloo.barrier)
+        return self._exchange("barrier", lambda _out, _own: self._gloo.barrier(), _bytes(0, 0),
+                          _bytes(0, 0))
 
     def _give_up(self, _context, reason):
         self.has_failed = True

@@ -107,7 +107,8 @@ class _Ballot:
         """numbers [n] of every rank, or an error if one of them gave up."""
         vote = self._vote([0, *numbers])
         try:
-            check(self.link._call("run_step", lambda: self.link._gloo.allgather(*vote)))
+            check(self.link._call("run_step", lambda: self.link._gloo.allgather(*vote),
+                                  votes=True))
         except CommunicationError:
             self.has_failed = True
             raise

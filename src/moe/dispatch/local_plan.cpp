@@ -17,7 +17,7 @@
 namespace switchyard {
 namespace {
 
-constexpr auto padded = TablePieces::padded;
+std::int64_t padded(std::int64_t words) { return TablePieces::padded(words); }
 
 void require_valid(const LocalPlanOptions& o) {
   require(o.num_tokens >= 0, "num_tokens ({}) must not be negative", o.num_tokens);

@@ -17,8 +17,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "hugging_face"))
 from tiny_models import VOCABULARY, build_model  # noqa: E402
 
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
-pytestmark = pytest.mark.skipif(VERSION < (5, 20), reason=f"transformers {transformers.__version__} "
-                                "has no ep_size but tp_size; 5.20 is needed")
+pytestmark = pytest.mark.skipif(
+    VERSION < (5, 20), reason=f"transformers {transformers.__version__} takes ep_size as tp_size "
+    "alone, or not at all")
 MASKED = {"model.layers.*.mlp.gate": "ep_router", "model.layers.*.mlp.experts": "moe_tp_experts"}
 
 

@@ -22,17 +22,6 @@ from tiny_models import build_model, token_ids  # noqa: E402
 H, I, K, E, LAYERS = 16, 8, 2, 6, 2
 PLENTY = 4096
 
-if "note_plan" not in st.ExpertParallel.plan.__code__.co_names:  # until plan() does so itself
-    _plan = st.ExpertParallel.plan
-
-    def _noted(self, ids):
-        plan = _plan(self, ids)
-        if self.size > 1:
-            _steps.note_plan(plan.tensor, ids, self._number)
-        return plan
-
-    st.ExpertParallel.plan = _noted
-
 
 class Layer(torch.nn.Module):
     """An MoE layer with dropout, and a buffer that counts its tokens."""
