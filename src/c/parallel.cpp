@@ -371,7 +371,8 @@ int switchyard_shared_moe_forward(switchyard_dispatcher* dispatcher, void* strea
                                   const switchyard_shared_moe* moe, void* y) {
   return on_dispatcher(dispatcher, stream, [&] {
     const c::SharedMoe call(*dispatcher, *moe);
-    call.forward(call.call.tokens(y, "y"));
+    or_abort({&dispatcher->dispatcher->communicator()}, "forward",
+             [&] { call.forward(call.call.tokens(y, "y")); });
   });
 }
 
@@ -380,9 +381,11 @@ int switchyard_shared_moe_backward(switchyard_dispatcher* dispatcher, void* stre
                                    const switchyard_moe_gradients* gradients) {
   return on_dispatcher(dispatcher, stream, [&] {
     c::SharedMoe call(*dispatcher, *moe);
-    const auto views = c::gradients_of(call.experts.options(), dispatcher->num_experts,
-                                       gradients->gradients, dispatcher->device);
-    call.backward(*gradients, views);
-    c::spoil(*dispatcher->dispatcher, views);
+    or_abort({&dispatcher->dispatcher->communicator()}, "backward", [&] {
+      const auto views = c::gradients_of(call.experts.options(), dispatcher->num_experts,
+                                         gradients->gradients, dispatcher->device);
+      call.backward(*gradients, views);
+      c::spoil(*dispatcher->dispatcher, views);
+    });
   });
 }

@@ -6,8 +6,8 @@ from .._library import InvalidArgument
 from .._ranks import ExpertPlacement
 from . import _functions
 from ._functions import first_order, needs_gradient, wanted
-from ._process_group import group_of, link_to
-from ._shared_ops import Dispatchers
+from ._process_group import group_of, link_to, release
+from ._shared_ops import Checking, dispatchers_over, of_number
 from ._steps import note_plan
 
 DEFAULT_TIMEOUT = 600.0
@@ -18,6 +18,13 @@ def chunked(num_experts, num_ranks):
     some, so that the last ones may own fewer, or none."""
     each = -(-num_experts // num_ranks)
     return ExpertPlacement([expert // each for expert in range(num_experts)], num_ranks)
+
+
+class _Closed:
+    """In place of what was closed."""
+
+    def __getattr__(self, _name):
+        raise InvalidArgument("this ExpertParallel is closed")
 
 
 class SharedPlan:
@@ -110,11 +117,13 @@ class ExpertParallel:
         self.sentinels = sentinels
         self.num_local_experts = len(self.placement.experts_of(self.rank))
         self.is_reduced = True  # whether reduce_gradients() has seen all gradients
+        self.has_stepped = True  # and an optimizer after that
         self.set_capacity(row_capacity, token_capacity)
         self._dispatchers = None
         if self.size > 1:
-            self._dispatchers = Dispatchers(link_to(self.group, timeout), self.placement,
-                                            alignment, sentinels)
+            self._dispatchers = dispatchers_over(link_to(self.group, timeout), self.placement,
+                                                 alignment, sentinels)
+            self._dispatchers.num_users += 1
 
     def set_capacity(self, row_capacity, token_capacity=0):
         """For the plans that follow; the same on all ranks. Rows are rounded up to the alignment;
@@ -131,10 +140,10 @@ class ExpertParallel:
         if self.size == 1:
             return _functions.plan(expert_ids, self.num_experts, alignment=self.alignment,
                                    sentinels=self.sentinels)
-        num_tokens, top_k = expert_ids.shape
         sizes = self.row_capacity, self.token_capacity or self.row_capacity
         tensor = torch.ops.switchyard.shared_plan(expert_ids, self._number, self.row_capacity,
                                                   self.token_capacity)
+        num_tokens, top_k = expert_ids.shape
         note_plan(tensor, expert_ids, self._number)
         if self.row_capacity == 0:
             sizes = [size.shape[0] for size in torch.ops.switchyard.shared_plan_sizes(
@@ -169,6 +178,9 @@ class ExpertParallel:
         if self.size == 1:
             return _functions.moe(plan, x, pick_weights, *weights, activation=activation,
                                   constants=constants)
+        if not torch.compiler.is_compiling():
+            with Checking(self._dispatchers, "forward"):
+                constants = list(map(float, constants))
         keep = needs_gradient(x, pick_weights, *weights)
         if keep:
             self.is_reduced = False
@@ -178,17 +190,24 @@ class ExpertParallel:
 
     def host_syncs(self):
         """How often the library has waited for a GPU here so far."""
-        return 0 if self._dispatchers is None else self._dispatchers.host_syncs()
+        return 0 if self.size == 1 else self._dispatchers.host_syncs()
 
     def abort(self, reason):
         """This rank gives up: the others raise an error with the reason."""
-        if self._dispatchers is not None:
+        if self.size > 1:
             self._dispatchers.link.communicator.abort(reason)
 
     def close(self):
-        """Gives the memory back that ranks share; further calls raise."""
-        if self._dispatchers is not None:
-            self._dispatchers.close()
+        """This object is used no more; the same on all ranks. With the last of those over a group
+        the memory goes that its ranks share, and after a failure the next one begins anew."""
+        dispatchers, self._dispatchers = self._dispatchers, _Closed()
+        if self.size == 1 or isinstance(dispatchers, _Closed):
+            return
+        dispatchers.num_users -= 1
+        if dispatchers.num_users == 0:
+            dispatchers.close()
+            dispatchers.link.dispatchers.pop((self.placement, self.alignment, self.sentinels))
+        release(dispatchers.link)
 
     def __deepcopy__(self, _memo):
         return self  # copies of a model run over the same ranks
@@ -198,9 +217,16 @@ class ExpertParallel:
         return self._dispatchers.number
 
 
+def _keep_ranks(ctx, ranks):
+    """Backward needs them, though the program may have let go of its ExpertParallel."""
+    if not torch.compiler.is_compiling():
+        ctx.dispatchers = of_number(ranks)
+
+
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, plan, ranks, top_k, num_rows, num_received):
+        _keep_ranks(ctx, ranks)
         ctx.save_for_backward(plan)
         ctx.form = (ranks, top_k, x.shape[0], num_received)
         return torch.ops.switchyard.shared_dispatch(x, plan, ranks, top_k, num_rows, num_received)
@@ -216,6 +242,7 @@ class _Dispatch(torch.autograd.Function):
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, pick_weights, plan, ranks, num_received):
+        _keep_ranks(ctx, ranks)
         ctx.save_for_backward(rows, pick_weights, plan)
         ctx.form = (ranks, num_received)
         num_tokens, top_k = pick_weights.shape
@@ -237,6 +264,7 @@ class _Moe(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan, ranks,
                 activation, constants, num_rows, num_received, keep):
+        _keep_ranks(ctx, ranks)
         ctx.ranks = ranks
         ctx.activation = (activation, constants)
         weights = (gate_up, down, gate_up_bias, down_bias)

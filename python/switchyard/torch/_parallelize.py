@@ -138,7 +138,11 @@ def reduce_gradients(model):
     Backward has summed an expert's gradient over the tokens of all ranks, so it is divided by their
     number. Every other gradient is this rank's own, and becomes the mean over these ranks; those
     that fully_shard has reduced over them already stay as they are. Averages over other ranks are
-    left to whoever replicates over them: fully_shard, or DistributedDataParallel.
+    left to fully_shard.
+
+    Ranks may lack the gradients of parameters that they did not use: these count as 0. A second call
+    for the same gradients is an error, and so is one after more of them were added to those that
+    were reduced.
     """
     blocks = _blocks(model)
     if not blocks:
@@ -146,21 +150,61 @@ def reduce_gradients(model):
                               "call apply_expert_parallel first")
     group = blocks[0][1].group
     experts = expert_parameters(model)
-    for parameter in experts:
-        if parameter.grad is not None:
-            _local(parameter.grad).div_(group.size())
     known = set(map(id, experts))
-    own = [_local(p.grad) for p in model.parameters()
-           if p.grad is not None and id(p) not in known and not _is_reduced(p.grad, group)]
-    for bucket in _buckets(own):
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    _require_new(blocks, [p.grad for p in (*experts, *others) if p.grad is not None])
+    _fill_in(others, group)
+    own = [p.grad for p in others if p.grad is not None and not _is_reduced(p.grad, group)]
+    for bucket in _buckets(list(map(_local, own))):
         flat = torch._utils._flatten_dense_tensors(bucket)
         dist.all_reduce(flat, group=group)
         flat.div_(group.size())
         for gradient, reduced in zip(bucket,
                                      torch._utils._unflatten_dense_tensors(flat, bucket)):
             gradient.copy_(reduced)
+    for parameter in experts:
+        if parameter.grad is not None:
+            _local(parameter.grad).div_(group.size())
+    for parameter in (*experts, *others):
+        if parameter.grad is not None:
+            parameter.grad._switchyard_reduced = True
     for _, block in blocks:
         block.is_reduced = True
+        block.has_stepped = False
+
+
+def _require_new(blocks, gradients):
+    """None of them may have been reduced before, or hold what was."""
+    if _is_alone(blocks):
+        return
+    if any(not block.has_stepped for _, block in blocks) and any(
+            getattr(gradient, "_switchyard_reduced", False) for gradient in gradients):
+        raise InvalidArgument(
+            "reduce_gradients was called for these gradients before: call it once a step, after the "
+            "last backward, and zero_grad(set_to_none=True) where a step is left out")
+
+
+def _is_alone(blocks):
+    return blocks[0][1].size == 1
+
+
+def _fill_in(parameters, group):
+    """Gives a parameter a gradient of 0 here that another rank has one for: ranks add up lists that
+    must be alike."""
+    if not parameters:
+        return
+    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32,
+                       device=_device_of(group))
+    dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
+    for parameter, needed in zip(parameters, has.tolist()):
+        if needed and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _device_of(group):
+    """Where a group's collectives take small tensors from."""
+    backends = dist.get_backend_config(group)
+    return "cpu" if "cpu" in str(backends) else torch.device("cuda", torch.cuda.current_device())
 
 
 def _local(gradient):
@@ -250,9 +294,11 @@ def _register_hook():
 def _require_reduced(optimizer, _args, _kwargs):
     for model in list(_models):
         if all(experts.is_reduced for _, experts in _blocks(model)):
+            for _, experts in _blocks(model):
+                experts.has_stepped = True
             continue
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if any(id(p) in own for p in expert_parameters(model)):
+        if any(id(p) in own for p in model.parameters()):
             raise InvalidArgument(
                 "the gradients were not reduced over the ranks that experts are divided over: call "
                 "switchyard.torch.reduce_gradients(model) between backward() and the step of the "

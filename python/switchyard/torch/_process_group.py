@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,20 @@ from .._ranks import Communicator
 _COMMUNICATION_ERROR = 3
 _GRACE = 2.0  # seconds that another rank has to say why it failed
 _LOOK = 0.25  # seconds after which a rank that waits looks for those that ended
+_SILENCE = 5.0  # seconds after which torch's store is taken for dead
 _links = {}  # by the name of the caller's group and the timeout
 _num_links = {}  # that were made, by the name of the caller's group
-_lock = threading.Lock()
-os.register_at_fork(after_in_child=_links.clear)  # whose connections the child does not have
+_alive = weakref.WeakSet()  # all links
+_kept = []  # of the process that was forked: ending a link waits for threads the child lacks
+
+
+def _forget_links():
+    _kept.extend(_alive)
+    _links.clear()
+    _num_links.clear()
+
+
+os.register_at_fork(after_in_child=_forget_links)
 
 _ALL_TO_ALL = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)
 _ALL_GATHER = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_int64)
@@ -89,15 +100,21 @@ class Link:
         self._store = dist.PrefixStore(f"switchyard/{group.group_name}/{number}",
                                        dist.distributed_c10d._get_default_store())
         self._num_calls = 0
-        self.has_failed = False
+        self._num_users = 0
         self._abandoned = []  # memory of collectives that failed
+        self._is_store_silent = False
+        self.dispatchers = {}  # shared by the layers over these ranks, by what they are made of
         self._identities = self._meet()
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
-                                           self.size, datetime.timedelta(seconds=timeout))
+        try:
+            self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
+                                               self.size, datetime.timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise CommunicationError(self._explain("connecting", error)) from error
         # Functions that the library keeps pointers to.
-        self._functions = (_ALL_TO_ALL(self._all_to_all), _ALL_GATHER(self._all_gather),
-                           _BROADCAST(self._broadcast), _BARRIER(self._barrier),
-                           _GIVE_UP(self._give_up))
+        self._functions = tuple(kind(_guarded(function)) for kind, function in (
+            (_ALL_TO_ALL, self._all_to_all), (_ALL_GATHER, self._all_gather),
+            (_BROADCAST, self._broadcast), (_BARRIER, self._barrier),
+            (_GIVE_UP, self._give_up)))
         pointers = (ctypes.c_void_p * 5)(*[ctypes.cast(f, ctypes.c_void_p)
                                            for f in self._functions])
         pointer = ctypes.c_void_p()
@@ -106,20 +123,49 @@ class Link:
             ctypes.c_int64(round(timeout * 1000)), pointers, None, ctypes.byref(pointer)))
         self.communicator = Communicator(pointer)
         self.communicator._link = self  # whose functions it needs
+        _alive.add(self)
 
     def _meet(self):
         """Who the ranks are, once all have come."""
         deadline = time.monotonic() + self.timeout
-        self._store.set(f"who/{self.rank}", json.dumps(_own_identity()))
-        absent = set(range(self.size))
-        while absent:
-            absent = {rank for rank in absent if not self._store.check([f"who/{rank}"])}
-            if absent and time.monotonic() > deadline:
-                raise CommunicationError(f"{_ranks(sorted(absent))} did not come within "
-                                         f"{self.timeout:g} s to where experts are divided over "
-                                         f"the {self.size} ranks of the process group")
-            time.sleep(0.002 if absent else 0)
-        return [tuple(json.loads(self._store.get(f"who/{rank}"))) for rank in range(self.size)]
+        own = json.dumps(_own_identity())
+        self._ask(lambda: self._store.set(f"who/{self.rank}", own))
+        found = {}
+        while len(found) < self.size:
+            for rank in set(range(self.size)) - found.keys():
+                answer = self._read(f"who/{rank}")
+                if answer is not None:
+                    found[rank] = tuple(json.loads(answer))
+            if len(found) < self.size and (time.monotonic() > deadline or self._is_store_silent):
+                absent = sorted(set(range(self.size)) - found.keys())
+                raise CommunicationError(self._silence() or (
+                    f"{_ranks(absent)} did not come within {self.timeout:g} s to where experts are "
+                    f"divided over the {self.size} ranks of the process group"))
+            time.sleep(0.002)
+        return [found[rank] for rank in range(self.size)]
+
+    def _ask(self, question):
+        """What torch's store answers; None where it does not: its functions have no deadline, and
+        whoever hosts it may have stopped."""
+        if self._is_store_silent:
+            return None
+        answer = []
+
+        def ask():
+            try:
+                answer.append(question())
+            except RuntimeError:  # whoever hosts the store has ended
+                answer.append(None)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(min(_SILENCE, self.timeout))
+        self._is_store_silent = not answer
+        return answer[0] if answer else None
+
+    def _silence(self):
+        return ("torch's store does not answer: the process that hosts it, which is rank 0 of the "
+                "job unless torchrun does, has stopped") if self._is_store_silent else ""
 
     @property
     def is_destroyed(self):
@@ -151,7 +197,7 @@ class Link:
         self._num_calls += 1
         try:
             self.require_group()
-            self._store.set(f"calls/{self.rank}", str(self._num_calls))
+            self._ask(lambda: self._store.set(f"calls/{self.rank}", str(self._num_calls)))
             work = start()
             self._wait_while(lambda: not work.is_completed(), votes)
             work.wait()
@@ -179,12 +225,13 @@ class Link:
         deadline = time.monotonic() + min(_GRACE, self.timeout)
         while True:
             reasons = self._ended() + self._gave_up()
-            if reasons or time.monotonic() > deadline:
+            if reasons or self._is_store_silent or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         reasons = reasons or self._missing()
-        return "; ".join(reasons) or (f"{operation} failed, and all ranks came to it: "
-                                      f"{str(error).strip().splitlines()[0]}")
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return "; ".join(reasons) or self._silence() or (
+            f"{operation} failed, and all ranks came to it: {first_line}")
 
     def _ended(self):
         where = self._identities[self.rank][0]
@@ -193,10 +240,8 @@ class Link:
                 if place == where and _started_at(process) != began]
 
     def _read(self, key):
-        try:
-            return self._store.get(key).decode() if self._store.check([key]) else None
-        except RuntimeError:  # whoever hosts the store has ended
-            return None
+        answer = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if answer is None else answer.decode()
 
     def _gave_up(self):
         told = ((rank, self._read(f"gave_up/{rank}")) for rank in range(self.size)
@@ -205,6 +250,8 @@ class Link:
 
     def _missing(self):
         calls = [int(self._read(f"calls/{rank}") or 0) for rank in range(self.size)]
+        if self._is_store_silent:
+            return []
         late = [rank for rank, count in enumerate(calls) if count < self._num_calls]
         return [f"{_ranks(late)} did not come within {self.timeout:g} s"] if late else []
 
@@ -236,23 +283,43 @@ class Link:
                           _bytes(0, 0))
 
     def _give_up(self, _context, reason):
-        self.has_failed = True
+        told = reason.decode(errors="replace")
+        self._ask(lambda: self._store.set(f"gave_up/{self.rank}", told))
+
+
+def _guarded(function):
+    """A function that C calls, and whose errors it could not pass on."""
+
+    def call(*args):
         try:
-            self._store.set(f"gave_up/{self.rank}", reason.decode(errors="replace"))
-        except Exception:  # nobody is there to be told
-            pass
+            return function(*args)
+        except BaseException as error:
+            return library.switchyard_fail(_COMMUNICATION_ERROR,
+                                           f"{type(error).__name__}: {error}".encode())
+
+    return call
 
 
 def link_to(ranks, timeout):
-    """The link over the ranks of a process group or mesh. Collective when it is first asked for, and
-    again after a failure."""
+    """The link over the ranks of a process group or mesh, until as many users have released it.
+    Collective when it is first asked for."""
     group = group_of(ranks)
     key = group.group_name, timeout
-    with _lock:
-        link = _links.get(key)
-        if link is None or link.is_destroyed or link.has_failed:
-            link = _links[key] = Link(group, timeout)
+    link = _links.get(key)
+    if link is None or link.is_destroyed:
+        link = _links[key] = Link(group, timeout)
+    link._num_users += 1
     return link
+
+
+def release(link):
+    """One user less. Without users, the next link over the same ranks is a new one."""
+    link._num_users -= 1
+    if link._num_users == 0:
+        for key in [key for key, known in _links.items() if known is link]:
+            del _links[key]
+        link.communicator.close()
+        link._gloo = None  # ends its threads now, and not in a child that is forked
 
 
 def communicator(ranks, *, timeout=600.0):

@@ -11,9 +11,9 @@ import weakref
 import torch
 
 from .._handles import Handle
-from .._library import InvalidArgument, check, checked, library
+from .._library import InvalidArgument, checked, library
 from ._checks import check_experts, inner_width, require, require_ids, require_tokens
-from ._device import device_of
+from ._device import check, device_of
 from ._ops import (DTYPES, EXPERTS_SCHEMA, contiguous, define, experts_words, fake,
                    gradients_of, pointer, use_up)
 
@@ -28,6 +28,15 @@ _numbered = weakref.WeakValueDictionary()  # the Dispatchers objects of this pro
 _next_number = 0
 
 
+def dispatchers_over(link, placement, alignment, sentinels):
+    """The Dispatchers of a link for these experts. Layers that are alike share them: plans are
+    tensors, so that nothing of a layer is in there, and compilers see one number."""
+    key = placement, alignment, sentinels
+    if key not in link.dispatchers:
+        link.dispatchers[key] = Dispatchers(link, placement, alignment, sentinels)
+    return link.dispatchers[key]
+
+
 class Dispatchers:
     """The library's dispatchers over some ranks, one for each device. They are made when a tensor
     of the device first comes, by all ranks together."""
@@ -39,6 +48,7 @@ class Dispatchers:
         self.alignment = alignment
         self.sentinels = sentinels
         self.num_local_experts = len(placement.experts_of(link.rank))
+        self.num_users = 0
         self._words_without_picks = checked(library.switchyard_shared_plan_words(
             placement.pack, *map(ctypes.c_int64, (link.rank, 0, 0))))
         found = (ctypes.c_int64 * len(_TABLES))()
@@ -90,14 +100,14 @@ class Dispatchers:
             dispatcher.close()
 
 
-def _of(number):
+def of_number(number):
     found = _numbered.get(number)
     if found is None:
         raise InvalidArgument(f"there are no ranks {number}: the ExpertParallel is gone")
     return found
 
 
-class _Checking:
+class Checking:
     """Surrounds checks of this rank's arguments: the other ranks must not wait for one that fails
     them."""
 
@@ -123,8 +133,8 @@ def _require_plan(ranks, plan, like, num_tokens, top_k):
         "-> Tensor")
 def _shared_plan(expert_ids, ranks, row_capacity, token_capacity):
     """The plan. With a row_capacity of 0 it is exact, and shared_plan_sizes tells its sizes."""
-    ranks = _of(ranks)
-    with _Checking(ranks, "plan"):
+    ranks = of_number(ranks)
+    with Checking(ranks, "plan"):
         require_ids(expert_ids)
         ids = expert_ids.contiguous()
         num_tokens, top_k = ids.shape
@@ -141,7 +151,7 @@ def _shared_plan(expert_ids, ranks, row_capacity, token_capacity):
 @fake("shared_plan")
 def _(expert_ids, ranks, row_capacity, token_capacity):
     require_ids(expert_ids)
-    return expert_ids.new_empty(_of(ranks).plan_words(*expert_ids.shape), dtype=torch.int32)
+    return expert_ids.new_empty(of_number(ranks).plan_words(*expert_ids.shape), dtype=torch.int32)
 
 
 @define("shared_plan_sizes", "(Tensor plan, int ranks, SymInt num_tokens, int top_k) "
@@ -149,7 +159,7 @@ def _(expert_ids, ranks, row_capacity, token_capacity):
 def _shared_plan_sizes(plan, ranks, num_tokens, top_k):
     """Two tensors without elements: one as long as an exact plan's rows, one as the tokens that
     this rank receives. Not collective; waits for a GPU."""
-    ranks = _of(ranks)
+    ranks = of_number(ranks)
     _require_plan(ranks, plan, plan, num_tokens, top_k)
     dispatcher, stream = ranks.on(plan)
     form = (ctypes.c_int64 * 4)(num_tokens, top_k, 0, 0)
@@ -174,8 +184,8 @@ def _moved(plan, like, num_tokens, top_k, num_rows, num_received):
 @define("shared_dispatch", "(Tensor x, Tensor plan, int ranks, int top_k, SymInt num_rows, "
         "SymInt num_received) -> Tensor")
 def _shared_dispatch(x, plan, ranks, top_k, num_rows, num_received):
-    ranks = _of(ranks)
-    with _Checking(ranks, "dispatch"):
+    ranks = of_number(ranks)
+    with Checking(ranks, "dispatch"):
         require_tokens(x, "x")
         _require_plan(ranks, plan, x, x.shape[0], top_k)
         x = x.contiguous()
@@ -197,8 +207,8 @@ def _(x, plan, ranks, top_k, num_rows, num_received):
 @define("shared_combine", "(Tensor rows, Tensor? pick_weights, Tensor plan, int ranks, int top_k, "
         "SymInt num_tokens, SymInt num_received) -> Tensor")
 def _shared_combine(rows, pick_weights, plan, ranks, top_k, num_tokens, num_received):
-    ranks = _of(ranks)
-    with _Checking(ranks, "combine"):
+    ranks = of_number(ranks)
+    with Checking(ranks, "combine"):
         require_tokens(rows, "rows")
         _require_plan(ranks, plan, rows, num_tokens, top_k)
         if pick_weights is not None:
@@ -222,9 +232,9 @@ def _(rows, pick_weights, plan, ranks, top_k, num_tokens, num_received):
 @define("shared_combine_backward", "(Tensor d_y, Tensor pick_weights, Tensor rows, Tensor plan, "
         "int ranks, SymInt num_received) -> (Tensor, Tensor)")
 def _shared_combine_backward(d_y, pick_weights, rows, plan, ranks, num_received):
-    ranks = _of(ranks)
+    ranks = of_number(ranks)
     num_tokens, top_k = pick_weights.shape
-    with _Checking(ranks, "combine_backward"):
+    with Checking(ranks, "combine_backward"):
         require_tokens(rows, "rows")
         _require_plan(ranks, plan, rows, num_tokens, top_k)
         require(pick_weights, "pick_weights", (num_tokens, top_k), rows, torch.float32)
@@ -269,9 +279,9 @@ def _shared_moe_forward(x, pick_weights, plan, ranks, gate_up, down, gate_up_bia
                         activation, constants, num_rows, num_received, keep):
     """y, and what backward needs: the tokens that this rank's experts received, their weights,
     which of them every row is, and what is between the products."""
-    ranks = _of(ranks)
+    ranks = of_number(ranks)
     weights = (gate_up, down, gate_up_bias, down_bias)
-    with _Checking(ranks, "forward"):
+    with Checking(ranks, "forward"):
         _check_local_experts(ranks, x, "x", weights, activation, constants)
         require(pick_weights, "pick_weights", (x.shape[0], pick_weights.shape[1]), x,
                 torch.float32)
@@ -302,7 +312,7 @@ def _kept(x, top_k, num_rows, num_received, width, keep):
 def _(x, pick_weights, plan, ranks, gate_up, down, gate_up_bias, down_bias, activation, constants,
       num_rows, num_received, keep):
     weights = (gate_up, down, gate_up_bias, down_bias)
-    _check_local_experts(_of(ranks), x, "x", weights, activation, constants)
+    _check_local_experts(of_number(ranks), x, "x", weights, activation, constants)
     return (x.new_empty(x.shape), *_kept(x, pick_weights.shape[1], num_rows, num_received,
                                          inner_width(activation, down.shape[2]), keep))
 
@@ -312,10 +322,10 @@ def _(x, pick_weights, plan, ranks, gate_up, down, gate_up_bias, down_bias, acti
         "bool frozen) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _shared_moe_backward(d_y, plan, ranks, tokens, token_weights, row_sources, inner, gate_up,
                          down, gate_up_bias, down_bias, activation, constants, frozen):
-    ranks = _of(ranks)
+    ranks = of_number(ranks)
     weights = (gate_up, down, gate_up_bias, down_bias)
     top_k, num_rows = token_weights.shape[1], row_sources.shape[0]
-    with _Checking(ranks, "backward"):
+    with Checking(ranks, "backward"):
         _check_local_experts(ranks, d_y, "d_y", weights, activation, constants)
         require(tokens, "tokens", (token_weights.shape[0], d_y.shape[1]), d_y)
         _require_plan(ranks, plan, d_y, d_y.shape[0], top_k)

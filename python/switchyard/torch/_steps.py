@@ -278,7 +278,7 @@ def _note_plan(plan, expert_ids, ranks):
     adds them whenever it is replayed."""
     if _num_running == 0 and not (plan.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    dispatchers = _shared_ops._of(ranks)
+    dispatchers = _shared_ops.of_number(ranks)
     size = dispatchers.link.size
     words = _words_of(dispatchers)
     if plan.device not in words:

@@ -1,4 +1,5 @@
 """Ranks that die, stop, fail or differ: the others are told who it was, and none waits for ever."""
+import gc
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ def run_until_it_fails(group, timeout):
     with pytest.raises(CommunicationError) as error:
         while time.monotonic() < begin + 60:
             step(experts)
+    experts.close()
     return str(error.value)
 
 
@@ -68,10 +70,12 @@ def setting_up(group, how):
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(8)
+        experts.close()
         return "late", 0
     begin = time.monotonic()
     with pytest.raises(CommunicationError) as error:
         step(experts)
+    experts.close()
     return str(error.value), time.monotonic() - begin
 
 
@@ -91,7 +95,7 @@ def disagree(group, kind):
     experts = st.ExpertParallel(group, E, timeout=10)
     step(experts)
     odd = group.rank() == 1
-    with pytest.raises((CommunicationError, InvalidArgument, Unsupported)) as error:
+    with pytest.raises((CommunicationError, InvalidArgument, Unsupported, ValueError)) as error:
         if kind == "dtype":
             step(experts, dtype=torch.float64 if odd else torch.float32)
         elif kind == "hidden":
@@ -100,9 +104,17 @@ def disagree(group, kind):
             experts.set_capacity(40 if odd else 48)
             plan = experts.plan(torch.zeros(3, K, dtype=torch.int64))
             plan.check()
+        elif kind == "ids":
+            experts.plan(torch.tensor([[0, E if odd else 1]]))
+        elif kind == "shape":
+            experts.plan(torch.zeros(3 if odd else (3, K), dtype=torch.int64))
+            step(experts)
         else:
-            ids = torch.tensor([[0, E if odd else 1]])
-            experts.plan(ids)
+            plan = experts.plan(torch.zeros(0, K, dtype=torch.int64))
+            own = experts.num_local_experts
+            experts.moe(plan, torch.ones(0, H), torch.ones(0, K), torch.ones(own, 2 * I, H),
+                        torch.ones(own, H, I), constants=("a" if odd else 7, 1, 1))
+    experts.close()
     return type(error.value).__name__, str(error.value)
 
 
@@ -112,6 +124,8 @@ def disagree(group, kind):
     ("capacity", "capacity", "capacity"),
     ("ids", "rank 1: expert_ids.0,1. is 6, which is neither -1 nor an expert of 6",
      "rank 1: expert_ids.0,1. is 6, which is neither -1 nor an expert of 6"),
+    ("shape", r"expert_ids is torch.int64 \[3\], but must be int32 or int64 \[T,K\]", "rank 1"),
+    ("constants", "could not convert string to float", "rank 1"),
 ])
 def test_what_one_rank_does_wrong_all_ranks_are_told(workers, kind, own, others):
     results = workers.run(3, disagree, kind)
@@ -162,10 +176,12 @@ def abort_others(group):
     if group.rank() == 2:
         step(experts)
         experts.abort("the data ran out")
+        experts.close()
         return None
     with pytest.raises(CommunicationError) as error:
         for _ in range(1000):
             step(experts)
+    experts.close()
     return str(error.value)
 
 
@@ -175,8 +191,20 @@ def test_a_rank_can_give_up(workers):
 
 
 def leave_open(group):
-    """Its objects are left for the interpreter to end."""
-    step(st.ExpertParallel(group, E, timeout=10))
+    """Its objects are left for the interpreter to end, and a child is forked with them."""
+    experts = st.ExpertParallel(group, E, timeout=10)
+    step(experts)
+    closed = st.ExpertParallel(group, E, timeout=11)
+    step(closed)
+    closed.close()
+    with pytest.raises(InvalidArgument, match="this ExpertParallel is closed"):
+        step(closed)
+    child = os.fork()
+    if child == 0:
+        del experts, closed
+        gc.collect()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_processes_end_with_objects_that_are_open_and_groups_that_were_destroyed():
@@ -185,3 +213,20 @@ def test_processes_end_with_objects_that_are_open_and_groups_that_were_destroyed
     ranks.run(2, use_after_destroying)
     ranks.close()
     assert [process.exitcode for process in ranks.processes] == [0, 0]
+
+
+def wait_for_rank_0(group):
+    if group.rank() == 0:
+        time.sleep(30)
+        return None
+    with pytest.raises(CommunicationError) as error:
+        st.ExpertParallel(group, E, timeout=4)
+    return str(error.value)
+
+
+def test_a_store_that_does_not_answer_is_named(three):
+    three.start(3, wait_for_rank_0)
+    os.kill(three.processes[0].pid, signal.SIGSTOP)
+    for ok, text in three.answers((1, 2), 30):
+        assert ok and re.search("torch's store does not answer|rank 0 did not come", text), text
+    three.kill()

@@ -1,5 +1,6 @@
 """Whole models of transformers with their experts over ranks, beside one process."""
 import copy
+import gc
 import pathlib
 import sys
 
@@ -227,3 +228,58 @@ def refuse(group):
 
 def test_what_cannot_be_divided_is_refused(workers):
     workers.run(2, refuse)
+
+
+def miss_gradients(group):
+    """Parameters that some ranks have no gradient for, and calls that come twice."""
+    model = build_model("Mixtral")
+    st.apply_expert_parallel(model, mesh_of(group), timeout=60)
+    batch = batches(1)[0]
+    model(batch, labels=batch).loss.backward()
+    layers = model.model.layers
+    mine = layers[group.rank()].self_attn.q_proj.weight
+    other = layers[1 - group.rank()].self_attn.q_proj.weight
+    expected = mine.grad / 2
+    other.grad = None
+    st.reduce_gradients(model)
+    assert_close(mine.grad, expected, "a gradient that one rank has")
+    assert other.grad is not None
+    with pytest.raises(InvalidArgument, match="reduce_gradients was called for these gradients"):
+        st.reduce_gradients(model)
+    model(batch, labels=batch).loss.backward()
+    with pytest.raises(InvalidArgument, match="after the last backward"):
+        st.reduce_gradients(model)
+    model.zero_grad()
+    model(batch, labels=batch).loss.backward()
+    st.reduce_gradients(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if not hasattr(p, "to_local")],
+                                lr=0.1)
+    optimizer.step()
+    model.zero_grad(set_to_none=False)
+    model(batch, labels=batch).loss.backward()
+    with pytest.raises(InvalidArgument, match="were not reduced"):
+        optimizer.step()  # though it has no experts
+    st.reduce_gradients(model)
+
+
+def test_gradients_that_ranks_lack_and_calls_that_come_twice(workers):
+    workers.run(2, miss_gradients)
+
+
+def forget_the_model(group):
+    model = build_model("Mixtral")
+    st.apply_expert_parallel(model, mesh_of(group), timeout=60)
+    numbers = {block.switchyard_experts._number for block in model.modules()
+               if hasattr(block, "switchyard_experts")}
+    x = torch.randn(2, 3, 36, requires_grad=True)
+    loss = model(inputs_embeds=x).logits.sum()
+    del model
+    if group.rank() == 1:
+        gc.collect()
+    loss.backward()
+    assert x.grad.abs().sum() > 0
+    return len(numbers)
+
+
+def test_backward_needs_no_model_and_layers_share_their_dispatcher(workers):
+    assert workers.run(2, forget_the_model) == [1, 1]
