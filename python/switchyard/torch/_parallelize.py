@@ -241,11 +241,17 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
 
     Each gradient counts once: a part of one is counted by the rank that has it.
     """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    divided = {id(p.grad): experts.group for module, experts in _blocks(model)
+    divided = {id(p): (experts.group,) for module, experts in _blocks(model)
                for p in _kind_of(module).own_parameters(module)}
+    # Ranks take part in every sum, also those that have nothing of it.
+    squares = {(experts.group,): torch.zeros((), device=next(model.parameters()).device)
+               for module, experts in _blocks(model) if not _kind_of(module).parameter_names(module)}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups = divided.get(id(parameter)) or _groups_of(parameter)
+            squares[groups] = squares.get(groups, 0.0) + _square(parameter.grad, parameter)
     total = 0.0
-    for groups, square in _squares(gradients, divided).items():
+    for groups, square in squares.items():
         for group in groups:
             dist.all_reduce(square, group=group)
         total = total + square
@@ -253,26 +259,28 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        _local(gradient).mul_(factor)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            _local(parameter.grad).mul_(factor)
     return norm
 
 
-def _squares(gradients, divided):
-    """Sums of squares on this rank, by the groups of ranks that have the rest of them."""
-    squares = {}
-    for gradient in gradients:
-        groups = (divided[id(gradient)],) if id(gradient) in divided else ()
-        if isinstance(gradient, DTensor):
-            if any(placement.is_replicate() or placement.is_partial()
-                   for placement in gradient.placements):
-                raise InvalidArgument(f"a gradient is placed {gradient.placements}, but must be "
-                                      "sharded over every dimension of its mesh")
-            mesh = gradient.device_mesh
-            groups = tuple(mesh.get_group(dimension) for dimension in range(mesh.ndim))
-        norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float32)
-        squares[groups] = squares.get(groups, 0) + norm.square()
-    return squares
+def _groups_of(parameter):
+    """The ranks that have the other parts of a parameter, by dimension of its mesh."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    if any(placement.is_replicate() or placement.is_partial()
+           for placement in parameter.placements):
+        raise InvalidArgument(f"a parameter is placed {parameter.placements}, but must be sharded "
+                              "over every dimension of its mesh")
+    mesh = parameter.device_mesh
+    return tuple(mesh.get_group(dimension) for dimension in range(mesh.ndim))
+
+
+def _square(gradient, parameter):
+    if gradient is None:
+        return torch.zeros((), device=parameter.device)
+    return torch.linalg.vector_norm(_local(gradient), dtype=torch.float32).square()
 
 
 # Optimizers: a step on gradients that were not reduced is silently wrong, so it is an error.
