@@ -225,6 +225,7 @@ def wait_for_rank_0(group):
 
 
 def test_a_store_that_does_not_answer_is_named(three):
+    three.run(3, leave_open)
     three.start(3, wait_for_rank_0)
     os.kill(three.processes[0].pid, signal.SIGSTOP)
     for ok, text in three.answers((1, 2), 30):

@@ -219,7 +219,7 @@ def refuse(group):
     st.apply_expert_parallel(model, mesh, timeout=60)
     with pytest.raises(InvalidArgument, match="is a DTensor already"):
         st.apply_expert_parallel(model, mesh)
-    two = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     with pytest.raises(InvalidArgument, match="2 dimensions .'dp', 'ep'.: take the one"):
         st.apply_expert_parallel(build_model("Mixtral"), two)
     with pytest.raises(InvalidArgument, match="expected a process group .* not str"):
@@ -227,7 +227,7 @@ def refuse(group):
 
 
 def test_what_cannot_be_divided_is_refused(workers):
-    workers.run(2, refuse)
+    workers.run(4, refuse)  # all of the world, which makes the groups of a mesh together
 
 
 def miss_gradients(group):
