@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the Python tests over a library of CMake's, with the environment that scripts/test.sh makes.
-# usage: scripts/python_tests.sh build/dev/lib/libswitchyard.so [pytest's arguments]
+# usage: scripts/python_tests.sh build/dev/lib/libswitchyard.so [pytest's arguments, or tests]
 library=$(realpath -e -- "$1") || exit 2
 . "$(dirname "$0")/lib.sh"
 
@@ -11,4 +11,6 @@ fi
 # One thread each: ctest runs other tests at the same time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PYTHONPATH=$root/python SWITCHYARD_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
-exec build/python/bin/python -m pytest -q -rs --show-capture=stdout "${@:2}" tests/python
+tests=("${@:2}")
+[ ${#tests[@]} -gt 0 ] || tests=(tests/python)
+exec build/python/bin/python -m pytest -q -rs --show-capture=stdout "${tests[@]}"

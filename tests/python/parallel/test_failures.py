@@ -36,36 +36,36 @@ def run_until_it_fails(group, timeout):
     return str(error.value)
 
 
-def end_rank_2(three, how):
+def end_rank_2(three, how, timeout):
     """What ranks 0 and 1 say when rank 2 is sent a signal in the middle of its steps."""
     three.run(3, leave_open)  # so that what is imported and set up once is there
-    three.start(3, run_until_it_fails, 5.0)
+    three.start(3, run_until_it_fails, timeout)
     time.sleep(1.5)
     os.kill(three.processes[2].pid, how)
     begin = time.monotonic()
-    answers = three.answers((0, 1), 30)
+    answers = three.answers((0, 1), 60)
     assert all(ok for ok, _ in answers), answers
     return [error for _, error in answers], time.monotonic() - begin
 
 
 def test_a_rank_that_stops_is_named_at_the_deadline(three):
-    errors, seconds = end_rank_2(three, signal.SIGSTOP)
+    errors, seconds = end_rank_2(three, signal.SIGSTOP, 5.0)
     os.kill(three.processes[2].pid, signal.SIGCONT)
     three.answers((2,))
     assert all(re.search(r"rank 2\b", error) for error in errors), errors
-    assert 2 < seconds < 15
+    assert seconds > 2
 
 
 def test_a_rank_that_dies_is_named_long_before_the_deadline(three):
-    errors, seconds = end_rank_2(three, signal.SIGKILL)
+    errors, seconds = end_rank_2(three, signal.SIGKILL, 40.0)
     assert all(re.search(r"rank 2\b", error) for error in errors), errors
     assert not any(re.search(r"rank [01]\b.*(ended|missing)", error) for error in errors), errors
-    assert seconds < 4
+    assert seconds < 20
 
 
 def setting_up(group, how):
     """Rank 1 leaves, or does not come, before there is memory that ranks share."""
-    experts = st.ExpertParallel(group, E, timeout=3 if how == "sleeps" else 20)
+    experts = st.ExpertParallel(group, E, timeout=3 if how == "sleeps" else 30)
     if group.rank() == 1:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -79,11 +79,11 @@ def setting_up(group, how):
     return str(error.value), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("how, text, most", [("sleeps", "rank 1 did not come within 3 s", 7.0),
+@pytest.mark.parametrize("how, text, most", [("sleeps", "rank 1 did not come within 3 s", 15.0),
                                              ("dies", r"rank 1 has ended \(process \d+\)", 8.0)])
 def test_a_rank_that_is_missing_when_things_are_set_up_is_named(three, how, text, most):
     three.start(3, setting_up, how)
-    for ok, result in three.answers((0, 2), 20):
+    for ok, result in three.answers((0, 2), 40):
         assert ok, result
         assert re.search(text, result[0]), result
         assert result[1] < most
