@@ -11,6 +11,8 @@ fi
 # One thread each: ctest runs other tests at the same time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PYTHONPATH=$root/python SWITCHYARD_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
-tests=("${@:2}")
-[ ${#tests[@]} -gt 0 ] || tests=(tests/python)
-exec build/python/bin/python -m pytest -q -rs --show-capture=stdout "${tests[@]}"
+tests=tests/python
+for argument in "${@:2}"; do
+  case $argument in tests/*) tests= ;; esac  # it names some
+done
+exec build/python/bin/python -m pytest -q -rs --show-capture=stdout "${@:2}" $tests

@@ -80,7 +80,7 @@ def setting_up(group, how):
 
 
 @pytest.mark.parametrize("how, text, most", [("sleeps", "rank 1 did not come within 3 s", 15.0),
-                                             ("dies", r"rank 1 has ended \(process \d+\)", 8.0)])
+                                             ("dies", r"rank 1 has ended \(process \d+\)", 15.0)])
 def test_a_rank_that_is_missing_when_things_are_set_up_is_named(three, how, text, most):
     three.start(3, setting_up, how)
     for ok, result in three.answers((0, 2), 40):
