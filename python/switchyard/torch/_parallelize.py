@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 from .._library import InvalidArgument
 from . import _hugging_face, _kempner_forge
 from ._expert_parallel import DEFAULT_TIMEOUT, ExpertParallel
+from ._hugging_face import local
 from ._process_group import group_of
 
 _BUCKET_BYTES = 32 << 20
@@ -98,7 +99,7 @@ def _shard(module, name, mesh, experts):
     own = experts.placement.experts_of(experts.rank)
     first = own[0] if own else whole.shape[0]
     part = whole.detach()[first:first + len(own)].clone()
-    sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=whole.shape,
+    sharded = DTensor.fromlocal(part, mesh, [Shard(0)], run_check=False, shape=whole.shape,
                                  stride=torch.empty_like(whole, device="meta").stride())
     module._parameters[name] = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
 
@@ -155,7 +156,7 @@ def reduce_gradients(model):
     _require_new(blocks, [p.grad for p in (*experts, *others) if p.grad is not None])
     _fill_in(others, group)
     own = [p.grad for p in others if p.grad is not None and not _is_reduced(p.grad, group)]
-    for bucket in _buckets(list(map(_local, own))):
+    for bucket in _buckets(list(map(local, own))):
         flat = torch._utils._flatten_dense_tensors(bucket)
         dist.all_reduce(flat, group=group)
         flat.div_(group.size())
@@ -164,7 +165,7 @@ def reduce_gradients(model):
             gradient.copy_(reduced)
     for parameter in experts:
         if parameter.grad is not None:
-            _local(parameter.grad).div_(group.size())
+            local(parameter.grad).div_(group.size())
     for parameter in (*experts, *others):
         if parameter.grad is not None:
             parameter.grad._switchyard_reduced = True
@@ -205,10 +206,6 @@ def _device_of(group):
     """Where a group's collectives take small tensors from."""
     backends = dist.get_backend_config(group)
     return "cpu" if "cpu" in str(backends) else torch.device("cuda", torch.cuda.current_device())
-
-
-def _local(gradient):
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _is_reduced(gradient, group):
@@ -261,7 +258,7 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in model.parameters():
         if parameter.grad is not None:
-            _local(parameter.grad).mul_(factor)
+            local(parameter.grad).mul_(factor)
     return norm
 
 
@@ -280,7 +277,7 @@ def _groups_of(parameter):
 def _square(gradient, parameter):
     if gradient is None:
         return torch.zeros((), device=parameter.device)
-    return torch.linalg.vector_norm(_local(gradient), dtype=torch.float32).square()
+    return torch.linalg.vector_norm(local(gradient), dtype=torch.float32).square()
 
 
 # Optimizers: a step on gradients that were not reduced is silently wrong, so it is an error.
