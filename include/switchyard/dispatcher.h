@@ -89,7 +89,7 @@ struct ReceivedTokens {
   ConstTensorView row_sources;  // [R] i32: d·K + k
 };
 
-// What a plan in a tensor of the caller's is read as.
+// How to read a plan that lies in a tensor of the caller's.
 struct PlanForm {
   std::int64_t num_tokens = 0;  // T
   std::int64_t top_k = 0;       // K

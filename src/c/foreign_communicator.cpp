@@ -12,7 +12,7 @@
 namespace switchyard::c {
 namespace {
 
-// What ranks compare.
+// The call that a rank is in; ranks compare theirs.
 struct Call {
   std::array<char, 24> operation = {};
   std::array<char, 32> detail = {};
@@ -50,7 +50,7 @@ class ForeignCommunicator final : public Communicator {
     };
     const auto sent = in_bytes(send.rows);
     const auto received = in_bytes(recv.rows);
-    // What a rank sends is what the other expects.
+    // Senders announce their sizes, which must be those that receivers expect.
     std::vector<std::int64_t> announced(static_cast<std::size_t>(size()));
     const std::vector<std::int64_t> one_each(announced.size(), sizeof(std::int64_t));
     check(functions_.all_to_all(context_, sent.data(), one_each.data(), announced.data(),

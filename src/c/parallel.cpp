@@ -194,7 +194,7 @@ void SharedMoe::backward(const switchyard_moe_gradients& out,
   call.dispatcher.dispatch_backward(call.plan, returned, home);
 }
 
-// What experts made of rows that never came.
+// Gradients that experts computed from rows that never arrived become NaN.
 void spoil(const Dispatcher& dispatcher, std::span<const ExpertGradients> gradients) {
   std::vector<TensorView> views;
   for (const auto& expert : gradients) {
@@ -314,7 +314,7 @@ int switchyard_shared_plan_find_tables(const switchyard_placement* placement, in
   return guarded([&] {
     const auto owners = std::make_shared<const ExpertPlacement>(c::placement_of(*placement));
     const int number = c::rank_number(rank, "rank");
-    // Whose contents nobody reads.
+    // Only the addresses of its tables matter.
     Tensor memory({Dispatcher::plan_words(*owners, number, 0, 0)}, Dtype::i32);
     PlanData plan{.placement = owners, .options = {}, .device = {}, .host = {}, .rank = number};
     TablePieces pieces(memory);

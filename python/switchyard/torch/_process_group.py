@@ -280,7 +280,7 @@ class Link:
 
     def _barrier(self, _context):
         return self._exchange("barrier", lambda _out, _own: self._gloo.barrier(), _bytes(0, 0),
-                          _bytes(0, 0))
+                              _bytes(0, 0))
 
     def _give_up(self, _context, reason):
         told = reason.decode(errors="replace")
