@@ -99,7 +99,7 @@ def _shard(module, name, mesh, experts):
     own = experts.placement.experts_of(experts.rank)
     first = own[0] if own else whole.shape[0]
     part = whole.detach()[first:first + len(own)].clone()
-    sharded = DTensor.fromlocal(part, mesh, [Shard(0)], run_check=False, shape=whole.shape,
+    sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=whole.shape,
                                  stride=torch.empty_like(whole, device="meta").stride())
     module._parameters[name] = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
 
