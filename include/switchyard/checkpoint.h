@@ -31,6 +31,8 @@ class SWITCHYARD_API Checkpoint {
   // the tensor that is not where it says, or the file that is missing. Tensors that an index does
   // not list are left out, and its total_size is not checked: systems differ in what they count.
   static Checkpoint open(const std::filesystem::path& path);
+  Checkpoint(const Checkpoint&) = default;  // and no move, which would leave no contents behind
+  Checkpoint& operator=(const Checkpoint&) = default;
 
   const std::filesystem::path& path() const;
   // Of the file; of an index, what its "metadata" holds, numbers as their JSON text; of files
@@ -103,7 +105,9 @@ SWITCHYARD_API void save_checkpoint(Communicator& comm, const std::filesystem::p
 // only `into` has, and Unsupported one that cannot be read; then nothing is written. Not
 // collective; reads only that part, and where a file does not align its tensors, copies those that
 // hold it. The tensors are in the memory of `device`, which they are copied to straight from the
-// file, or in the host's. Returns when everything is there.
+// file, or in the host's. Returns when everything is there. A file that was shortened since it was
+// opened is a StorageError, and some tensors may have been written; but where they are copied to a
+// GPU, or transposed (gpt-oss), it ends the process as touching its views does.
 SWITCHYARD_API void load_block(const Checkpoint& checkpoint, std::string_view prefix,
                                const ExpertPlacement& placement, int rank, const MoeViews& into,
                                const Device& device = {});

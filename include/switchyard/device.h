@@ -69,7 +69,14 @@ class SWITCHYARD_API Device {
   // Throws Unsupported, with the reason, where there is no such GPU or the build has no CUDA.
   static Device cuda(const CudaOptions& options = {});
   // What a device does is its backend. Its type is the library's own, for its parts and its tests.
-  explicit Device(std::shared_ptr<const DeviceBackend> backend) : backend_(std::move(backend)) {}
+  explicit Device(std::shared_ptr<const DeviceBackend> backend);
+  Device(const Device&) = default;
+  Device& operator=(const Device&) = default;
+  // A move is a copy: it would leave no device behind otherwise.
+  // NOLINTNEXTLINE(performance-move-constructor-init)
+  Device(Device&& other) noexcept : Device(static_cast<const Device&>(other)) {}
+  Device& operator=(Device&& other) noexcept { return *this = static_cast<const Device&>(other); }
+  ~Device() = default;
 
   // Where its tensors lie.
   Memory memory() const;

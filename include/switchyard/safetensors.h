@@ -40,9 +40,13 @@ struct NamedTensors : std::map<std::string, ConstTensorView> {
 class SWITCHYARD_API SafetensorsFile {
  public:
   // Reads the header and maps the rest: memory is used as tensors are read. InvalidArgument says
-  // what is wrong with a file that cannot be opened or breaks the format. The file must not be
-  // shortened or written to while it, or a view of its tensors, is in use.
+  // what is wrong with a file that cannot be opened or breaks the format. One that
+  // is shortened meanwhile is a StorageError. It must not be shortened or written to while a view
+  // of its tensors is in use: touching what is gone ends the process (SIGBUS).
   static SafetensorsFile open(const std::filesystem::path& path);
+  // There is no move, which would leave no contents behind.
+  SafetensorsFile(const SafetensorsFile&) = default;
+  SafetensorsFile& operator=(const SafetensorsFile&) = default;
 
   const std::filesystem::path& path() const;
   // What the header holds under "__metadata__"; empty where it has none.
@@ -65,6 +69,7 @@ class SWITCHYARD_API SafetensorsFile {
   explicit SafetensorsFile(std::shared_ptr<const Contents> contents);
   friend SafetensorsFile safetensors_in(const MappedFile& mapping,
                                         const std::filesystem::path& path);
+  friend const MappedFile& mapping_of(const SafetensorsFile& file);
 
   std::shared_ptr<const Contents> contents_;
 };

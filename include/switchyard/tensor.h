@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "switchyard/export.h"
 
@@ -69,7 +70,12 @@ class SWITCHYARD_API Shape {
   explicit Shape(std::span<const std::int64_t> extents);
 
   int rank() const { return rank_; }
-  std::int64_t operator[](int dim) const { return extents_[static_cast<std::size_t>(dim)]; }
+  std::int64_t operator[](int dim) const {
+    if (dim < 0 || dim >= rank_) [[unlikely]] {
+      refuse_extent(dim);
+    }
+    return extents_[static_cast<std::size_t>(dim)];
+  }
   std::int64_t num_elements() const;
   // Elements in one slice along the first dimension: [rows, …] has rows of this many elements.
   std::int64_t row_elements() const;
@@ -80,6 +86,8 @@ class SWITCHYARD_API Shape {
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:
+  [[noreturn]] void refuse_extent(int dim) const;
+
   std::array<std::int64_t, kMaxRank> extents_{};
   int rank_ = 1;
 };
@@ -88,12 +96,16 @@ namespace detail {
 SWITCHYARD_API void require_host(Memory memory, const Shape& shape);
 SWITCHYARD_API void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape);
 SWITCHYARD_API void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape);
-SWITCHYARD_API void require_stride(std::int64_t row_stride, const Shape& shape);
+[[noreturn]] SWITCHYARD_API void refuse_row(std::int64_t index, const Shape& shape);
+SWITCHYARD_API void require_view(const void* data, Dtype dtype, const Shape& shape,
+                                 std::int64_t row_stride);
 }  // namespace detail
 
 // A view of rows: each row is contiguous, consecutive rows lie `row_stride` elements apart. A view
 // made from a Tensor shares its ownership, so its memory lives as long as the view does; a view of
-// foreign memory has no owner. Memory of a GPU is said to be: nobody can see it in a pointer.
+// foreign memory has no owner. Memory of a GPU is said to be: nobody can see it in a pointer. A
+// view that has elements points to memory that is aligned to them. One that was moved from is a
+// default one.
 template <typename Byte>
 class BasicTensorView {
  public:
@@ -117,7 +129,15 @@ class BasicTensorView {
         shape_(shape),
         row_stride_(row_stride),
         owner_(std::move(owner)) {
-    detail::require_stride(row_stride, shape);
+    detail::require_view(data, dtype, shape, row_stride);
+  }
+
+  BasicTensorView(const BasicTensorView&) = default;
+  BasicTensorView& operator=(const BasicTensorView&) = default;
+  BasicTensorView(BasicTensorView&& other) noexcept { take(other); }
+  BasicTensorView& operator=(BasicTensorView&& other) noexcept {
+    if (this != &other) take(other);
+    return *this;
   }
 
   // A mutable view is also a constant one.
@@ -134,7 +154,13 @@ class BasicTensorView {
   std::int64_t row_bytes() const { return shape_.row_elements() * size_of(dtype_); }
   std::int64_t row_stride_bytes() const { return row_stride_ * size_of(dtype_); }
   std::int64_t bytes() const { return rows() * row_bytes(); }
-  Byte* row(std::int64_t index) const { return data_ + index * row_stride_bytes(); }
+  // As far as the end of the last row.
+  Byte* row(std::int64_t index) const {
+    if (index < 0 || index > rows()) [[unlikely]] {
+      detail::refuse_row(index, shape_);
+    }
+    return data_ + index * row_stride_bytes();
+  }
   bool is_contiguous() const { return rows() <= 1 || row_stride_ == shape_.row_elements(); }
   // Keeps the memory alive; null for foreign memory.
   const Owner& owner() const { return owner_; }
@@ -154,6 +180,15 @@ class BasicTensorView {
   }
 
  private:
+  void take(BasicTensorView& other) {
+    data_ = std::exchange(other.data_, nullptr);
+    dtype_ = std::exchange(other.dtype_, Dtype::f32);
+    memory_ = std::exchange(other.memory_, Memory::host);
+    shape_ = std::exchange(other.shape_, Shape());
+    row_stride_ = std::exchange(other.row_stride_, 1);
+    owner_ = std::move(other.owner_);
+  }
+
   Byte* data_ = nullptr;
   Dtype dtype_ = Dtype::f32;
   Memory memory_ = Memory::host;
@@ -166,7 +201,8 @@ using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
 // Owns contiguous memory, aligned to a cache line, or has a share in that of a device. Moving is
-// cheap; copying is said: clone(), or Device::copy_of for what is not in the host's memory.
+// cheap, and leaves a default tensor behind; copying is said: clone(), or Device::copy_of for what
+// is not in the host's memory.
 class SWITCHYARD_API Tensor {
  public:
   Tensor() = default;                       // [0] f32

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <mutex>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -70,9 +71,9 @@ Found open_index(const OpenFolder& folder, const std::string& own_name) {
   const auto mapping = folder.map(own_name);
   require(mapping.bytes <= kMaxIndex, "{} has {} bytes, more than the limit of {} for an index",
           text, mapping.bytes, kMaxIndex);
-  auto index = parse_safetensors_index(
-      {reinterpret_cast<const char*>(mapping.data.get()), static_cast<std::size_t>(mapping.bytes)},
-      text);
+  std::string json(static_cast<std::size_t>(mapping.bytes), '\0');
+  FileReader(mapping, text).read(0, std::as_writable_bytes(std::span(json)));
+  auto index = parse_safetensors_index(json, text);
   Found result;
   result.metadata = std::move(index.metadata);
   std::map<std::string_view, std::string_view> first_tensors;

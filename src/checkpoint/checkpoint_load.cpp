@@ -1,10 +1,8 @@
 // Loads a rank's part of a checkpoint: found by from_hugging_face, checked as a whole, then copied.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "checkpoint/block_names.h"
@@ -12,6 +10,7 @@
 #include "checkpoint/convert_elements.h"
 #include "core/check_memory.h"
 #include "core/require.h"
+#include "io/mapped_safetensors.h"
 #include "moe/check_tensors.h"
 #include "switchyard/checkpoint.h"
 
@@ -52,14 +51,41 @@ struct Run {
   Memory memory = Memory::host;  // that it goes into
 };
 
-// Starts to read from the disk what is not in memory yet. Filling page tables ahead as well was
-// measured to be slower than the faults, which map their neighbours too.
-void read_ahead(const Run& run) {
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto before = reinterpret_cast<std::uintptr_t>(run.from) % page;
-  ::madvise(const_cast<std::byte*>(run.from - before), static_cast<std::size_t>(run.bytes) + before,
-            MADV_WILLNEED);
-}
+// Copies what lies in a checkpoint's files by reading it: a file that was shortened is then an
+// error, and no fault.
+class Copier {
+ public:
+  explicit Copier(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  void copy(const std::byte* from, std::span<std::byte> into) {
+    for (const auto& file : checkpoint_.files()) {
+      const MappedFile& mapping = mapping_of(file);
+      const auto* const begin = mapping.data.get();
+      const std::less<> is_before;
+      if (is_before(from, begin) || !is_before(from, begin + mapping.bytes)) continue;
+      const auto& reader = reader_of(file);
+      reader.read_ahead(from - begin, static_cast<std::int64_t>(into.size()));
+      reader.read(from - begin, into);
+      return;
+    }
+    std::memcpy(into.data(), from, into.size());  // of memory that is no file's
+  }
+
+ private:
+  // The last one is kept: runs come in the order of files.
+  const FileReader& reader_of(const SafetensorsFile& file) {
+    const auto* const data = mapping_of(file).data.get();
+    if (!reader_ || data != reader_of_) {
+      reader_.emplace(mapping_of(file), file.path().string());
+      reader_of_ = data;
+    }
+    return *reader_;
+  }
+
+  const Checkpoint& checkpoint_;
+  std::optional<FileReader> reader_;
+  const std::byte* reader_of_ = nullptr;
+};
 
 void add_runs(std::vector<Run>& runs, const ConstTensorView& from, const TensorView& into) {
   if (from.is_contiguous() && into.is_contiguous()) {
@@ -111,10 +137,9 @@ void require_both(const Copy& copy, const Checkpoint& checkpoint) {
           checkpoint.path().string(), name, from.shape());
 }
 
-void copy_run(const Run& run, const Device& device) {
-  read_ahead(run);
+void copy_run(const Run& run, Copier& copier, const Device& device) {
   if (run.memory == Memory::host) {
-    std::memcpy(run.into, run.from, static_cast<std::size_t>(run.bytes));
+    copier.copy(run.from, {run.into, static_cast<std::size_t>(run.bytes)});
     return;
   }
   // As what has the fewest bytes: its values are of no matter here.
@@ -123,20 +148,44 @@ void copy_run(const Run& run, const Device& device) {
               TensorView(run.into, Dtype::bf16, shape, 1, nullptr, run.memory));
 }
 
-void convert_on(const Device& device, const ConstTensorView& from, const TensorView& into) {
-  if (into.memory() == Memory::host) return convert(from, into);
+// Some rows at a time, which stay in the cache.
+void convert_read(Copier& copier, const ConstTensorView& from, const TensorView& into) {
+  constexpr std::int64_t kStagedBytes = 1 << 18;
+  const auto row_bytes = from.row_bytes();
+  const auto most = std::clamp<std::int64_t>(kStagedBytes / row_bytes, 1, from.rows());
+  Tensor staged({most, from.shape().row_elements()}, from.dtype());
+  for (std::int64_t first = 0; first < from.rows(); first += most) {
+    const auto count = std::min(most, from.rows() - first);
+    const TensorView rows = staged.view().slice(0, count);
+    const auto bytes = static_cast<std::size_t>(row_bytes);
+    if (from.is_contiguous()) {
+      copier.copy(from.row(first), {rows.data(), bytes * static_cast<std::size_t>(count)});
+    } else {
+      for (std::int64_t r = 0; r < count; ++r) {
+        copier.copy(from.row(first + r), {rows.row(r), bytes});
+      }
+    }
+    convert(rows, into.slice(first, first + count));
+  }
+}
+
+void convert_on(const Device& device, Copier& copier, const ConstTensorView& from,
+                const TensorView& into) {
+  if (into.memory() == Memory::host) return convert_read(copier, from, into);
   Tensor staged(into.shape(), into.dtype());
-  convert(from, staged);
+  convert_read(copier, from, staged);
   device.copy(staged, into);
 }
 
-void copy_all(std::span<const Copy> copies, const Device& device) {
+void copy_all(const Checkpoint& checkpoint, std::span<const Copy> copies, const Device& device) {
+  Copier copier(checkpoint);
   std::vector<Run> runs;
   for (const auto& [name, from, into] : copies) {
     if (from.bytes() == 0) continue;
-    from.dtype() == into.dtype() ? add_runs(runs, from, into) : convert_on(device, from, into);
+    from.dtype() == into.dtype() ? add_runs(runs, from, into)
+                                 : convert_on(device, copier, from, into);
   }
-  for (const auto& run : joined(std::move(runs))) copy_run(run, device);
+  for (const auto& run : joined(std::move(runs))) copy_run(run, copier, device);
 }
 
 template <typename View>
@@ -171,14 +220,14 @@ void load_block(const Checkpoint& checkpoint, std::string_view prefix,
     require_both(copies.back(), checkpoint);
     require_fit(copies.back(), checkpoint, device);
   }
-  copy_all(copies, device);
+  copy_all(checkpoint, copies, device);
 }
 
 void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorView& into,
                  const Device& device) {
   const Copy only{std::string(name), checkpoint.tensor(name), into};
   require_fit(only, checkpoint, device);
-  copy_all({&only, 1}, device);
+  copy_all(checkpoint, {&only, 1}, device);
 }
 
 }  // namespace switchyard

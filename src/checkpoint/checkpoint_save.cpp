@@ -92,7 +92,8 @@ class Saver {
   void save_file_per_rank() {
     on_rank_0([&] {
       replacement_.emplace(path_, token(), is_of_checkpoints);
-      const bool made = ::mkdir(replacement_->temporary().c_str(), 0777) == 0;
+      const auto& folder = replacement_->temporary();
+      const bool made = retried([&] { return ::mkdir(folder.c_str(), 0777); }) == 0;
       if (!made) throw_storage_error("create", path_.string());
     });
     const auto files = file_names();

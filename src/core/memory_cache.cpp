@@ -5,7 +5,14 @@
 #include <map>
 #include <mutex>
 
+#include "core/require.h"
+
 namespace switchyard {
+namespace {
+
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // whose class can still be computed
+
+}  // namespace
 
 std::int64_t size_class(std::int64_t bytes) {
   constexpr std::int64_t kSmallest = 4096;
@@ -16,18 +23,17 @@ std::int64_t size_class(std::int64_t bytes) {
 }
 
 struct MemoryCache::Blocks {
+  using Kept = std::multimap<std::int64_t, Tensor>;  // by size
+
   std::mutex mutex;
-  std::multimap<std::int64_t, Tensor> kept;  // by size
+  Kept kept;
   std::int64_t bytes_held = 0;
 
-  Tensor take(std::int64_t bytes) {
+  // With the node that keeps it, so that giving it back needs no memory.
+  Kept::node_type take(std::int64_t bytes) {
     const std::scoped_lock lock(mutex);
     const auto found = kept.lower_bound(bytes);
-    if (found != kept.end() && found->first <= 2 * bytes) {
-      Tensor block = std::move(found->second);
-      kept.erase(found);
-      return block;
-    }
+    if (found != kept.end() && found->first <= 2 * bytes) return kept.extract(found);
     // What is kept and too small would only be joined by more: sizes have grown.
     for (auto i = kept.begin(); i != kept.end() && i->first < bytes;) {
       if (2 * i->first < bytes) {
@@ -37,26 +43,38 @@ struct MemoryCache::Blocks {
       bytes_held -= i->first;
       i = kept.erase(i);
     }
-    Tensor block({bytes / size_of(Dtype::i32)}, Dtype::i32);
+    Kept made;
+    made.emplace(bytes, Tensor({bytes / size_of(Dtype::i32)}, Dtype::i32));
     bytes_held += bytes;
-    return block;
+    return made.extract(made.begin());
   }
 
-  void give_back(Tensor block) {
+  void give_back(Kept::node_type block) noexcept {
     const std::scoped_lock lock(mutex);
-    const auto bytes = block.bytes();
-    kept.emplace(bytes, std::move(block));
+    kept.insert(std::move(block));
   }
+};
+
+struct MemoryCache::Lent {
+  explicit Lent(std::shared_ptr<Blocks> from) : blocks(std::move(from)) {}
+  ~Lent() {
+    if (!block.empty()) blocks->give_back(std::move(block));
+  }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+
+  std::shared_ptr<Blocks> blocks;
+  Blocks::Kept::node_type block;
 };
 
 MemoryCache::MemoryCache() : blocks_(std::make_shared<Blocks>()) {}
 
 TensorView MemoryCache::take(const Shape& shape, Dtype dtype) {
-  const auto block =
-      std::make_shared<Tensor>(blocks_->take(size_class(shape.num_elements() * size_of(dtype))));
-  const std::shared_ptr<std::byte> owner(block->data(), [blocks = blocks_, block](std::byte*) {
-    blocks->give_back(std::move(*block));
-  });
+  const auto bytes = shape.num_elements() * size_of(dtype);
+  require<DeviceError>(bytes <= kMostBytes, "cannot allocate {} bytes of host memory", bytes);
+  const auto lent = std::make_shared<Lent>(blocks_);
+  lent->block = blocks_->take(size_class(bytes));
+  const std::shared_ptr<std::byte> owner(lent, lent->block.mapped().data());
   return {owner.get(), dtype, shape, shape.row_elements(), owner};
 }
 

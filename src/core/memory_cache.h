@@ -26,6 +26,7 @@ class MemoryCache {
 
  private:
   struct Blocks;
+  struct Lent;
   std::shared_ptr<Blocks> blocks_;
 };
 

@@ -24,6 +24,8 @@ class SharedPages {
 
   std::span<std::byte> bytes() const { return bytes_; }
   const Descriptor& file() const { return file_; }
+  // Closes the descriptor when all who map the pages have them.
+  void close_file() { file_ = Descriptor(); }
 
  private:
   Descriptor file_;

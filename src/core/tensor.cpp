@@ -14,6 +14,7 @@
 namespace switchyard {
 namespace {
 
+constexpr std::string_view kUnknown = "unknown";
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
@@ -43,7 +44,7 @@ std::string_view name_of(Dtype dtype) {
     case Dtype::f16:
       return "f16";
   }
-  return "unknown";
+  return kUnknown;
 }
 
 float to_float(Bfloat16 value) {
@@ -92,6 +93,10 @@ Shape::Shape(std::span<const std::int64_t> extents) {
   }
 }
 
+void Shape::refuse_extent(int dim) const {
+  throw InvalidArgument(fmt::format("there is no extent {} in shape {}", dim, *this));
+}
+
 std::int64_t Shape::num_elements() const { return extents_[0] * row_elements(); }
 
 std::int64_t Shape::row_elements() const {
@@ -132,9 +137,22 @@ void require_slice(std::int64_t begin, std::int64_t end, const Shape& shape) {
           begin, end, shape);
 }
 
-void require_stride(std::int64_t row_stride, const Shape& shape) {
+void refuse_row(std::int64_t index, const Shape& shape) {
+  throw InvalidArgument(fmt::format("there is no row {} in {}", index, shape));
+}
+
+void require_view(const void* data, Dtype dtype, const Shape& shape, std::int64_t row_stride) {
   require(row_stride >= shape.row_elements(), "row stride {} is less than a row of {}", row_stride,
           shape);
+  require(name_of(dtype) != kUnknown, "there is no dtype {}", static_cast<int>(dtype));
+  if (shape.num_elements() == 0) return;
+  require(data != nullptr, "a tensor {} of {} is a null pointer", shape, name_of(dtype));
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  require(address % static_cast<std::uintptr_t>(size_of(dtype)) == 0,
+          "a tensor {} of {} is at {:#x}, which is not aligned to its elements of {} bytes", shape,
+          name_of(dtype), address, size_of(dtype));
+  require(row_stride <= std::numeric_limits<std::int64_t>::max() / 8 / shape[0],
+          "row stride {} is too large to address the rows of {}", row_stride, shape);
 }
 
 }  // namespace detail

@@ -4,8 +4,10 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "core/process.h"
 #include "core/require.h"
 #include "core/signals_wait.h"
+#include "core/standard_floats.h"
 
 namespace switchyard {
 namespace {
@@ -37,8 +39,13 @@ void stay_on_core(int core) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, std::span<const int> cores) {
-  require(num_threads >= 1, "num_threads ({}) must be at least 1", num_threads);
+ThreadPool::ThreadPool(int num_threads, std::span<const int> cores)
+    : generation_(fork_generation()) {
+  require(1 <= num_threads && num_threads <= kMostThreads, "num_threads ({}) must be 1 to {}",
+          num_threads, int{kMostThreads});
+  for (const int core : cores) {
+    require(0 <= core && core < CPU_SETSIZE, "core {} must be 0 to {}", core, CPU_SETSIZE - 1);
+  }
   const SignalsWait for_the_threads;  // the process has others to handle signals
   try {
     for (int worker = 1; worker < num_threads; ++worker) {
@@ -60,6 +67,10 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cores) {
 ThreadPool::~ThreadPool() { end(); }
 
 void ThreadPool::end() {
+  if (generation_ != fork_generation()) {  // the threads are not here
+    for (auto& thread : threads_) thread.detach();
+    return;
+  }
   ending_ = true;
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
@@ -68,6 +79,11 @@ void ThreadPool::end() {
 
 void ThreadPool::run(std::int64_t count, const Task& task) {
   if (count <= 0) return;
+  require<DeviceError>(threads_.empty() || generation_ == fork_generation(),
+                       "the {} threads of this device belong to the process that this one was "
+                       "forked from; make a device here",
+                       num_threads());
+  const StandardFloats standard;
   task_ = &task;
   count_ = count;
   next_task_.store(0, std::memory_order_relaxed);
@@ -85,6 +101,7 @@ void ThreadPool::run(std::int64_t count, const Task& task) {
 }
 
 void ThreadPool::serve(int worker) {
+  const StandardFloats standard;  // a thread begins as its maker's are
   std::uint32_t seen = 0;
   while (true) {
     wait_while(round_, seen);

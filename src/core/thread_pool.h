@@ -23,6 +23,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  static constexpr int kMostThreads = 4096;
+
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Runs tasks 0 … count − 1, begun in that order, and returns when all have ended. After an error
@@ -34,6 +36,7 @@ class ThreadPool {
   void serve(int worker);
   void take_tasks(int worker);
 
+  int generation_;  // of the process that has the threads
   std::vector<std::thread> threads_;
   const Task* task_ = nullptr;
   std::int64_t count_ = 0;

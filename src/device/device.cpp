@@ -1,12 +1,17 @@
 // What is the same on every device.
 #include "switchyard/device.h"
 
+#include "core/overlap.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
 #include "device/cuda/runtime/probe.h"
 #include "device/device_backend.h"
 
 namespace switchyard {
+
+Device::Device(std::shared_ptr<const DeviceBackend> backend) : backend_(std::move(backend)) {
+  require(backend_ != nullptr, "a device's backend is a null pointer");
+}
 
 Device Device::cuda(const CudaOptions& options) { return Device(cuda::make_device(options)); }
 
@@ -38,6 +43,7 @@ void Device::copy(const ConstTensorView& from, const TensorView& to) const {
   require(reaches(from.memory()) && reaches(to.memory()),
           "the CPU cannot copy from {} to {} memory; ask the GPU's device to",
           name_of(from.memory()), name_of(to.memory()));
+  require_apart(from, to, "what is copied and its copy");
   if (from.shape().num_elements() == 0) return;
   if (from.memory() == Memory::host && to.memory() == Memory::host) return copy_rows(from, to);
   backend_->copy(from, to);
@@ -59,6 +65,7 @@ void Device::parallel_for(
     const std::function<void(std::int64_t first, std::int64_t last)>& piece) const {
   require<Unsupported>(memory() == Memory::host, "parallel_for runs on CPUs, not on a GPU");
   require(count >= 0, "count ({}) must not be negative", count);
+  require(piece != nullptr, "piece is no function");
   if (count > 0) backend_->split(count, piece);
 }
 

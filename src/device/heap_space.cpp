@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace switchyard {
 
@@ -9,32 +10,41 @@ std::optional<std::int64_t> HeapSpace::take(std::int64_t bytes) {
   const auto found =
       std::ranges::find_if(free_, [&](const auto& part) { return part.second >= bytes; });
   if (found == free_.end()) return std::nullopt;
-  const auto [offset, room] = *found;
-  free_.erase(found);
-  if (room > bytes) free_.emplace(offset + bytes, room - bytes);
+  const std::int64_t offset = found->first;
   used_.emplace(offset, bytes);
+  if (found->second == bytes) {
+    free_.erase(found);
+    return offset;
+  }
+  auto rest = free_.extract(found);
+  rest.key() += bytes;
+  rest.mapped() -= bytes;
+  free_.insert(std::move(rest));
   return offset;
 }
 
-void HeapSpace::give_back(std::int64_t offset) {
-  const auto used = used_.extract(offset);
-  add_free(offset, used.mapped());
+void HeapSpace::grow(std::int64_t bytes) {
+  Parts part{{end_, bytes}};
+  add_free(part.extract(part.begin()));
+  end_ += bytes;
 }
 
-void HeapSpace::add_free(std::int64_t offset, std::int64_t bytes) {
-  auto after = free_.lower_bound(offset);
-  if (after != free_.end() && offset + bytes == after->first) {
-    bytes += after->second;
+void HeapSpace::give_back(std::int64_t offset) noexcept { add_free(used_.extract(offset)); }
+
+void HeapSpace::add_free(Parts::node_type part) noexcept {
+  auto after = free_.lower_bound(part.key());
+  if (after != free_.end() && part.key() + part.mapped() == after->first) {
+    part.mapped() += after->second;
     after = free_.erase(after);
   }
   if (after != free_.begin()) {
     const auto before = std::prev(after);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
+    if (before->first + before->second == part.key()) {
+      before->second += part.mapped();
       return;
     }
   }
-  free_.emplace(offset, bytes);
+  free_.insert(std::move(part));
 }
 
 }  // namespace switchyard

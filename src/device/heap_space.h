@@ -10,23 +10,23 @@ namespace switchyard {
 class HeapSpace {
  public:
   // More room at the end.
-  void grow(std::int64_t bytes) {
-    add_free(end_, bytes);
-    end_ += bytes;
-  }
+  void grow(std::int64_t bytes);
   // The offset of so many bytes, if there is room.
   std::optional<std::int64_t> take(std::int64_t bytes);
-  void give_back(std::int64_t offset);
+  // Needs no memory.
+  void give_back(std::int64_t offset) noexcept;
 
   // Where it ends.
   std::int64_t end() const { return end_; }
 
  private:
-  void add_free(std::int64_t offset, std::int64_t bytes);
+  using Parts = std::map<std::int64_t, std::int64_t>;  // offset, bytes
+
+  void add_free(Parts::node_type part) noexcept;
 
   std::int64_t end_ = 0;
-  std::map<std::int64_t, std::int64_t> free_;  // offset, bytes
-  std::map<std::int64_t, std::int64_t> used_;
+  Parts free_;
+  Parts used_;
 };
 
 }  // namespace switchyard

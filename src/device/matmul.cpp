@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/check_memory.h"
+#include "core/overlap.h"
 #include "core/require.h"
 #include "device/device_backend.h"
 
@@ -37,7 +38,8 @@ bool fits(const Matmul& product, Memory memory) {
   const auto& c = product.c.shape();
   return product.a.dtype() == product.b.dtype() &&
          (product.c.dtype() == product.a.dtype() || product.c.dtype() == Dtype::f32) &&
-         a.columns == b.rows && c[0] == a.rows && c[1] == b.columns;
+         a.columns == b.rows && c[0] == a.rows && c[1] == b.columns &&
+         !share_memory(product.a, product.c) && !share_memory(product.b, product.c);
 }
 
 std::string text_of(const ConstTensorView& view, MatrixLayout layout) {
@@ -67,6 +69,8 @@ void explain(const Matmul& product, Memory memory, const std::string& where) {
           "{}c is {}, but the product of a {} and b {} is [{},{}]", where, product.c.shape(),
           text_of(product.a, product.a_layout), text_of(product.b, product.b_layout), a.rows,
           b.columns);
+  require_apart(product.a, product.c, where + "a and c");
+  require_apart(product.b, product.c, where + "b and c");
 }
 
 }  // namespace

@@ -18,13 +18,6 @@ namespace {
 constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;  // of one call of the system
 constexpr std::int64_t kStagedBytes = 1 << 20;
 
-template <typename Call>
-auto retried(const Call& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
 int open_file(const std::filesystem::path& path, int flags) {
   constexpr mode_t kMode = 0666;  // less what the user's mask takes away
   return retried([&] { return ::open(path.c_str(), flags | O_WRONLY | O_CLOEXEC, kMode); });

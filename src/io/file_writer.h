@@ -1,6 +1,7 @@
 // Writes files at given places; errors name the file, what was tried and the system's reason.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -37,6 +38,14 @@ class FileWriter {
   int descriptor_ = -1;
   std::string name_;
 };
+
+// The result of a call of the system, made again while a signal interrupts it.
+template <typename Call>
+auto retried(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 // Returns when the names in a folder are on the disk.
 void sync_folder(const std::filesystem::path& path);

@@ -27,11 +27,13 @@ fs::path hidden_beside(const fs::path& path, std::string_view mark, std::string_
 }
 
 bool rename_to(const fs::path& from, const fs::path& to) {
-  return std::rename(from.c_str(), to.c_str()) == 0;
+  return retried([&] { return std::rename(from.c_str(), to.c_str()); }) == 0;
 }
 
 bool exchange(const fs::path& a, const fs::path& b) {
-  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+  return retried([&] {
+           return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE);
+         }) == 0;
 }
 
 bool is_unsupported(int reason) {
@@ -101,7 +103,8 @@ Replacement::~Replacement() {
 
 void replace_in_two_steps(const fs::path& temporary, const fs::path& path, const fs::path& aside) {
   // A file gets a second name; a folder cannot have one.
-  const bool is_aside = ::link(path.c_str(), aside.c_str()) == 0 || rename_to(path, aside);
+  const bool is_linked = retried([&] { return ::link(path.c_str(), aside.c_str()); }) == 0;
+  const bool is_aside = is_linked || rename_to(path, aside);
   if (!is_aside) throw_storage_error("move aside", path.string());
   if (rename_to(temporary, path)) return;
   const int reason = errno;

@@ -21,18 +21,21 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 constexpr std::int64_t kLengthBytes = 8;
 
-std::string_view header_of(const MappedFile& mapping, const std::string& file) {
+std::string header_of(const MappedFile& mapping, const std::string& file) {
   require(mapping.bytes >= kLengthBytes,
           "{} has {} bytes, but a safetensors file begins with a length of {}", file, mapping.bytes,
           kLengthBytes);
+  const FileReader reader(mapping, file);
   std::uint64_t length = 0;
-  std::memcpy(&length, mapping.data.get(), sizeof(length));
+  reader.read(0, std::as_writable_bytes(std::span(&length, 1)));
   const auto available = static_cast<std::uint64_t>(mapping.bytes - kLengthBytes);
   require(length <= available, "{}: the header's length ({}) exceeds the {} bytes that follow",
           file, length, available);
   require(length <= kMaxSafetensorsHeader, "{}: the header's length ({}) exceeds the limit of {}",
           file, length, kMaxSafetensorsHeader);
-  return {reinterpret_cast<const char*>(mapping.data.get()) + kLengthBytes, length};
+  std::string header(length, '\0');
+  reader.read(kLengthBytes, std::as_writable_bytes(std::span(header)));
+  return header;
 }
 
 using Entries = decltype(SafetensorsHeader::entries);
@@ -111,7 +114,7 @@ struct SafetensorsFile::Contents {
   std::filesystem::path path;
   MappedFile mapping;
   const std::byte* data = nullptr;  // behind the header
-  SafetensorsHeader header;
+  SafetensorsHeader header = {};
 
   const Named& named(std::string_view name) const {
     const auto found = header.entries.find(name);
@@ -128,7 +131,8 @@ struct SafetensorsFile::Contents {
       return {begin, *entry.dtype, shape, shape.row_elements(), mapping.data};
     }
     Tensor copy(shape, *entry.dtype);
-    std::memcpy(copy.data(), begin, static_cast<std::size_t>(copy.bytes()));
+    FileReader(mapping, path.string())
+        .read(begin - mapping.data.get(), {copy.data(), static_cast<std::size_t>(copy.bytes())});
     return copy;
   }
 };
@@ -142,14 +146,20 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 
 SafetensorsFile safetensors_in(const MappedFile& mapping, const std::filesystem::path& path) {
   const std::string file = path.string();
-  const std::string_view json = header_of(mapping, file);
-  const auto data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
-  auto header = parse_safetensors_header(json, file);
-  check_layout(header.entries, mapping.bytes - data_begin, file);
-  return SafetensorsFile(
-      std::make_shared<const SafetensorsFile::Contents>(SafetensorsFile::Contents{
-          path, mapping, mapping.data.get() + data_begin, std::move(header)}));
+  SafetensorsFile::Contents contents{.path = path, .mapping = mapping};
+  contents.mapping.descriptor = nullptr;  // a checkpoint may have more files than may be open
+  std::int64_t data_begin = kLengthBytes;
+  {
+    const std::string json = header_of(mapping, file);
+    data_begin += static_cast<std::int64_t>(json.size());
+    contents.header = parse_safetensors_header(json, file);
+  }
+  check_layout(contents.header.entries, mapping.bytes - data_begin, file);
+  contents.data = mapping.data.get() + data_begin;
+  return SafetensorsFile(std::make_shared<const SafetensorsFile::Contents>(std::move(contents)));
 }
+
+const MappedFile& mapping_of(const SafetensorsFile& file) { return file.contents_->mapping; }
 
 const std::filesystem::path& SafetensorsFile::path() const { return contents_->path; }
 

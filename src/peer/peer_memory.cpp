@@ -121,7 +121,6 @@ void PeerMemory::check() const {
   if (!group_.failure->has_failed()) return;
   const auto [what, ranks] = group_.failure->explain(comm_.timeout());
   FailureListeners::fail(comm_, what, ranks);
-  throw CommunicationError(what, ranks);
 }
 
 PeerMeetings::PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t record_words)
@@ -136,6 +135,10 @@ PeerMeetings::PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t reco
     device.synchronize();
   });  // which nobody is at any more
   device.set_zero(mail_);
+  const std::uint32_t before = meetings_before;
+  const std::vector<std::uint64_t> signals(static_cast<std::size_t>(ranks),
+                                           std::uint64_t{before} << 32);
+  device.upload(std::as_bytes(std::span(signals)), mail_.slice(0, ranks));
   const std::array<std::int64_t, 1> own{memory_->offset_of(mail_)};
   const Tensor offsets = gather_numbers(comm, own);
   for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
@@ -143,6 +146,8 @@ PeerMeetings::PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t reco
   }
   device.set_zero(tables_);
   device.upload(std::as_bytes(std::span(mail_of_ranks_)), tables_.slice(0, ranks));
+  const std::array<std::int64_t, 1> number{before};
+  device.upload(std::as_bytes(std::span(number)), tables_.slice(ranks, ranks + 1));
   auto* const addresses = reinterpret_cast<std::byte* const*>(tables_.data());
   channel_ = {.rank = comm.rank(),
               .num_ranks = comm.size(),

@@ -2,6 +2,7 @@
 // how ranks meet in it, and what becomes of it when one fails.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -63,6 +64,10 @@ class PeerMemory final : public PeerCheck {
 // A channel of its own for one object, whose ranks meet in the same order.
 class PeerMeetings {
  public:
+  // How often ranks have met already in channels that are made from now on. The number wraps in
+  // long runs, and tests begin near that.
+  static inline std::atomic<std::uint32_t> meetings_before = 0;
+
   // Collective: for records of so many words.
   PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t record_words);
   ~PeerMeetings();

@@ -3,9 +3,9 @@
 #include <random>
 
 #include "comm/agreement.h"
+#include "core/local_socket.h"
 #include "core/require.h"
 #include "device/device_backend.h"
-#include "peer/local_socket.h"
 #include "peer/peer_group.h"
 #include "peer/process_links.h"
 

@@ -1,16 +1,15 @@
 #include "peer/process_links.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <exception>
 
 #include "core/require.h"
+#include "core/without_signals.h"
 
 namespace switchyard {
 namespace {
@@ -29,22 +28,6 @@ struct Message {
   std::array<char, 232> error{};  // ends with 0
 
   std::span<const std::byte> as_bytes() const { return std::as_bytes(std::span(this, 1)); }
-};
-
-// Keeps signals from the threads that are made meanwhile: they are for those of the program.
-class WithoutSignals {
- public:
-  WithoutSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  WithoutSignals(const WithoutSignals&) = delete;
-  WithoutSignals& operator=(const WithoutSignals&) = delete;
-
- private:
-  sigset_t before_{};
 };
 
 }  // namespace

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/descriptor.h"
+#include "core/local_socket.h"
 #include "device/peer_memory.h"
 #include "peer/group_failure.h"
-#include "peer/local_socket.h"
 
 namespace switchyard {
 

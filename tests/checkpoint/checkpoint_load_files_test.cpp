@@ -111,5 +111,63 @@ TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
             "FILE has m.shared_expert.up_proj.weight [1,1], but there is nothing to load it into");
 }
 
+// Of one tensor, of so many bytes of `dtype`, after the file lost half of them.
+std::string error_of_shortened(const fs::path& path, const std::string& dtype, Dtype into) {
+  const auto checkpoint = Checkpoint::open(path);
+  fs::resize_file(path, fs::file_size(path) - 50'000);
+  Tensor tensor({std::int64_t{100'000} / (dtype == "F32" ? 4 : 2)}, into);
+  return replace_all(error_of<StorageError>([&] { load_tensor(checkpoint, "m.x", tensor); }),
+                     path.string(), "FILE");
+}
+
+TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
+  for (const auto& [dtype, into] : {std::pair("F32", Dtype::f32), std::pair("BF16", Dtype::bf16),
+                                    std::pair("BF16", Dtype::f32), std::pair("F16", Dtype::bf16)}) {
+    const std::int64_t element = std::string(dtype) == "F32" ? 4 : 2;
+    const auto tensor = zeros(dtype, {100'000 / element}, static_cast<std::size_t>(element));
+    const auto path = put("x.safetensors", file_of({{"m.x", tensor}}));
+    const auto bytes = fs::file_size(path);
+    EXPECT_EQ(error_of_shortened(path, dtype, into),
+              "FILE was shortened while it was read: of its " + std::to_string(bytes) + " bytes " +
+                  std::to_string(bytes - 50'000) + " are left");
+  }
+}
+
+TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
+  auto tensors = block();
+  const auto path = put("x.safetensors", file_of(tensors));
+  const auto checkpoint = Checkpoint::open(path);
+  fs::resize_file(path, fs::file_size(path) - 4);
+  MoeViews into;
+  const auto one = [] { return Tensor::zeros({1, 1}, Dtype::f32); };
+  into.router.gate = one();
+  into.experts.push_back({.gate = one(), .up = one(), .down = one()});
+  EXPECT_NE(error_of<StorageError>([&] {
+              load_block(checkpoint, "m.", ExpertPlacement::contiguous(1, 1), 0, into);
+            }).find("was shortened while it was read"),
+            std::string::npos);
+}
+
+TEST_F(CheckpointLoadFiles, AndATensorThatIsNotAligned) {
+  std::string header = R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  if (header.size() % 4 == 0) header += ' ';
+  const auto path = put("x.safetensors", file_of(header, std::string(8, 'a')));
+  const auto file = SafetensorsFile::open(path);
+  EXPECT_EQ(file.tensor("x").bytes(), 8);
+  fs::resize_file(path, fs::file_size(path) - 1);
+  EXPECT_NE(error_of<StorageError>([&] { file.tensor("x"); }).find("was shortened"),
+            std::string::npos);
+}
+
+// A file by another name is no reason to read it: the one that was opened is still mapped.
+TEST_F(CheckpointLoadFiles, AFileThatWasReplacedIsReadAsItWas) {
+  const auto path = put("x.safetensors", file_of({{"x", {"F32", {1}, bytes_of({1.0F})}}}));
+  const auto checkpoint = Checkpoint::open(path);
+  put("x.safetensors", file_of({{"x", {"F32", {1}, bytes_of({2.0F})}}}));
+  Tensor tensor = Tensor::zeros({1}, Dtype::f32);
+  load_tensor(checkpoint, "x", tensor);
+  EXPECT_EQ(tensor.span<float>()[0], 1.0F);
+}
+
 }  // namespace
 }  // namespace switchyard::testing::checkpoint_load_files_test

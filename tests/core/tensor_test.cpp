@@ -26,6 +26,28 @@ TEST(Shape, CountsElementsAndRows) {
   EXPECT_EQ(Shape{}.num_elements(), 0);
 }
 
+TEST(Tensor, MovedFromIsADefaultOne) {
+  Tensor tensor = Tensor::zeros({2, 3}, Dtype::bf16);
+  const Tensor taken = std::move(tensor);
+  EXPECT_EQ(taken.shape(), (Shape{2, 3}));
+  EXPECT_EQ(tensor.shape(), Shape());  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(tensor.data(), nullptr);
+  EXPECT_EQ(tensor.dtype(), Dtype::f32);
+  TensorView view = Tensor::zeros({4}, Dtype::f32);
+  const TensorView other = std::move(view);
+  EXPECT_EQ(other.rows(), 4);
+  EXPECT_EQ(view.rows(), 0);  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(view.data(), nullptr);
+}
+
+TEST(TensorView, OfANullPointerHasNoElements) {
+  EXPECT_EQ(message_of([] {
+              (void)TensorView(static_cast<float*>(nullptr), {2, 3});
+            }),
+            "a tensor [2,3] of f32 is a null pointer");
+  EXPECT_EQ(TensorView(static_cast<float*>(nullptr), {0, 3}).rows(), 0);
+}
+
 TEST(Shape, RejectsWhatCannotBeAddressed) {
   EXPECT_EQ(message_of([] { (void)Shape{2, -1}; }), "extent 1 of shape [2, -1] is negative");
   EXPECT_EQ(message_of([] { (void)Shape{1, 1, 1, 1, 1}; }), "a shape has 1 to 4 extents, not 5");

@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "support/child.h"
 #include "support/errors.h"
 #include "switchyard/error.h"
 
@@ -129,9 +130,20 @@ TEST(ThreadPool, TakesCoresAsAWish) {
   EXPECT_EQ(runs, 50);
 }
 
+TEST(ThreadPool, StaysWithTheProcessThatMadeIt) {
+  ThreadPool pool(2);
+  const auto error = testing::in_child([&]() -> std::string {
+    pool.run(2, [](std::int64_t, int) {});
+    return "no error";
+  });
+  EXPECT_EQ(error,
+            "the 2 threads of this device belong to the process that this one was forked from; "
+            "make a device here");
+}
+
 TEST(ThreadPool, NeedsAThread) {
   EXPECT_EQ(error_of<InvalidArgument>([] { const ThreadPool pool(0); }),
-            "num_threads (0) must be at least 1");
+            "num_threads (0) must be 1 to 4096");
 }
 
 }  // namespace

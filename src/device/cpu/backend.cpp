@@ -143,7 +143,6 @@ class CpuDevice final : public DeviceBackend {
 Device::Device() : Device(cpu({})) {}
 
 Device Device::cpu(const CpuOptions& options) {
-  require(options.num_threads >= 1, "num_threads ({}) must be at least 1", options.num_threads);
   return Device(std::make_shared<const CpuDevice>(options));
 }
 

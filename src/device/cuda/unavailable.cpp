@@ -30,6 +30,6 @@ CapturedGraph::CapturedGraph(const Device& /*device*/, const std::function<void(
 CapturedGraph::~CapturedGraph() = default;
 CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
 CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
-void CapturedGraph::replay() const {}
+void CapturedGraph::replay() const { throw InternalError("there is no graph"); }
 
 }  // namespace switchyard

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "device/cpu/scratch.h"
 #include "switchyard/tensor.h"
@@ -50,5 +51,7 @@ class SingleThreaded {
 
 // "oneDNN, bf16 by …": what makes the products.
 const char* gemm_library();
+// "oneDNN 2.6.0 for avx512_core": equal where the bits of products are.
+std::string gemm_numerics();
 
 }  // namespace switchyard::cpu

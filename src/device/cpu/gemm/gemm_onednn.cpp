@@ -94,6 +94,29 @@ void gemm_f32(const Gemm& args) {
                   args.n, args.k, static_cast<int>(status));
 }
 
+namespace {
+
+std::string name_of(dnnl::cpu_isa isa) {
+  switch (isa) {
+    case dnnl::cpu_isa::sse41:
+      return "sse41";
+    case dnnl::cpu_isa::avx:
+      return "avx";
+    case dnnl::cpu_isa::avx2:
+      return "avx2";
+    case dnnl::cpu_isa::avx512_core:
+      return "avx512_core";
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return "avx512_core_vnni";
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return "avx512_core_bf16";
+    default:
+      return fmt::format("instruction set {:#x}", static_cast<unsigned>(isa));
+  }
+}
+
+}  // namespace
+
 bool has_bf16_units() {
   static const bool has = [] {
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
@@ -128,6 +151,12 @@ void set_gemm_threads(int num_threads) { omp_set_num_threads(num_threads); }
 
 const char* gemm_library() {
   return has_bf16_units() ? "oneDNN, bf16 by the CPU's own units" : "oneDNN, bf16 computed in f32";
+}
+
+std::string gemm_numerics() {
+  const dnnl_version_t* const v = dnnl_version();
+  return fmt::format("oneDNN {}.{}.{} for {}", v->major, v->minor, v->patch,
+                     name_of(dnnl::get_effective_cpu_isa()));
 }
 
 }  // namespace switchyard::cpu

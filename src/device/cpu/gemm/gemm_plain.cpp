@@ -39,5 +39,6 @@ int max_gemm_threads() { return 1; }
 void set_gemm_threads(int /*num_threads*/) {}
 
 const char* gemm_library() { return "plain loops"; }
+std::string gemm_numerics() { return gemm_library(); }
 
 }  // namespace switchyard::cpu

@@ -12,32 +12,41 @@ namespace {
 
 // Blocks stay until the heap is gone, since peers may still read what this rank has given back.
 struct Blocks {
+  using Free = std::multimap<std::int64_t, std::byte*>;  // by size
+  struct Block {
+    Tensor memory;
+    Free::node_type entry;  // while it is in use, so that giving it back needs no memory
+  };
+
   std::mutex mutex;
-  std::map<std::byte*, Tensor> all;
-  std::multimap<std::int64_t, std::byte*> free;  // by size
+  std::map<std::byte*, Block> all;
+  Free free;
   std::int64_t bytes_held = 0;
 
   std::byte* take(std::int64_t bytes) {
     const std::scoped_lock lock(mutex);
     if (const auto found = free.find(bytes); found != free.end()) {
-      return free.extract(found).mapped();
+      std::byte* const data = found->second;
+      all.at(data).entry = free.extract(found);
+      return data;
     }
-    Tensor block({bytes / size_of(Dtype::i64)}, Dtype::i64);
-    std::byte* const data = block.data();
-    all.emplace(data, std::move(block));
+    Tensor memory({bytes / size_of(Dtype::i64)}, Dtype::i64);
+    std::byte* const data = memory.data();
+    Free entry{{bytes, data}};
+    all.emplace(data, Block{std::move(memory), entry.extract(entry.begin())});
     bytes_held += bytes;
     return data;
   }
   void give_back(std::byte* data) {
     const std::scoped_lock lock(mutex);
-    free.emplace(all.at(data).bytes(), data);
+    free.insert(std::move(all.at(data).entry));
   }
   bool holds(const std::byte* data) {
     const std::scoped_lock lock(mutex);
     auto after = all.upper_bound(const_cast<std::byte*>(data));
     if (after == all.begin()) return false;
     const auto& [begin, block] = *std::prev(after);
-    return data < begin + block.bytes();
+    return data < begin + block.memory.bytes();
   }
 };
 

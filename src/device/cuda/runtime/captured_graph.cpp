@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/held.h"
 #include "core/require.h"
 #include "device/cuda/backend.h"
 
@@ -29,6 +30,7 @@ struct CapturedGraph::Data {
 CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& step) {
   require<Unsupported>(device.memory() == Memory::gpu,
                        "a graph is captured on a GPU, and this device is none");
+  require(step != nullptr, "step is no function");
   data_ = std::make_unique<Data>(device);
   auto& context = data_->context;
   const cuda::OnGpu gpu(context.ordinal());
@@ -55,7 +57,7 @@ CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
 CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 
 void CapturedGraph::replay() const {
-  for (const auto& meeting : data_->meetings) {
+  for (const auto& meeting : held(data_, "graph").meetings) {
     const auto ranks = meeting.lock();
     require(ranks != nullptr, "the layers whose step this graph replays are gone");
     ranks->check();

@@ -1,4 +1,4 @@
-#include "peer/local_socket.h"
+#include "core/local_socket.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -33,8 +33,8 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
 };
 
-Descriptor make_socket() {
-  Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+Descriptor make_socket(int type = SOCK_SEQPACKET) {
+  Descriptor made(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   require<Unsupported>(made.is_open(), "making a local socket: {}", last_error());
   return made;
 }
@@ -149,6 +149,40 @@ LocalConnection connect_to(const LocalListener::Name& name) {
                        "network namespace",
                        last_error());
   return LocalConnection(std::move(made));
+}
+
+LocalMailbox::LocalMailbox(const Name& name) : socket_(make_socket(SOCK_DGRAM)) {
+  const Address address(name);
+  const int with_senders = 1;
+  require<Unsupported>(::setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &with_senders,
+                                    sizeof(with_senders)) == 0 &&
+                           ::bind(socket_.get(), address.get(), address.size) == 0,
+                       "taking messages by a local socket: {}", last_error());
+}
+
+bool LocalMailbox::send(const Name& to, std::span<const std::byte> message) const {
+  const Address address(to);
+  return ::sendto(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
+                  address.get(), address.size) == static_cast<ssize_t>(message.size());
+}
+
+std::optional<LocalMailbox::Sender> LocalMailbox::receive(std::span<std::byte> message) const {
+  iovec part{.iov_base = message.data(), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(ucred))> control{};
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_TRUNC);
+  const cmsghdr* const about = got < 0 ? nullptr : CMSG_FIRSTHDR(&header);
+  if (got != static_cast<ssize_t>(message.size()) || about == nullptr ||
+      about->cmsg_type != SCM_CREDENTIALS) {
+    return std::nullopt;
+  }
+  ucred sender{};
+  std::memcpy(&sender, CMSG_DATA(about), sizeof(sender));
+  return sender.uid == ::geteuid() ? std::optional(Sender{sender.pid}) : std::nullopt;
 }
 
 }  // namespace switchyard

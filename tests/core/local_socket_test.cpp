@@ -1,4 +1,4 @@
-#include "peer/local_socket.h"
+#include "core/local_socket.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/descriptor.h"
@@ -51,5 +52,23 @@ class LocalListener {
 
 // Throws Unsupported where the listener cannot be reached.
 LocalConnection connect_to(const LocalListener::Name& name);
+
+// Takes short messages from other processes of the same user, without a connection.
+class LocalMailbox {
+ public:
+  using Name = LocalListener::Name;
+
+  explicit LocalMailbox(const Name& name);
+  // Returns at once; false where nobody has a mailbox of this name, or it is full.
+  bool send(const Name& to, std::span<const std::byte> message) const;
+  struct Sender {
+    std::int64_t pid = 0;
+  };
+  // Returns at once. Nothing if there is no message, or one of another size.
+  std::optional<Sender> receive(std::span<std::byte> message) const;
+
+ private:
+  Descriptor socket_;
+};
 
 }  // namespace switchyard

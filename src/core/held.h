@@ -1,0 +1,16 @@
+// What an object holds, unless it was moved from.
+#pragma once
+
+#include <string_view>
+
+#include "core/require.h"
+
+namespace switchyard {
+
+template <typename Pointer>
+auto& held(const Pointer& pointer, std::string_view what) {
+  require(pointer != nullptr, "this {} was moved from", what);
+  return *pointer;
+}
+
+}  // namespace switchyard

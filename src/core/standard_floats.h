@@ -1,0 +1,38 @@
+// Arithmetic as the standard has it, whatever the program has told its threads: rounding to
+// nearest, subnormal numbers kept, no traps. Results of ranks would differ in silence otherwise.
+#pragma once
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+namespace switchyard {
+
+// While it lives, on the thread that made it.
+class StandardFloats {
+ public:
+#if defined(__x86_64__)
+  StandardFloats() : before_(_mm_getcsr()) { _mm_setcsr(kStandard); }
+  ~StandardFloats() { _mm_setcsr(before_); }
+#else
+  StandardFloats() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~StandardFloats() { std::fesetenv(&before_); }
+#endif
+  StandardFloats(const StandardFloats&) = delete;
+  StandardFloats& operator=(const StandardFloats&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  static constexpr unsigned kStandard = 0x1f80;
+  unsigned before_;
+#else
+  std::fenv_t before_;
+#endif
+};
+
+}  // namespace switchyard
