@@ -29,6 +29,8 @@ Feature onednn_feature() {
 
 std::string_view version() { return SWITCHYARD_VERSION; }
 
+std::string cpu_numerics() { return cpu::gemm_numerics(); }
+
 std::vector<Feature> build_features() {
   return {
       {"compiler", true, SWITCHYARD_COMPILER ", " SWITCHYARD_BUILD_TYPE},

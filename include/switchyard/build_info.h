@@ -24,6 +24,8 @@ struct Gpu {
 };
 
 SWITCHYARD_API std::string_view version();
+// Products of CPUs have the same bits where this text is equal: "oneDNN 2.6.0 for avx512_core".
+SWITCHYARD_API std::string cpu_numerics();
 // Libraries that the build may be made with.
 SWITCHYARD_API std::vector<Feature> build_features();
 SWITCHYARD_API std::vector<Feature> devices();

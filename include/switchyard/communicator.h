@@ -1,8 +1,10 @@
 // A group of ranks and the collectives between them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,12 +13,14 @@
 #include <string_view>
 #include <vector>
 
+#include "switchyard/error.h"
 #include "switchyard/export.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
 class FailureListeners;
+class FaultyCommunicator;  // of tests
 class KeptObject;
 struct KeptObjects;
 struct ObjectIds;
@@ -27,6 +31,11 @@ struct ConnectOptions {
   std::string backend = "threads";
   // How long a collective waits for the other ranks before it throws on every rank that waits.
   std::chrono::milliseconds timeout = std::chrono::seconds(600);
+  // MPI_Init waits for every process of the job, for ever if one is missing, and nothing can be
+  // thrown out of it. If set, connect() ends this process there, with status 1 and a message on
+  // stderr, as soon as it sees that another has died, or when the timeout is over. Meant for
+  // programs whose main() connects; it does nothing if the caller has initialised MPI.
+  bool exit_if_init_hangs = false;
 };
 
 // Memory of every rank, addressable from this one. Offered by backends whose ranks share memory.
@@ -48,7 +57,9 @@ class SWITCHYARD_API MappedBuffers {
 // complete on this rank, and throws CommunicationError when a rank dies, throws, makes another call
 // or does not arrive within the timeout, which each exchange of a call has to itself. After an
 // error the communicator is unusable: every further call throws at once and says why. A
-// communicator is used by one thread at a time.
+// communicator is used by one thread at a time: a second one in a collective gets an
+// InvalidArgument, and nothing else happens. It belongs to the process that made it: in one that
+// was forked off, every collective throws a CommunicationError, of which the group hears nothing.
 //
 // Tensors given to collectives are contiguous, in host memory only. A view with an owner may be
 // moved from or into without a copy; a view of foreign memory may be staged.
@@ -111,21 +122,24 @@ class SWITCHYARD_API Communicator {
     std::shared_ptr<const void> owner;
   };
 
-  Communicator(int rank, int size, std::chrono::milliseconds timeout)
-      : rank_(rank), size_(size), timeout_(timeout), waited_for_(static_cast<std::size_t>(size)) {}
+  Communicator(int rank, int size, std::chrono::milliseconds timeout);
 
   virtual void do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) = 0;
   virtual void do_all_gather(const Bytes& send, const Bytes& recv) = 0;
   virtual void do_broadcast(const Bytes& values, int root) = 0;
   virtual void do_barrier() = 0;
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
-  // `culprits` are the ranks whose fault it is; none: this rank's own.
+  // `culprits` are the ranks whose fault it is, which may be this one; none: it is not known. Ranks
+  // of the world that are not in this group are negative numbers, which only travel.
   virtual void do_abort(const std::string& reason, const std::vector<int>& culprits) = 0;
 
   // Runs `body` as the next collective; an error of its own is made known to the other ranks. The
   // detail is whatever else must be equal on all ranks: "sum of f32".
   void run_collective(std::string_view operation, std::string detail,
                       const std::function<void()>& body);
+  // For destructors: if an error ends this rank that came from another group of the same world, the
+  // others learn of it here, too.
+  void give_up_if_unwinding() noexcept;
   // "all_to_all #17": the collective that is running.
   std::string current_call() const;
   std::string_view operation() const { return operation_; }
@@ -136,15 +150,25 @@ class SWITCHYARD_API Communicator {
 
  private:
   friend class FailureListeners;
+  friend class FaultyCommunicator;
   friend struct KeptObjects;
   friend struct ObjectIds;
 
   void give_up(std::string_view reason, const std::vector<int>& culprits);
+  void give_up_for(const std::string& reason, const std::exception& error);
+  std::vector<int> ranks_here(const std::vector<int>& world_ranks) const;
+  CommunicationError make_error(std::string what, const std::vector<int>& ranks) const;
   void reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op);
 
   int rank_;
   int size_;
+  struct World;
+  std::shared_ptr<World> world_;  // shared by a communicator and all that were split off it
+  std::vector<int> world_ranks_;  // by rank: its number there
+  int num_exceptions_;            // in flight when this was made
   std::chrono::milliseconds timeout_;
+  int fork_generation_;  // of the process that it belongs to
+  std::atomic<bool> is_in_use_ = false;
   std::uint64_t sequence_ = 0;
   std::int64_t bytes_sent_ = 0;
   std::vector<std::chrono::nanoseconds> waited_for_;
@@ -153,6 +177,7 @@ class SWITCHYARD_API Communicator {
   std::string_view operation_;
   std::string detail_;
   std::optional<std::string> failure_;
+  std::vector<int> culprits_;                              // of the failure
   std::vector<std::shared_ptr<KeptObject>> kept_objects_;  // the last member: they go first
 };
 

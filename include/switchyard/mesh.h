@@ -25,6 +25,8 @@ class SWITCHYARD_API Mesh {
  public:
   // The sizes multiply to the size of the world.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
+  Mesh(const Mesh&) = delete;  // nor moved: its groups are used where it is
+  Mesh& operator=(const Mesh&) = delete;
 
   Communicator& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }

@@ -24,6 +24,7 @@ std::string told(char kind, std::string_view words) {
 // Empty: it throws nothing.
 std::string error_of(const std::function<void()>& work) {
   try {
+    require(work != nullptr, "work is no function");
     work();
   } catch (const CommunicationError&) {
     throw;

@@ -10,14 +10,30 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "comm/failure_listener.h"
 #include "switchyard/agreement.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
+
+// Aborts every communicator that has other ranks. With an error that names ranks, those are blamed
+// instead of this one.
+inline void abort_all(const std::vector<Communicator*>& comms, const std::string& reason,
+                      const std::exception* error = nullptr) {
+  for (Communicator* comm : comms) {
+    if (comm->size() == 1) continue;
+    if (error == nullptr) {
+      comm->abort(reason);
+    } else {
+      FailureListeners::abort_for(*comm, reason, *error);
+    }
+  }
+}
 
 // Not collective. Runs what may fail on this rank alone, and returns what it returns. The ranks of
 // these communicators must not wait for a rank that failed: they learn why, and the communicators
@@ -27,8 +43,11 @@ auto or_abort(const std::vector<Communicator*>& comms, std::string_view operatio
   try {
     return work();
   } catch (const Error& error) {
-    for (Communicator* comm : comms) {
-      if (comm->size() > 1) comm->abort(std::string(operation) + ": " + error.what());
+    abort_all(comms, std::string(operation) + ": " + error.what(), &error);
+    throw;
+  } catch (...) {  // of a caller's own
+    if constexpr (std::is_same_v<Error, std::exception>) {
+      abort_all(comms, std::string(operation) + ": an exception that is not a std::exception");
     }
     throw;
   }

@@ -14,6 +14,9 @@ namespace switchyard {
 // Longer ones are cut to this: a point of time that far off can still be computed.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
+// Every rank of a thread group needs a stack of its own, so a group has at most this many.
+constexpr int kMostThreadRanks = 4096;
+
 struct Availability {
   bool available = false;
   std::string detail;

@@ -2,12 +2,20 @@
 #include "switchyard/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <span>
 #include <type_traits>
 
 #include "comm/failure_listener.h"
 #include "core/check_memory.h"
+#include "core/overlap.h"
+#include "core/process.h"
 #include "core/require.h"
+#include "core/standard_floats.h"
 
 namespace switchyard {
 namespace {
@@ -96,7 +104,9 @@ void reduce(const ConstTensorView& pieces, const TensorView& result, ReduceOp op
   }
 }
 
-void require_reducible(Dtype dtype) {
+void require_reducible(Dtype dtype, ReduceOp op) {
+  require(op == ReduceOp::sum || op == ReduceOp::min || op == ReduceOp::max,
+          "there is no reduction {}", static_cast<int>(op));
   require<Unsupported>(dtype != Dtype::f16, "f16 is not reduced: convert it to f32 or bf16 first");
 }
 
@@ -116,10 +126,48 @@ void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& resul
   }
 }
 
+// The number of a world's rank that is not in a group, and back.
+int elsewhere(int rank) { return -1 - rank; }
+
 // Backends take both directions as mutable bytes; the sending side is only read.
 std::byte* read_only(const std::byte* data) { return const_cast<std::byte*>(data); }
 
+// For as long as a collective runs.
+class OneThread {
+ public:
+  OneThread(std::atomic<bool>& is_in_use, std::string_view operation) : is_in_use_(is_in_use) {
+    require(!is_in_use_.exchange(true, std::memory_order_acquire),
+            "{}: another thread is in a collective of this communicator, which is used by one "
+            "thread at a time",
+            operation);
+  }
+  ~OneThread() { is_in_use_.store(false, std::memory_order_release); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  std::atomic<bool>& is_in_use_;
+};
+
 }  // namespace
+
+// The first failure of any group of a world, on this rank.
+struct Communicator::World {
+  std::optional<std::string> failure;
+  std::vector<int> culprits;  // numbers of the world
+};
+
+Communicator::Communicator(int rank, int size, std::chrono::milliseconds timeout)
+    : rank_(rank),
+      size_(size),
+      world_(std::make_shared<World>()),
+      world_ranks_(static_cast<std::size_t>(size)),
+      num_exceptions_(std::uncaught_exceptions()),
+      timeout_(timeout),
+      fork_generation_(fork_generation()),
+      waited_for_(static_cast<std::size_t>(size)) {
+  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
+}
 
 std::string Communicator::current_call() const {
   return fmt::format("{} #{}", operation_, sequence_);
@@ -127,10 +175,17 @@ std::string Communicator::current_call() const {
 
 void Communicator::run_collective(std::string_view operation, std::string detail,
                                   const std::function<void()>& body) {
+  require<CommunicationError>(size_ == 1 || fork_generation_ == fork_generation(),
+                              "{}: this communicator belongs to the process that this one was "
+                              "forked from; connect anew, before anything else",
+                              operation);
+  const OneThread alone(is_in_use_, operation);
   if (failure_) {
-    throw CommunicationError(fmt::format(
-        "{}: this communicator can no longer be used since it failed: {}", operation, *failure_));
+    throw make_error(fmt::format("{}: this communicator can no longer be used since it failed: {}",
+                                 operation, *failure_),
+                     culprits_);
   }
+  const StandardFloats standard;
   operation_ = operation;
   detail_ = std::move(detail);
   ++sequence_;
@@ -138,20 +193,72 @@ void Communicator::run_collective(std::string_view operation, std::string detail
     body();
   } catch (const CommunicationError& error) {
     give_up(error.what(), error.ranks());
-    throw;
+    throw make_error(error.what(), error.ranks());
   } catch (const std::exception& error) {
-    give_up(error.what(), {});
+    give_up(error.what(), {rank_});
     throw;
   }
 }
 
-void Communicator::abort(std::string_view reason) { give_up(reason, {}); }
+void Communicator::abort(std::string_view reason) { give_up(reason, {rank_}); }
 
 void Communicator::give_up(std::string_view reason, const std::vector<int>& culprits) {
   if (failure_) return;
+  const CommunicationError error = make_error(std::string(reason), culprits);
   failure_ = std::string(reason);
+  culprits_ = culprits;
+  if (!world_->failure) {
+    world_->failure = error.what();
+    world_->culprits = error.world_ranks();
+  }
+  if (fork_generation_ != fork_generation()) return;  // the group is the other process's
   FailureListeners::tell(*this, *failure_);
   do_abort(*failure_, culprits);
+}
+
+// A rank that gives up because of others names them, and not itself.
+void Communicator::give_up_for(const std::string& reason, const std::exception& error) {
+  const auto* const failed = dynamic_cast<const CommunicationError*>(&error);
+  const bool is_of_this_world = failed != nullptr && failed->world_.lock() == world_;
+  give_up(reason, is_of_this_world ? ranks_here(failed->world_ranks()) : std::vector{rank_});
+}
+
+void Communicator::give_up_if_unwinding() noexcept {
+  if (failure_ || !world_->failure || std::uncaught_exceptions() <= num_exceptions_) return;
+  try {
+    give_up(*world_->failure, ranks_here(world_->culprits));
+  } catch (const std::exception&) {  // no memory for words: the others see that this rank leaves
+  }
+}
+
+std::vector<int> Communicator::ranks_here(const std::vector<int>& world_ranks) const {
+  std::vector<int> ranks;
+  for (const int world_rank : world_ranks) {
+    const auto here = std::ranges::find(world_ranks_, world_rank);
+    ranks.push_back(here == world_ranks_.end() ? elsewhere(world_rank)
+                                               : static_cast<int>(here - world_ranks_.begin()));
+  }
+  return ranks;
+}
+
+// Readers think in the numbers that ranks have in the job.
+CommunicationError Communicator::make_error(std::string what, const std::vector<int>& ranks) const {
+  std::vector<int> here;
+  std::vector<int> world_ranks;
+  for (const int r : ranks) {
+    if (r < 0) {
+      world_ranks.push_back(elsewhere(r));
+      continue;
+    }
+    here.push_back(r);
+    world_ranks.push_back(world_ranks_[static_cast<std::size_t>(r)]);
+    if (world_ranks.back() == r) continue;
+    what += fmt::format("; rank {} of this group is rank {} of the world", r, world_ranks.back());
+  }
+  CommunicationError error(what, std::move(here));
+  error.world_ranks_ = std::move(world_ranks);
+  error.world_ = world_;
+  return error;
 }
 
 void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
@@ -162,6 +269,7 @@ void Communicator::all_to_all(const ConstTensorView& send, std::span<const std::
     require_same_rows(send, recv);
     const auto sent = checked_sum(send_rows, "send_rows", size_, send);
     checked_sum(recv_rows, "recv_rows", size_, recv);
+    require_apart(send, recv, "send and recv");
     const auto self = static_cast<std::size_t>(rank_);
     require(send_rows[self] == recv_rows[self],
             "rank {} sends itself {} rows but expects {} from itself", rank_, send_rows[self],
@@ -177,6 +285,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
     require_bytes(send, "send");
     require_bytes(recv, "recv");
     require_same_rows(send, recv);
+    require_apart(send, recv, "send and recv");
     require(recv.rows() == size_ * send.rows(), "recv {} must hold {} times the rows of send {}",
             recv.shape(), size_, send.shape());
     do_all_gather({read_only(send.data()), send.bytes(), send.owner()},
@@ -188,7 +297,7 @@ void Communicator::all_gather(const ConstTensorView& send, const TensorView& rec
 void Communicator::all_reduce(const TensorView& values, ReduceOp op) {
   run_collective("all_reduce", fmt::format("{} of {}", name_of(op), name_of(values.dtype())), [&] {
     require_bytes(values, "values");
-    require_reducible(values.dtype());
+    require_reducible(values.dtype(), op);
     const auto num_elements = values.shape().num_elements();
     const Dtype dtype = values.dtype();
     if (size_ == 1 || num_elements == 0) return do_barrier();
@@ -221,10 +330,11 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
                    require_bytes(send, "send");
                    require_bytes(recv, "recv");
                    require_same_rows(send, recv);
-                   require_reducible(send.dtype());
+                   require_reducible(send.dtype(), op);
                    require(send.rows() == size_ * recv.rows(),
                            "send {} must hold {} times the rows of recv {}", send.shape(), size_,
                            recv.shape());
+                   require_apart(send, recv, "send and recv");
                    reduce_pieces(send, recv, op);
                  });
 }
@@ -254,7 +364,26 @@ void Communicator::barrier() {
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::unique_ptr<Communicator> part;
-  run_collective("split", "", [&] { part = do_split(color, key); });
+  run_collective("split", "", [&] {
+    const std::array<int, 2> own{color, key};
+    std::vector<std::array<int, 2>> all(static_cast<std::size_t>(size_));
+    const auto bytes = [](auto values) {
+      const auto of = std::as_bytes(values);
+      return Bytes{read_only(of.data()), std::ssize(of), nullptr};
+    };
+    do_all_gather(bytes(std::span(&own, 1)), bytes(std::span(all)));
+    part = do_split(color, key);
+    if (part == nullptr) return;
+    std::vector<int> members;
+    for (int r = 0; r < size_; ++r) {
+      if (all[static_cast<std::size_t>(r)][0] == color) members.push_back(r);
+    }
+    std::ranges::stable_sort(members, {},
+                             [&](int r) { return all[static_cast<std::size_t>(r)][1]; });
+    part->world_ = world_;
+    std::ranges::transform(members, part->world_ranks_.begin(),
+                           [&](int r) { return world_ranks_[static_cast<std::size_t>(r)]; });
+  });
   if (part != nullptr) FailureListeners::split_off(*this, *part);
   return part;
 }

@@ -1,7 +1,9 @@
 // Objects over a communicator that other ranks may be waiting in, besides its collectives.
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,9 +38,18 @@ class FailureListeners {
   static void tell(Communicator& comm, std::string_view reason) {
     for (const auto& listener : all(comm)) listener->on_failure(reason);
   }
-  // Makes the communicator unusable on every rank, for a failure that was found elsewhere.
-  static void fail(Communicator& comm, std::string_view reason, const std::vector<int>& culprits) {
+  // Makes the communicator unusable on every rank, for a failure that was found elsewhere, and
+  // throws.
+  [[noreturn]] static void fail(Communicator& comm, const std::string& reason,
+                                const std::vector<int>& culprits) {
     comm.give_up(reason, culprits);
+    throw comm.make_error(reason, culprits);
+  }
+  // The same for an error of this rank, without a throw. The ranks that the error names are named
+  // here too, by their numbers here.
+  static void abort_for(Communicator& comm, const std::string& reason,
+                        const std::exception& error) {
+    comm.give_up_for(reason, error);
   }
 
  private:

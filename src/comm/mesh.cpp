@@ -26,7 +26,7 @@ Mesh::Mesh(Communicator& world, std::vector<MeshAxis> axes)
     require(std::ranges::count(axes_, axis.name, &MeshAxis::name) == 1,
             "mesh {} has axis \"{}\" twice", describe(axes_), axis.name);
     strides_[i] = static_cast<int>(ranks);
-    ranks *= axis.size;
+    ranks *= axis.size;  // of two numbers below 2^31
     require(ranks <= world.size(), "mesh {} needs more ranks than the {} of the world",
             describe(axes_), world.size());
   }

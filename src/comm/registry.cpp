@@ -1,7 +1,9 @@
 // Finds a communicator backend by name.
+#include <algorithm>
 #include <array>
 
 #include "comm/backends.h"
+#include "comm/gather_strings.h"
 #include "core/require.h"
 #include "switchyard/build_info.h"
 
@@ -9,6 +11,21 @@ namespace switchyard {
 namespace {
 
 std::array<BackendEntry, 2> backends() { return {threads::backend(), mpi::backend()}; }
+
+// Ranks of other versions may not understand each other, and with other instructions an expert's
+// bits would depend on the rank that owns it.
+void require_same_library(Communicator& comm) {
+  if (comm.size() == 1) return;
+  const auto all =
+      gather_strings(comm, fmt::format("Switchyard {} with {}", version(), cpu_numerics()));
+  const auto other = std::ranges::find_if(all, [&](const auto& text) { return text != all[0]; });
+  require<Unsupported>(
+      other == all.end(),
+      "connect: rank 0 has {}, but rank {} has {}; install one version, and run on "
+      "CPUs of one kind or set ONEDNN_MAX_CPU_ISA to an instruction set that all "
+      "of them have",
+      all[0], other - all.begin(), other == all.end() ? "" : *other);
+}
 
 }  // namespace
 
@@ -21,7 +38,9 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
     const Availability now = entry.availability();
     require<Unsupported>(now.available, "communicator backend \"{}\" cannot be used: {}",
                          entry.name, now.detail);
-    return entry.connect(options);
+    auto comm = entry.connect(options);
+    require_same_library(*comm);
+    return comm;
   }
   throw InvalidArgument(fmt::format("communicator backend \"{}\" is unknown; there are: {}",
                                     options.backend, fmt::join(names, ", ")));

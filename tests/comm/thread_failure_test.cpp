@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/child.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "switchyard/communicator.h"
@@ -165,9 +166,10 @@ TEST(ThreadFailure, ReductionsMustAgree) {
 TEST(ThreadFailure, RowCountsMustFit) {
   const Outcome outcome = outcome_of(2, 60s, [](Communicator& comm) {
     Tensor rows({8, 1}, Dtype::f32);
+    Tensor received({8, 1}, Dtype::f32);
     const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
     const std::vector<std::int64_t> counts{1, comm.rank() == 1 ? huge : 1};
-    comm.all_to_all(rows, counts, rows, counts);
+    comm.all_to_all(rows, counts, received, counts);
   });
   EXPECT_EQ(outcome.reported, "send_rows [1, 9223372036854775807] do not fit a tensor [8,1]");
 }
@@ -189,7 +191,9 @@ TEST(ThreadFailure, AFailureInTheWorldWakesSubgroups) {
   });
   EXPECT_EQ(outcome.reported, "gone");
   EXPECT_LT(outcome.time, 10s);
-  EXPECT_EQ(outcome.messages.at(2), "barrier #1: in the parent group: rank 3 gave up: gone");
+  EXPECT_EQ(outcome.messages.at(2),
+            "barrier #1: in the parent group: rank 3 gave up: gone; rank 1 of this group is rank 3 "
+            "of the world");
   EXPECT_EQ(outcome.named.at(2), std::vector{1});
   EXPECT_EQ(outcome.messages.at(0), "barrier #2: rank 3 gave up: gone");
 }
@@ -208,9 +212,70 @@ TEST(ThreadFailure, TheFirstErrorIsReportedThoughItsRankEndsLast) {
   EXPECT_EQ(outcome.reported, "values [4,2] is not contiguous (row stride 4)");
 }
 
+TEST(ThreadFailure, WhatIsNoExceptionBecomesAnErrorOnAll) {
+  std::string seen_by_others;
+  const auto reported = error_of<Error>([&] {
+    run_ranks(2, [&](Communicator& comm) {
+      if (comm.rank() == 1) throw 42;
+      seen_by_others = error_of<CommunicationError>([&] { comm.barrier(); });
+    });
+  });
+  EXPECT_EQ(reported, "rank 1 threw something that is not a std::exception");
+  EXPECT_NE(seen_by_others.find(reported), std::string::npos) << seen_by_others;
+}
+
+// Alone; while it is in a barrier, a second thread calls it.
+class CalledByTwo final : public Communicator {
+ public:
+  CalledByTwo() : Communicator(0, 1, 1s) {}
+  std::string_view backend() const override { return "test"; }
+
+  std::string error_of_the_second = "no error";
+
+ private:
+  void do_barrier() override {
+    std::thread([&] {
+      error_of_the_second = error_of<InvalidArgument>([&] { barrier(); });
+    }).join();
+  }
+  void do_all_to_all(const Rows&, const Rows&, std::int64_t) override {}
+  void do_all_gather(const Bytes&, const Bytes&) override {}
+  void do_broadcast(const Bytes&, int) override {}
+  std::unique_ptr<Communicator> do_split(int, int) override { return nullptr; }
+  void do_abort(const std::string&, const std::vector<int>&) override {}
+};
+
+TEST(ThreadFailure, TwoThreadsInOneCommunicatorAreRefused) {
+  CalledByTwo comm;
+  comm.barrier();
+  EXPECT_EQ(comm.error_of_the_second,
+            "barrier: another thread is in a collective of this communicator, which is used by one "
+            "thread at a time");
+  comm.error_of_the_second = "no error";
+  comm.barrier();  // the first thread's goes on
+  EXPECT_NE(comm.error_of_the_second, "no error");
+}
+
+TEST(ThreadFailure, AForkedProcessHasNoPartInTheGroup) {
+  run_ranks(2, [&](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 0) {
+      const auto error = testing::in_child([&] {
+        const auto first = error_of<CommunicationError>([&] { comm.barrier(); });
+        comm.abort("the child gives up");
+        return first;
+      });
+      EXPECT_NE(error.find("belongs to the process that this one was forked from"),
+                std::string::npos)
+          << error;
+    }
+    comm.barrier();
+  });
+}
+
 TEST(ThreadFailure, RanksMustBePositive) {
   EXPECT_EQ(error_of<InvalidArgument>([] { run_ranks(0, [](Communicator&) {}); }),
-            "num_ranks (0) must be positive");
+            "num_ranks (0) must be 1 to 4096");
 }
 
 TEST(ThreadRanks, MayBeHandedToThreadsOfTheCaller) {

@@ -5,6 +5,8 @@
 // late, mismatch (another call), counts (rows that the receiver does not expect), sizes (twice the
 // bytes of the others, in calls that each have a communicator of their own). And none; subgroup
 // (which outlives the world) and subgroup-fails (while the world is well): these must just end.
+// And until-stop: dispatches until there is a file DIR/stop, and makes DIR/ready when it is under
+// way.
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -35,8 +38,9 @@ void come_to_grief(const std::string& scenario, Communicator& comm) {
   if (scenario == "mismatch") comm.barrier();
   if (scenario == "counts") {
     Tensor rows({8, 64}, Dtype::f32);
+    Tensor received({8, 64}, Dtype::f32);
     std::vector<std::int64_t> none(static_cast<std::size_t>(comm.size()), 0);
-    comm.all_to_all(rows, none, rows, none);
+    comm.all_to_all(rows, none, received, none);
   }
 }
 
@@ -60,6 +64,22 @@ void dispatch_for_ever(Communicator& comm, const std::string& scenario) {
     const Plan plan = dispatcher.plan(ids);
     if (step == 10 && comm.rank() == victim_of(comm)) come_to_grief(scenario, comm);
     (void)dispatcher.dispatch(plan, x);
+  }
+}
+
+void dispatch_until_stop(Communicator& comm, const std::filesystem::path& folder) {
+  Dispatcher dispatcher(comm, ExpertPlacement::contiguous(8, comm.size()),
+                        {.plan = {.hidden = 64, .duplicate_ids = DuplicateIds::allow}});
+  const Tensor ids = Tensor::zeros({32, 2}, Dtype::i32);
+  const Tensor x = Tensor::zeros({32, 64}, Dtype::f32);
+  Tensor is_over = Tensor::zeros({1}, Dtype::i32);
+  for (int step = 0; is_over.span<std::int32_t>()[0] == 0; ++step) {
+    (void)dispatcher.dispatch(dispatcher.plan(ids), x);
+    if (comm.rank() == 0) {
+      if (step == 10) std::ofstream(folder / "ready") << step;
+      is_over.span<std::int32_t>()[0] = std::filesystem::exists(folder / "stop") ? 1 : 0;
+    }
+    comm.broadcast(is_over, 0);
   }
 }
 
@@ -127,6 +147,10 @@ int main(int /*argc*/, char** argv) {
   }
   testing::write_what_happens(folder, *comm, [&]() -> std::string {
     if (scenario == "sizes") return bring_other_sizes(comm->timeout());
+    if (scenario == "until-stop") {
+      dispatch_until_stop(*comm, folder);
+      return "no error";
+    }
     dispatch_for_ever(*comm, scenario);
     return "no error";
   });

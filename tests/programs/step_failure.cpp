@@ -1,8 +1,9 @@
 // One rank of an MPI job whose ranks reach each other's memory, and of which one comes to grief in
 // the middle of a step. Every rank writes what it saw, as MpiJob says.
 //   step_failure DIR SCENARIO STAGE TIMEOUT_MS DEVICE
-// Scenarios, all by rank 2: kill (SIGKILL), stop (SIGSTOP), throw and none. Stages: plan, dispatch,
-// experts, combine. Devices: cpu, cuda.
+// Scenarios, all by rank 2: kill (SIGKILL), stop (SIGSTOP), throw, no-memory (an allocation fails),
+// fault (a kernel reads where there is no memory, and the GPU does nothing for this process any
+// more) and none. Stages: plan, dispatch, experts, combine. Devices: cpu, cuda.
 #include <unistd.h>
 
 #include <chrono>
@@ -55,6 +56,16 @@ class DoomedDevice final : public ForwardingDevice {
     if (scenario_ == "kill") ::raise(SIGKILL);
     if (scenario_ == "stop") ::raise(SIGSTOP);
     if (scenario_ == "throw") throw std::runtime_error("out of coffee");
+    if (scenario_ == "no-memory") throw DeviceError("no room for 4096 bytes");
+    if (scenario_ == "fault") read_nowhere();
+  }
+  void read_nowhere() const {
+    const Shape shape{2, 2};
+    const TensorView nowhere(reinterpret_cast<std::byte*>(4096), Dtype::i64, shape,
+                             shape.row_elements(), nullptr, Memory::gpu);
+    const TensorView to(reinterpret_cast<std::byte*>(4096), Dtype::i32, shape, shape.row_elements(),
+                        nullptr, Memory::gpu);
+    ForwardingDevice::narrow_ids({.from = nowhere, .to = to});
   }
 
   std::string scenario_;

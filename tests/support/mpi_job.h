@@ -16,11 +16,7 @@ namespace switchyard::testing {
 
 class MpiJob {
  public:
-  MpiJob() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "switchyard-failure-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-  }
+  MpiJob() { make_folder(); }
   ~MpiJob() {
     end();
     std::filesystem::remove_all(folder_);
@@ -42,6 +38,14 @@ class MpiJob {
     });
   }
 
+  // Ends the job, if one runs, so that another can be started.
+  void restart() {
+    end();
+    std::filesystem::remove_all(folder_);
+    has_ended_ = false;
+    make_folder();
+  }
+
   // What a rank wrote, when it has; empty if it has not within the time.
   std::string outcome_of(int rank, std::chrono::seconds wait) const {
     const auto file = folder_ / ("rank" + std::to_string(rank));
@@ -56,6 +60,11 @@ class MpiJob {
     wait_until(wait, [&] { return has_ended_.load(); });
     return has_ended_;
   }
+  bool logs_within(std::chrono::seconds wait, const std::string& words) const {
+    const auto is_there = [&] { return log().find(words) != std::string::npos; };
+    wait_until(wait, is_there);
+    return is_there();
+  }
   std::string log() const { return read(folder_ / "log"); }
 
   void end() {
@@ -67,6 +76,11 @@ class MpiJob {
   }
 
  private:
+  void make_folder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "switchyard-failure-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
   template <typename Happened>
   static void wait_until(std::chrono::seconds wait, Happened happened) {
     const auto end = std::chrono::steady_clock::now() + wait;

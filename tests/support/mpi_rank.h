@@ -23,8 +23,9 @@ inline void write_outcome(const std::filesystem::path& folder, int rank, const s
   std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
 }
 
-// What work returns, or the error that it throws.
-inline void write_what_happens(const std::filesystem::path& folder, Communicator& comm,
+// What work returns, or the error that it throws. The ranks of a communicator, if there is one,
+// hear of this rank's own errors.
+inline void write_what_happens(const std::filesystem::path& folder, int rank, Communicator* comm,
                                const std::function<std::string()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   std::string outcome;
@@ -32,13 +33,17 @@ inline void write_what_happens(const std::filesystem::path& folder, Communicator
     outcome = work();
   } catch (const CommunicationError& error) {
     outcome = std::string("CommunicationError: ") + error.what() + "\nranks:";
-    for (const int rank : error.ranks()) outcome += " " + std::to_string(rank);
+    for (const int culprit : error.world_ranks()) outcome += " " + std::to_string(culprit);
   } catch (const std::exception& error) {
     outcome = std::string("error: ") + error.what();
-    comm.abort(error.what());
+    if (comm != nullptr) comm->abort(error.what());
   }
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-  write_outcome(folder, comm.rank(), outcome, spent.count());
+  write_outcome(folder, rank, outcome, spent.count());
+}
+inline void write_what_happens(const std::filesystem::path& folder, Communicator& comm,
+                               const std::function<std::string()>& work) {
+  write_what_happens(folder, comm.rank(), &comm, work);
 }
 
 }  // namespace switchyard::testing

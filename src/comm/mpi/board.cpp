@@ -2,10 +2,7 @@
 #include "comm/mpi/board.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +10,9 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <random>
+#include <utility>
 
+#include "comm/find_minority.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
@@ -22,6 +20,8 @@ namespace {
 
 // A rank that waits beats every millisecond or so.
 constexpr auto kSilent = std::chrono::milliseconds(500);
+
+constexpr std::int64_t kNoPage = -1;
 
 template <std::size_t N>
 void write_text(std::array<char, N>& to, std::string_view text) {
@@ -40,71 +40,68 @@ std::string identity_of(const char* path) {
   return ::stat(path, &info) == 0 ? fmt::format("{}:{}", info.st_dev, info.st_ino) : "none";
 }
 
-constexpr int kUnwatched = -1;
-constexpr int kGone = -2;  // ended before it could be watched
-
 }  // namespace
 
 Hello make_hello() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  const auto visible =
-      fmt::format("{} {} {}", boot_id, identity_of("/proc/self/ns/pid"), identity_of("/dev/shm"));
-  std::random_device random;
-  return {::getpid(), std::hash<std::string>{}(visible),
-          (static_cast<std::uint64_t>(random()) << 32) | random()};
+  const auto processes = identity_of("/proc/self/ns/pid");
+  // Without /proc no other process can be seen from here.
+  const auto visible = processes == "none"
+                           ? fmt::format("process {} of {}", ::getpid(), ::gethostid())
+                           : fmt::format("{} {}", boot_id, processes);
+  return {::getpid(), std::hash<std::string>{}(visible)};
 }
 
 Board::Board(int rank, std::span<const Hello> hellos)
-    : rank_(rank), hellos_(hellos.begin(), hellos.end()), pidfds_(hellos.size(), kUnwatched) {
+    : rank_(rank), hellos_(hellos.begin(), hellos.end()), watches_(hellos.size()) {
   const auto mine = hellos_[static_cast<std::size_t>(rank)].host;
   const auto first = std::ranges::find(hellos_, mine, &Hello::host);
   creator_ = static_cast<int>(first - hellos_.begin());
   for (std::size_t r = 0; r < hellos_.size(); ++r) {
-    if (hellos_[r].host != mine || static_cast<int>(r) == rank) continue;
-    pidfds_[r] = static_cast<int>(::syscall(SYS_pidfd_open, hellos_[r].pid, 0));
-    if (pidfds_[r] < 0) pidfds_[r] = errno == ESRCH ? kGone : kUnwatched;
+    const bool is_peer = hellos_[r].host == mine && static_cast<int>(r) != rank;
+    if (is_peer && hellos_[r].pid > 0) watches_[r] = ProcessWatch::of(hellos_[r].pid);
   }
 }
 
-Board::~Board() {
-  for (const int fd : pidfds_) {
-    if (fd >= 0) ::close(fd);
-  }
-  if (entries_ != nullptr) ::munmap(entries_, bytes_);
-}
-
-std::string Board::page_name() const {
-  const Hello& creator = hellos_[static_cast<std::size_t>(creator_)];
-  return fmt::format("/switchyard-{}-{:016x}", creator.pid, creator.token);
+std::int64_t Board::page_bytes() const {
+  return static_cast<std::int64_t>(sizeof(Entry) * hellos_.size());
 }
 
 // Where the page cannot be had, the board sees nobody and deadlines remain.
-void Board::create() {
-  if (!is_creator()) return;
-  const int fd = ::shm_open(page_name().c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-  if (fd < 0) return;
-  const auto bytes = sizeof(Entry) * hellos_.size();
-  // Reserves the memory now: a full /dev/shm would otherwise be a SIGBUS later.
-  if (::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0) ::shm_unlink(page_name().c_str());
-  ::close(fd);
-}
-
-void Board::open() {
-  const int fd = ::shm_open(page_name().c_str(), O_RDWR, 0600);
-  if (fd < 0) return;
-  bytes_ = sizeof(Entry) * hellos_.size();
-  struct stat info {};
-  if (::fstat(fd, &info) == 0 && static_cast<std::size_t>(info.st_size) == bytes_) {
-    void* page = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page != MAP_FAILED) entries_ = static_cast<Entry*>(page);
+std::int64_t Board::create() {
+  if (!is_creator()) return kNoPage;
+  try {
+    pages_.emplace(page_bytes());
+    return pages_->file().get();
+  } catch (const DeviceError&) {
+    return kNoPage;
   }
-  ::close(fd);
-  if (entries_ != nullptr) entries_[rank_].state.store(State::joined);
 }
 
-void Board::unlink() {
-  if (is_creator()) ::shm_unlink(page_name().c_str());
+void Board::open(std::span<const std::int64_t> created) {
+  const auto number = created[static_cast<std::size_t>(creator_)];
+  if (number == kNoPage) return;
+  try {
+    if (!is_creator()) {
+      const auto path =
+          fmt::format("/proc/{}/fd/{}", hellos_[static_cast<std::size_t>(creator_)].pid, number);
+      Descriptor page(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      struct stat info {};
+      const bool is_whole =
+          page.is_open() && ::fstat(page.get(), &info) == 0 && info.st_size >= page_bytes();
+      if (!is_whole) return;
+      pages_.emplace(std::move(page), page_bytes());
+    }
+  } catch (const DeviceError&) {
+    return;
+  }
+  entries_ = reinterpret_cast<Entry*>(pages_->bytes().data());
+  entries_[rank_].state.store(State::joined);
+}
+
+void Board::close() {
+  if (pages_) pages_->close_file();
 }
 
 void Board::enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes) {
@@ -163,8 +160,8 @@ const Board::Entry* Board::peer(int rank) const {
 }
 
 bool Board::has_died(int rank) const {
-  pollfd watch{pidfds_[static_cast<std::size_t>(rank)], POLLIN, 0};
-  return watch.fd == kGone || (watch.fd >= 0 && ::poll(&watch, 1, 0) == 1);
+  const auto& watch = watches_[static_cast<std::size_t>(rank)];
+  return watch != nullptr && watch->has_ended();
 }
 
 std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_t phase) {
@@ -195,7 +192,7 @@ Board::Trouble Board::find_breach(std::uint64_t phase) const {
     }
     const auto other = read_call(*entry, phase);
     if (!own || !other || *other == *own) continue;
-    return {find_minority(phase, *own),
+    return {culprits_of_breach(phase, *own),
             other->name != own->name
                 ? fmt::format("rank {} called {} instead; all ranks must make the same calls in "
                               "the same order",
@@ -206,8 +203,7 @@ Board::Trouble Board::find_breach(std::uint64_t phase) const {
   return {};
 }
 
-// The ranks to blame where they disagree; of equally many, those without the lowest rank.
-std::vector<int> Board::find_minority(std::uint64_t phase, const CallText& own) const {
+std::vector<int> Board::culprits_of_breach(std::uint64_t phase, const CallText& own) const {
   std::vector<int> alike;
   std::vector<int> others;
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
@@ -215,10 +211,7 @@ std::vector<int> Board::find_minority(std::uint64_t phase, const CallText& own) 
     const auto call = entry != nullptr ? read_call(*entry, phase) : std::nullopt;
     if (call) (*call == own ? alike : others).push_back(r);
   }
-  if (alike.empty() || others.empty()) return others;
-  const bool others_are_right =
-      others.size() != alike.size() ? others.size() > alike.size() : others.front() < alike.front();
-  return others_are_right ? alike : others;
+  return alike.empty() || others.empty() ? others : find_minority(alike, others);
 }
 
 Board::Trouble Board::trouble_of(int rank, const Entry& entry) const {
@@ -226,7 +219,7 @@ Board::Trouble Board::trouble_of(int rank, const Entry& entry) const {
   const std::vector<int> culprits(entry.culprits.begin(),
                                   entry.culprits.begin() + entry.num_culprits);
   const auto blames = [&](int r) { return std::ranges::find(culprits, r) != culprits.end(); };
-  if (culprits.empty() || blames(rank_) || blames(rank)) {
+  if (blames(rank_) || blames(rank)) {
     return {{rank}, fmt::format("rank {} gave up: {}", rank, reason)};
   }
   return {culprits, fmt::format("{} (reported by rank {})", reason, rank), true};
@@ -271,11 +264,12 @@ std::vector<int> Board::find_missing(std::uint64_t phase) const {
   return missing;
 }
 
-bool Board::sees_all() const {
+std::vector<int> Board::find_unseen() const {
+  std::vector<int> unseen;
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
-    if (r != rank_ && peer(r) == nullptr) return false;
+    if (r != rank_ && peer(r) == nullptr) unseen.push_back(r);
   }
-  return true;
+  return unseen;
 }
 
 }  // namespace switchyard::mpi

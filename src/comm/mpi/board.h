@@ -7,19 +7,22 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/process_watch.h"
+#include "core/shared_pages.h"
+
 namespace switchyard::mpi {
 
 // What every rank tells the others when a communicator is made.
 struct Hello {
   std::int64_t pid = 0;
-  std::uint64_t host = 0;   // equal where ranks see each other's processes and shared memory
-  std::uint64_t token = 0;  // random: names the shared page
+  std::uint64_t host = 0;  // equal where ranks see each other's processes and shared memory
 };
 Hello make_hello();
 
@@ -32,15 +35,14 @@ class Board {
     bool is_relayed = false;  // another rank's words, which name its call already
   };
 
-  // The first rank of a host creates the page (collectively: create everywhere, barrier, open
-  // everywhere, barrier, unlink everywhere).
   Board(int rank, std::span<const Hello> hellos);
-  ~Board();
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
-  void create();
-  void open();
-  void unlink();
+  // The first rank of a host makes the page, which has no name: the others open it through /proc,
+  // and the kernel frees it with its last user, however the ranks end. Collective: create()
+  // everywhere, an all-gather of what it returns, open() everywhere, a barrier, close() everywhere.
+  std::int64_t create();
+  void open(std::span<const std::int64_t> created);
+  void close();
+  bool is_open() const { return entries_ != nullptr; }
 
   // This rank enters a phase of a collective that moves units of so many bytes.
   void enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes);
@@ -50,7 +52,7 @@ class Board {
   // a broadcast allows, or whose entry has made room for a later one.
   void add_waits(std::uint64_t phase, std::span<std::chrono::nanoseconds> waits) const;
   void beat();
-  // `culprits` are the ranks whose fault it is, so that peers can name them; none: this rank.
+  // `culprits` are the ranks whose fault it is, so that peers can name them; none: not known.
   void give_up(std::string_view reason, std::span<const int> culprits);
   void leave();
 
@@ -63,8 +65,8 @@ class Board {
   bool has_all(std::uint64_t phase) const;
   // Peers that have not entered the phase, or show no life in it: whom to name at the deadline.
   std::vector<int> find_missing(std::uint64_t phase) const;
-  // Whether every rank can be seen.
-  bool sees_all() const;
+  // Peers of which nothing is known: they are on other hosts.
+  std::vector<int> find_unseen() const;
 
  private:
   using Clock = std::chrono::steady_clock;  // the same for all processes of a host
@@ -92,21 +94,21 @@ class Board {
     bool operator==(const CallText&) const = default;
   };
 
-  std::string page_name() const;
   bool is_creator() const { return creator_ == rank_; }
   const Entry* peer(int rank) const;
   bool has_died(int rank) const;
+  std::int64_t page_bytes() const;
   Trouble trouble_of(int rank, const Entry& entry) const;
-  std::vector<int> find_minority(std::uint64_t phase, const CallText& own) const;
+  std::vector<int> culprits_of_breach(std::uint64_t phase, const CallText& own) const;
   static std::optional<CallText> read_call(const Entry& entry, std::uint64_t phase);
   static std::optional<Clock::time_point> read_arrival(const Entry& entry, std::uint64_t phase);
 
   int rank_;
   std::vector<Hello> hellos_;
   int creator_ = 0;
-  std::vector<int> pidfds_;  // −1 where a peer cannot be watched
+  std::vector<std::shared_ptr<const ProcessWatch>> watches_;  // null for other hosts, and this rank
+  std::optional<SharedPages> pages_;
   Entry* entries_ = nullptr;
-  std::size_t bytes_ = 0;
 };
 
 }  // namespace switchyard::mpi

@@ -53,47 +53,93 @@ std::int64_t total_of(std::span<const std::int64_t> rows) {
   return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_call(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int size_of(MPI_Comm comm) {
+  int size = 0;
+  check_call(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  return size;
+}
+
+// By rank of `part`: the rank in `whole`.
+std::vector<int> ranks_in(MPI_Comm whole, MPI_Comm part) {
+  std::vector<int> ranks(static_cast<std::size_t>(size_of(part)));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<int> result(ranks.size());
+  MPI_Group of_whole = MPI_GROUP_NULL;
+  MPI_Group of_part = MPI_GROUP_NULL;
+  check_call(MPI_Comm_group(whole, &of_whole), "MPI_Comm_group");
+  check_call(MPI_Comm_group(part, &of_part), "MPI_Comm_group");
+  check_call(
+      MPI_Group_translate_ranks(of_part, size_of(part), ranks.data(), of_whole, result.data()),
+      "MPI_Group_translate_ranks");
+  MPI_Group_free(&of_whole);
+  MPI_Group_free(&of_part);
+  return result;
+}
+
+// Who has come, before there is a board.
+std::string words_for_arrivals(const RollCall& roll_call, std::span<const int> world_ranks) {
+  const auto unseen = words_for_unseen(roll_call.find_unseen(world_ranks));
+  return unseen.empty() ? "all ranks have come and are alive" : unseen;
+}
+
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank,
-                                 int size, std::chrono::milliseconds timeout)
-    : Communicator(rank, size, timeout),
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Session> session,
+                                 std::shared_ptr<RollCall> roll_call, MPI_Comm comm,
+                                 std::chrono::milliseconds timeout)
+    : Communicator(rank_in(comm), size_of(comm), timeout),
       session_(std::move(session)),
+      roll_call_(std::move(roll_call)),
       comm_(comm),
-      board_(std::make_unique<Board>(rank, std::vector<Hello>(static_cast<std::size_t>(size)))) {}
+      world_ranks_(ranks_in(MPI_COMM_WORLD, comm)),
+      board_(
+          std::make_unique<Board>(rank(), std::vector<Hello>(static_cast<std::size_t>(size())))) {}
 
 std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> session,
+                                                       std::shared_ptr<RollCall> roll_call,
                                                        MPI_Comm comm,
                                                        std::chrono::milliseconds timeout) {
   const ReturnedErrors returned;
   check_call(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  int rank = 0;
-  int size = 0;
-  check_call(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
-  check_call(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   std::unique_ptr<MpiCommunicator> result(
-      new MpiCommunicator(std::move(session), comm, rank, size, timeout));
+      new MpiCommunicator(std::move(session), std::move(roll_call), comm, timeout));
   result->run_collective("connect", "", [&] { result->open_board(); });
   return result;
 }
 
 MpiCommunicator::~MpiCommunicator() {
+  give_up_if_unwinding();
   board_->leave();
   if (!is_poisoned()) MPI_Comm_free(&comm_);
 }
 
 void MpiCommunicator::open_board() {
+  const auto bytes_of = [](const auto& values) {
+    const auto bytes = [&] {
+      if constexpr (std::ranges::range<decltype(values)>) {
+        return std::as_bytes(std::span(values));
+      } else {
+        return std::as_bytes(std::span(&values, 1));
+      }
+    }();
+    return Bytes{const_cast<std::byte*>(bytes.data()), std::ssize(bytes), nullptr};
+  };
   const Hello mine = make_hello();
   std::vector<Hello> hellos(static_cast<std::size_t>(size()));
-  do_all_gather({reinterpret_cast<std::byte*>(const_cast<Hello*>(&mine)), sizeof(mine), nullptr},
-                {reinterpret_cast<std::byte*>(hellos.data()),
-                 static_cast<std::int64_t>(sizeof(Hello) * hellos.size()), nullptr});
+  do_all_gather(bytes_of(mine), bytes_of(hellos));
   board_ = std::make_unique<Board>(rank(), hellos);
-  board_->create();
+  const std::int64_t created = board_->create();
+  std::vector<std::int64_t> all_created(static_cast<std::size_t>(size()));
+  do_all_gather(bytes_of(created), bytes_of(all_created));
+  board_->open(all_created);
   do_barrier();
-  board_->open();
-  do_barrier();
-  board_->unlink();
+  board_->close();
   std::ranges::fill(waits(), std::chrono::nanoseconds::zero());  // until here there was no group
 }
 
@@ -179,6 +225,7 @@ void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
 
 void MpiCommunicator::watch_peers(Clock::time_point deadline) {
   board_->beat();
+  throw_trouble(find_early_trouble());
   throw_trouble(board_->find_trouble(phase_));
   if (Clock::now() < deadline) return;
   const auto missing = board_->find_missing(phase_);
@@ -189,10 +236,41 @@ void MpiCommunicator::watch_peers(Clock::time_point deadline) {
                     missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), seconds),
         missing);
   }
-  throw CommunicationError(fmt::format(
-      "{}: not complete within {:g} s; {}", current_call(), seconds,
-      board_->sees_all() ? "all ranks entered it and are alive"
-                         : "all ranks on this host entered it, others cannot be seen from here"));
+  const auto why = fmt::format("not complete within {:g} s; {}", seconds, words_for_unknown());
+  if (!board_->is_open() && roll_call_ != nullptr) roll_call_->report_unseen(world_ranks_, why);
+  throw CommunicationError(fmt::format("{}: {}", current_call(), why));
+}
+
+Board::Trouble MpiCommunicator::find_early_trouble() const {
+  if (board_->is_open() || roll_call_ == nullptr) return {};
+  roll_call_->look(world_ranks_);
+  auto trouble = roll_call_->find_trouble(world_ranks_);
+  const auto seen = board_->find_trouble(phase_);
+  if (!trouble && !seen.ranks.empty()) {
+    const int rank = world_ranks_[static_cast<std::size_t>(seen.ranks.front())];
+    trouble = roll_call_->first_cause({rank, seen.reason});
+  }
+  if (!trouble) return {};
+  roll_call_->report(*trouble);
+  std::vector<int> culprits;  // none if another group's rank is to blame
+  for (int r = 0; r < size(); ++r) {
+    if (world_ranks_[static_cast<std::size_t>(r)] == trouble->rank) culprits.push_back(r);
+  }
+  return {std::move(culprits), trouble->reason};
+}
+
+// Where nobody can be named: the ranks that are waited for are on other hosts, or alive.
+std::string MpiCommunicator::words_for_unknown() const {
+  if (!board_->is_open()) {
+    return roll_call_ != nullptr ? words_for_arrivals(*roll_call_, world_ranks_)
+                                 : "who has not arrived cannot be seen from here";
+  }
+  const auto unseen = board_->find_unseen();
+  if (unseen.empty()) return "all ranks entered it and are alive";
+  return fmt::format(
+      "all ranks on this host entered it, and rank{} {} on other hosts cannot be "
+      "seen from here",
+      unseen.size() == 1 ? "" : "s", fmt::join(unseen, ", "));
 }
 
 void MpiCommunicator::require_heard(const Flight& flight) const {
@@ -293,9 +371,9 @@ void MpiCommunicator::do_barrier() {
   fly(flight, 0, [&] { check(MPI_Ibarrier(comm_, flight->requests.data()), "MPI_Ibarrier"); });
 }
 
+// All ranks have just been here and alive: MPI_Comm_split has no deadline of its own.
 std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   const ReturnedErrors returned;
-  do_barrier();  // all are here and alive: MPI_Comm_split has no deadline of its own
   enter(0);
   const auto split = [comm = comm_, color, key] {
     MPI_Comm part = MPI_COMM_NULL;
@@ -318,9 +396,13 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   complete();
   if (result.second == MPI_COMM_NULL) return nullptr;
   try {
-    return make(session_, result.second, timeout());
+    return make(session_, roll_call_, result.second, timeout());
   } catch (const CommunicationError& error) {  // its ranks are numbers of the new group
-    throw CommunicationError(fmt::format("{}: in the new group: {}", current_call(), error.what()));
+    const auto numbers = ranks_in(comm_, result.second);
+    std::vector<int> culprits;
+    for (const int r : error.ranks()) culprits.push_back(numbers[static_cast<std::size_t>(r)]);
+    throw CommunicationError(fmt::format("{}: in the new group: {}", current_call(), error.what()),
+                             std::move(culprits));
   }
 }
 
@@ -342,34 +424,52 @@ Availability availability() {
   return {true, version};
 }
 
-// A duplicate of the world, or an error at the deadline.
-MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
+// A duplicate of the world, or an error as soon as a rank has died, or at the deadline.
+MPI_Comm duplicate_world(RollCall* roll_call, std::chrono::milliseconds timeout) {
   struct Duplicate {
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   const auto duplicate = std::make_shared<Duplicate>();
   check_call(MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->comm, &duplicate->request), "MPI_Comm_idup");
+  const auto ranks = ranks_in(MPI_COMM_WORLD, MPI_COMM_WORLD);
   const auto deadline = Clock::now() + timeout;
+  const auto give_up = [&](const std::string& why, std::vector<int> culprits) {
+    keep_for_good(duplicate);
+    throw CommunicationError("connect: " + why, std::move(culprits));
+  };
   for (int done = 0; done == 0;) {
     check_call(MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done != 0 || Clock::now() < deadline) continue;
-    keep_for_good(duplicate);
-    throw CommunicationError(
-        fmt::format("connect: not all ranks arrived within {} ms", timeout.count()));
+    if (done != 0) continue;
+    if (roll_call != nullptr) {
+      roll_call->look(ranks);
+      if (const auto trouble = roll_call->find_trouble(ranks)) {
+        roll_call->report(*trouble);
+        give_up(trouble->reason, trouble->rank == RollCall::kNobody ? std::vector<int>()
+                                                                    : std::vector{trouble->rank});
+      }
+    }
+    if (Clock::now() < deadline) continue;
+    const auto why = fmt::format(
+        "not all ranks arrived within {:g} s{}", static_cast<double>(timeout.count()) / 1000.0,
+        roll_call == nullptr ? "" : "; " + words_for_arrivals(*roll_call, ranks));
+    if (roll_call != nullptr) roll_call->report_unseen(ranks, why);
+    give_up(why, {});
   }
   return duplicate->comm;
 }
 
 std::unique_ptr<Communicator> connect_world(const ConnectOptions& options) {
   const auto timeout = std::min(options.timeout, kLongestTimeout);
-  auto session = Session::join();
+  auto session = Session::join(options);
+  const auto& roll_call = session->roll_call();
   const ReturnedErrors returned;
+  const auto make = [&](const std::shared_ptr<Session>& of) {
+    return MpiCommunicator::make(of, roll_call, duplicate_world(roll_call.get(), timeout), timeout);
+  };
   try {
-    if (session->needs_farewell()) {
-      session->set_farewell(MpiCommunicator::make(nullptr, duplicate_world(timeout), timeout));
-    }
-    return MpiCommunicator::make(session, duplicate_world(timeout), timeout);
+    if (session->needs_farewell()) session->set_farewell(make(nullptr));
+    return make(session);
   } catch (...) {
     session->abandon();
     throw;

@@ -11,6 +11,7 @@
 
 #include "comm/mpi/board.h"
 #include "comm/mpi/flight.h"
+#include "comm/mpi/roll_call.h"
 #include "comm/mpi/session.h"
 #include "switchyard/communicator.h"
 
@@ -19,16 +20,17 @@ namespace switchyard::mpi {
 class MpiCommunicator final : public Communicator {
  public:
   // Takes over `comm`, which is its own alone. Collective. Without a session it is the session's
-  // own.
-  static std::unique_ptr<MpiCommunicator> make(std::shared_ptr<Session> session, MPI_Comm comm,
+  // own. The roll call may be null.
+  static std::unique_ptr<MpiCommunicator> make(std::shared_ptr<Session> session,
+                                               std::shared_ptr<RollCall> roll_call, MPI_Comm comm,
                                                std::chrono::milliseconds timeout);
   ~MpiCommunicator() override;
 
   std::string_view backend() const override { return "mpi"; }
 
  private:
-  MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, int rank, int size,
-                  std::chrono::milliseconds timeout);
+  MpiCommunicator(std::shared_ptr<Session> session, std::shared_ptr<RollCall> roll_call,
+                  MPI_Comm comm, std::chrono::milliseconds timeout);
 
   void do_all_to_all(const Rows& send, const Rows& recv, std::int64_t row_bytes) override;
   void do_all_gather(const Bytes& send, const Bytes& recv) override;
@@ -50,12 +52,17 @@ class MpiCommunicator final : public Communicator {
   // Until all peers that can be seen are in the phase, and agree about it.
   void wait_for_entries(std::chrono::steady_clock::time_point deadline);
   void watch_peers(std::chrono::steady_clock::time_point deadline);
+  // A rank that died before the board was open.
+  Board::Trouble find_early_trouble() const;
+  std::string words_for_unknown() const;
   void require_heard(const Flight& flight) const;
   void throw_trouble(const Board::Trouble& trouble) const;
   void check(int code, std::string_view function) const;
 
   std::shared_ptr<Session> session_;
+  std::shared_ptr<RollCall> roll_call_;
   MPI_Comm comm_;
+  std::vector<int> world_ranks_;  // of this group's ranks
   std::unique_ptr<Board> board_;
   std::uint64_t phase_ = 0;
 };

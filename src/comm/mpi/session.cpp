@@ -4,26 +4,27 @@
 #include <mpi.h>
 
 #include <mutex>
+#include <optional>
 
 #include "comm/mpi/errors.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
 
-std::shared_ptr<Session> Session::join() {
+std::shared_ptr<Session> Session::join(const ConnectOptions& options) {
   // MPI itself is one per process and cannot be initialised twice.
   static std::mutex mutex;
   static std::weak_ptr<Session> current;
   const std::scoped_lock lock(mutex);
   auto session = current.lock();
   if (!session) {
-    session.reset(new Session());
+    session.reset(new Session(options));
     current = session;
   }
   return session;
 }
 
-Session::Session() {
+Session::Session(const ConnectOptions& options) : roll_call_(RollCall::answer()) {
   int finalized = 0;
   check_call(MPI_Finalized(&finalized), "MPI_Finalized");
   require<Unsupported>(finalized == 0,
@@ -35,11 +36,20 @@ Session::Session() {
   if (initialized != 0) {
     check_call(MPI_Query_thread(&provided), "MPI_Query_thread");
   } else {
+    std::optional<InitWatchdog> watchdog;
+    if (options.exit_if_init_hangs) watchdog.emplace(roll_call_.get(), options.timeout);
     const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     require<CommunicationError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
     owns_mpi_ = true;
   }
   allows_threads_ = provided == MPI_THREAD_MULTIPLE;
+  int rank = 0;
+  int size = 0;
+  check_call(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  check_call(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  const bool is_the_launchers =
+      roll_call_ != nullptr && roll_call_->rank() == rank && roll_call_->size() == size;
+  if (!is_the_launchers) roll_call_.reset();  // a world of processes that MPI spawned, say
 }
 
 Session::~Session() {

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
+#include <new>
+#include <optional>
 #include <thread>
 
 #include "comm/backends.h"
+#include "comm/failure_listener.h"
 #include "comm/threads/thread_communicator.h"
 #include "core/require.h"
 
@@ -15,18 +17,36 @@ namespace {
 
 std::shared_ptr<threads::MeetingPoint> make_meeting_point(int num_ranks,
                                                           std::chrono::milliseconds timeout) {
-  require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
+  require(0 < num_ranks && num_ranks <= kMostThreadRanks, "num_ranks ({}) must be 1 to {}",
+          num_ranks, int{kMostThreadRanks});
   require(timeout.count() > 0, "timeout ({} ms) must be positive", timeout.count());
   return std::make_shared<threads::MeetingPoint>(num_ranks, std::min(timeout, kLongestTimeout));
 }
 
-std::string message_of(const std::exception_ptr& error) {
+// Callers catch exceptions, and nothing else.
+std::exception_ptr of_the_library(const std::exception_ptr& error, int rank) {
   try {
     std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
+  } catch (const std::exception&) {
+    return error;
   } catch (...) {
-    return "an exception that is not a std::exception";
+    return std::make_exception_ptr(
+        Error(fmt::format("rank {} threw something that is not a std::exception", rank)));
+  }
+}
+
+// The others learn of it also where there is no memory for many words.
+void give_up(std::optional<threads::ThreadCommunicator>& comm, threads::MeetingPoint& point,
+             int rank, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& thrown) {
+    try {
+      if (comm) return FailureListeners::abort_for(*comm, thrown.what(), thrown);
+      point.fail(rank, {thrown.what(), {rank}});
+    } catch (const std::bad_alloc&) {
+      point.fail(rank, {"out of memory", {rank}});
+    }
   }
 }
 
@@ -34,25 +54,28 @@ std::string message_of(const std::exception_ptr& error) {
 
 void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
                const RankOptions& options) {
+  require(fn != nullptr, "fn is no function");
   const auto point = make_meeting_point(num_ranks, options.timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_ranks));
   const auto run_rank = [&](int r) {
-    threads::ThreadCommunicator comm(point, r);
+    auto& error = errors[static_cast<std::size_t>(r)];
+    std::optional<threads::ThreadCommunicator> comm;
     try {
-      fn(comm);
+      fn(comm.emplace(point, r));
     } catch (...) {
-      errors[static_cast<std::size_t>(r)] = std::current_exception();
-      comm.abort(message_of(errors[static_cast<std::size_t>(r)]));
+      error = of_the_library(std::current_exception(), r);
+      give_up(comm, *point, r, error);
     }
   };
   std::vector<std::thread> ranks;
   try {
     for (int r = 0; r < num_ranks; ++r) ranks.emplace_back(run_rank, r);
-  } catch (const std::system_error& error) {  // those that run must not wait for those that do not
+  } catch (const std::exception& error) {  // those that run must not wait for those that do not
     const int rank = static_cast<int>(ranks.size());
     errors[ranks.size()] = std::make_exception_ptr(DeviceError(
         fmt::format("cannot start a thread for rank {} of {}: {}", rank, num_ranks, error.what())));
-    point->fail(rank, {message_of(errors[ranks.size()]), {rank}});
+    std::optional<threads::ThreadCommunicator> none;
+    give_up(none, *point, rank, errors[ranks.size()]);
   }
   for (std::thread& rank : ranks) rank.join();
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include "comm/find_minority.h"
 #include "core/require.h"
 
 namespace switchyard::threads {
@@ -27,7 +28,10 @@ std::int64_t sum_before(std::span<const std::int64_t> rows, int rank) {
 ThreadCommunicator::ThreadCommunicator(std::shared_ptr<MeetingPoint> point, int rank)
     : Communicator(rank, point->size(), point->timeout()), point_(std::move(point)) {}
 
-ThreadCommunicator::~ThreadCommunicator() { point_->leave(rank()); }
+ThreadCommunicator::~ThreadCommunicator() {
+  give_up_if_unwinding();
+  point_->leave(rank());
+}
 
 Offer& ThreadCommunicator::prepare(std::int64_t unit_bytes) {
   ++phase_;
@@ -64,21 +68,29 @@ void ThreadCommunicator::blame(int rank, const std::string& what) const {
 
 void ThreadCommunicator::require_same_call() {
   const Offer& own = offer_of(rank());
-  for (int r = 0; r < size(); ++r) {
-    const Offer& peer = offer_of(r);
-    const bool same_call = peer.operation == own.operation && peer.sequence == own.sequence &&
-                           peer.detail == own.detail;
-    if (!same_call) {
-      blame(r, fmt::format("called {} #{}{} instead; all ranks must make the same calls in the "
-                           "same order",
-                           peer.operation, peer.sequence,
-                           peer.detail.empty() ? "" : fmt::format(" ({})", peer.detail)));
-    }
-    if (peer.unit_bytes != own.unit_bytes) {
-      blame(r, fmt::format("brought {} bytes where rank {} brought {}", peer.unit_bytes, rank(),
-                           own.unit_bytes));
-    }
-  }
+  const auto is_same = [&](const Offer& peer) {
+    return peer.operation == own.operation && peer.sequence == own.sequence &&
+           peer.detail == own.detail && peer.unit_bytes == own.unit_bytes;
+  };
+  int r = 0;  // the first that differs
+  while (r < size() && is_same(offer_of(r))) ++r;
+  if (r == size()) return;
+  std::vector<int> alike;
+  std::vector<int> others;
+  for (int i = 0; i < size(); ++i) (is_same(offer_of(i)) ? alike : others).push_back(i);
+  const Offer& peer = offer_of(r);
+  const bool is_other_size =
+      peer.operation == own.operation && peer.sequence == own.sequence && peer.detail == own.detail;
+  throw CommunicationError(
+      fmt::format("{}: rank {} {}", current_call(), r,
+                  is_other_size
+                      ? fmt::format("brought {} bytes where rank {} brought {}", peer.unit_bytes,
+                                    rank(), own.unit_bytes)
+                      : fmt::format("called {} #{}{} instead; all ranks must make the same calls "
+                                    "in the same order",
+                                    peer.operation, peer.sequence,
+                                    peer.detail.empty() ? "" : fmt::format(" ({})", peer.detail))),
+      find_minority(std::move(alike), std::move(others)));
 }
 
 template <typename Read>
@@ -187,11 +199,9 @@ void ThreadCommunicator::phase_barrier() {
 }
 
 void ThreadCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
-  if (culprits.empty()) {
-    point_->fail(rank(), {fmt::format("rank {} gave up: {}", rank(), reason), {rank()}});
-  } else {
-    point_->fail(rank(), {reason, culprits});
-  }
+  const bool is_own_fault = culprits == std::vector{rank()};
+  point_->fail(rank(), {is_own_fault ? fmt::format("rank {} gave up: {}", rank(), reason) : reason,
+                        culprits});
   point_->wait_for_readers(rank());  // of memory that this rank has lent and may now free
 }
 
