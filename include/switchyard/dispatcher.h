@@ -173,6 +173,9 @@ class SWITCHYARD_API Dispatcher {
   std::int64_t bytes_on_wire() const;
 
  private:
+  PlanMaker& planner() const;
+  Mover& moves() const;
+
   Communicator& comm_;
   std::unique_ptr<PlanMaker> planner_;
   std::unique_ptr<Mover> mover_;

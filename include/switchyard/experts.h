@@ -166,6 +166,8 @@ struct ExpertsBackwardOutput {
 class SWITCHYARD_API Experts {
  public:
   explicit Experts(const ExpertsOptions& options, Device device = {});
+  Experts(const Experts&) = default;  // and no move, which would leave half of them behind
+  Experts& operator=(const Experts&) = default;
 
   void forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                const ExpertsInput& in, const ExpertsOutput& out) const;

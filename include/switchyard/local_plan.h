@@ -42,6 +42,8 @@ class SWITCHYARD_API LocalPlan {
  public:
   // memory [num_words] i32, contiguous, on 8 bytes, in the device's memory.
   LocalPlan(Device device, const LocalPlanOptions& options, const TensorView& memory);
+  LocalPlan(const LocalPlan&) = default;  // and no move, which would leave views of nothing behind
+  LocalPlan& operator=(const LocalPlan&) = default;
 
   // Fills the tensor. expert_ids [T, K] i32 or i64, −1 = no pick. On a CPU bad ids throw; on a GPU
   // they count as −1 until check().

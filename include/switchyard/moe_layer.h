@@ -210,6 +210,8 @@ class SWITCHYARD_API MoeLayer {
 
  private:
   friend bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
+  MoeLayerData& data() const;
+
   std::unique_ptr<MoeLayerData> data_;
 };
 

@@ -24,10 +24,18 @@ class SWITCHYARD_API ExpertPlacement {
 
   int num_experts() const { return static_cast<int>(owners_.size()); }
   int num_ranks() const { return static_cast<int>(experts_.size()); }
-  int owner(int expert) const { return owners_[static_cast<std::size_t>(expert)]; }
+  int owner(int expert) const {
+    if (expert < 0 || expert >= num_experts()) [[unlikely]] {
+      refuse_expert(expert);
+    }
+    return owners_[static_cast<std::size_t>(expert)];
+  }
   std::span<const std::int32_t> owners() const { return owners_; }
   // Ascending.
   std::span<const std::int32_t> experts_of(int rank) const {
+    if (rank < 0 || rank >= num_ranks()) [[unlikely]] {
+      refuse_rank(rank);
+    }
     return experts_[static_cast<std::size_t>(rank)];
   }
   // The most experts that any rank owns.
@@ -36,6 +44,9 @@ class SWITCHYARD_API ExpertPlacement {
   friend bool operator==(const ExpertPlacement&, const ExpertPlacement&) = default;
 
  private:
+  [[noreturn]] void refuse_expert(int expert) const;
+  [[noreturn]] void refuse_rank(int rank) const;
+
   std::vector<std::int32_t> owners_;                // [num_experts]
   std::vector<std::vector<std::int32_t>> experts_;  // [num_ranks][…]
 };

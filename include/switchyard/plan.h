@@ -65,6 +65,9 @@ struct PlanStatus {
 // the counts rounded up to the alignment. So the slot is a function of the routing alone.
 class SWITCHYARD_API Plan {
  public:
+  Plan(const Plan&) = default;  // and no move, which would leave a plan of nothing behind
+  Plan& operator=(const Plan&) = default;
+
   std::int64_t num_tokens() const;  // T of this rank
   std::int64_t top_k() const;       // K
   std::int64_t alignment() const;

@@ -17,6 +17,7 @@ namespace switchyard {
 // sequence by sequence: local token (b, i) is global token b · length + offset() + i.
 class SWITCHYARD_API SequenceShard {
  public:
+  // All tokens together can be counted by 64 bits.
   SequenceShard(std::int64_t batch, std::int64_t length, int sp_size, int sp_rank);
 
   std::int64_t batch() const { return batch_; }
@@ -25,7 +26,9 @@ class SWITCHYARD_API SequenceShard {
   int sp_rank() const { return sp_rank_; }
 
   // ceil(length / sp_size): the same on every rank.
-  std::int64_t padded_length() const { return (length_ + sp_size_ - 1) / sp_size_; }
+  std::int64_t padded_length() const {
+    return length_ / sp_size_ + (length_ % sp_size_ == 0 ? 0 : 1);
+  }
   // The first token of the piece, at most length.
   std::int64_t offset() const { return offset_of(sp_rank_); }
   // Tokens of the piece; may be 0.

@@ -47,6 +47,13 @@ CheckpointBlock block_of(const switchyard_checkpoint_block& block, const Device&
 
 CheckpointContents contents_from(const switchyard_checkpoint_contents_form& form,
                                  const Device& device) {
+  const auto require_list = [](const void* list, std::int64_t count, std::string_view name) {
+    require(count >= 0, "there cannot be {} {}", count, name);
+    require(list != nullptr || count == 0, "{} is a null pointer", name);
+  };
+  require_list(form.tensors, form.num_tensors, "tensors");
+  require_list(form.blocks, form.num_blocks, "blocks");
+  require_list(form.metadata, form.num_metadata, "metadata");
   CheckpointContents contents;
   contents.device = device;
   for (std::int64_t i = 0; i < form.num_tensors; ++i) {
@@ -71,26 +78,28 @@ using c::on_stream;
 
 int switchyard_checkpoint_open(const char* path, switchyard_checkpoint** checkpoint) {
   return guarded([&] {
-    auto opened = Checkpoint::open(std::filesystem::path(c::text_of(path)));
+    c::at(checkpoint, "checkpoint");
+    const auto opened = Checkpoint::open(std::filesystem::path(c::text_of(path)));
     auto contents = c::contents_of(opened).dump();
-    *checkpoint = new switchyard_checkpoint{std::move(opened), std::move(contents)};
+    *checkpoint = new switchyard_checkpoint{opened, std::move(contents)};
   });
 }
 
 void switchyard_checkpoint_free(switchyard_checkpoint* checkpoint) { delete checkpoint; }
 
 int switchyard_checkpoint_contents(switchyard_checkpoint* checkpoint, const char** json) {
-  *json = checkpoint->contents.c_str();
-  return switchyard_ok;
+  return guarded([&] { c::at(json, "json") = c::at(checkpoint, "checkpoint").contents.c_str(); });
 }
 
 int switchyard_checkpoint_read(switchyard_checkpoint* checkpoint, const char* name, void* into,
                                int64_t bytes) {
   return guarded([&] {
     const std::string_view text = c::text_of(name);
-    const ConstTensorView view = checkpoint->checkpoint.file_of(text).tensor(text);
+    const ConstTensorView view =
+        c::at(checkpoint, "checkpoint").checkpoint.file_of(text).tensor(text);
     require(view.bytes() == bytes, "{} has {} bytes, but there is room for {}", text, view.bytes(),
             bytes);
+    require(into != nullptr || bytes == 0, "into is a null pointer");
     if (bytes > 0) std::memcpy(into, view.data(), static_cast<std::size_t>(bytes));
   });
 }
@@ -99,8 +108,8 @@ int switchyard_checkpoint_load_tensor(switchyard_checkpoint* checkpoint, switchy
                                       void* stream, const char* name,
                                       const switchyard_tensor* into) {
   return on_stream(device, stream, [&](const Device& on) {
-    load_tensor(checkpoint->checkpoint, c::text_of(name), c::tensor_of(*into, on.memory(), "into"),
-                on);
+    load_tensor(c::at(checkpoint, "checkpoint").checkpoint, c::text_of(name),
+                c::tensor_of(c::at(into, "into"), on.memory(), "into"), on);
   });
 }
 
@@ -109,15 +118,15 @@ int switchyard_checkpoint_load_block(switchyard_checkpoint* checkpoint, switchya
                                      const switchyard_placement* placement, int64_t rank,
                                      const switchyard_layer_weights* into) {
   return on_stream(device, stream, [&](const Device& on) {
-    const auto where = c::placement_of(*placement);
+    const auto where = c::placement_of(c::at(placement, "placement"));
     require(0 <= rank && rank < where.num_ranks(), "rank ({}) must be 0 to {}", rank,
             where.num_ranks() - 1);
-    const auto views = c::views_of(*into,
+    const auto views = c::views_of(c::at(into, "into"),
                                    {c::activation_for(into->gate_up, into->down),
                                     c::activation_for(into->shared_gate_up, into->shared_down)},
                                    on.memory());
-    load_block(checkpoint->checkpoint, c::text_of(prefix), where, static_cast<int>(rank), views,
-               on);
+    load_block(c::at(checkpoint, "checkpoint").checkpoint, c::text_of(prefix), where,
+               static_cast<int>(rank), views, on);
   });
 }
 
@@ -126,9 +135,9 @@ int switchyard_checkpoint_save(switchyard_comm* comm, switchyard_device* device,
   return c::on_rank(comm, [&](Communicator& ranks) {
     CheckpointContents contents;
     or_abort({&ranks}, "save_checkpoint", [&] {
-      const Device& on = comm->rank->device_like(*device);
+      const Device& on = comm->rank->device_like(c::at(device, "device"));
       if (on.memory() == Memory::gpu) on.set_stream({stream});
-      contents = c::contents_from(*form, on);
+      contents = c::contents_from(c::at(form, "form"), on);
     });
     save_checkpoint(
         ranks, std::filesystem::path(c::text_of(path)), contents,

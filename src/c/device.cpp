@@ -14,7 +14,7 @@ namespace {
 thread_local std::string last_error;
 
 int keep(int kind, const char* message) {
-  last_error = message;
+  last_error = message == nullptr ? "no message was given" : message;
   return kind;
 }
 
@@ -62,7 +62,7 @@ int switchyard_device_cpu(int64_t num_threads, switchyard_device** device) {
   return guarded([&] {
     require(0 < num_threads && num_threads <= 4096, "num_threads ({}) must be 1 to 4096",
             num_threads);
-    *device = new switchyard_device(
+    c::at(device, "device") = new switchyard_device(
         [num_threads] { return Device::cpu({.num_threads = static_cast<int>(num_threads)}); });
   });
 }
@@ -82,18 +82,22 @@ int switchyard_device_cuda(int64_t ordinal, int64_t portable, switchyard_allocat
         release(memory, stream.handle);
       };
     }
-    *device = new switchyard_device([options] { return Device::cuda(options); });
+    c::at(device, "device") = new switchyard_device([options] { return Device::cuda(options); });
   });
 }
 
 void switchyard_device_free(switchyard_device* device) { delete device; }
 
 int64_t switchyard_device_host_syncs(switchyard_device* device) {
-  const std::scoped_lock lock(device->mutex);
-  return device->device.host_syncs();
+  return c::number_of([&] {
+    const std::scoped_lock lock(c::at(device, "device").mutex);
+    return device->device.host_syncs();
+  });
 }
 
 int64_t switchyard_device_bytes_held(switchyard_device* device) {
-  const std::scoped_lock lock(device->mutex);
-  return device->device.bytes_held();
+  return c::number_of([&] {
+    const std::scoped_lock lock(c::at(device, "device").mutex);
+    return device->device.bytes_held();
+  });
 }

@@ -171,28 +171,29 @@ using c::on_stream;
 
 int64_t switchyard_inner_width(const switchyard_experts_form* form) {
   std::int64_t width = -1;
-  c::guarded([&] { width = c::experts_options(*form).inner_width(); });
+  c::guarded([&] { width = c::experts_options(c::at(form, "form")).inner_width(); });
   return width;
 }
 
 int switchyard_moe_forward(switchyard_device* device, void* stream, const switchyard_moe* moe,
                            void* y) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::Moe call(on, *moe);
+    const c::Moe call(on, c::at(moe, "moe"));
     call.forward(call.tokens(y, "y"));
   });
 }
 
 int switchyard_moe_backward(switchyard_device* device, void* stream, const switchyard_moe* moe,
                             const switchyard_moe_gradients* gradients) {
-  return on_stream(device, stream,
-                   [&](const Device& on) { c::Moe(on, *moe).backward(*gradients); });
+  return on_stream(device, stream, [&](const Device& on) {
+    c::Moe(on, c::at(moe, "moe")).backward(c::at(gradients, "gradients"));
+  });
 }
 
 int switchyard_rows_forward(switchyard_device* device, void* stream, const switchyard_rows* rows,
                             void* out) {
   return on_stream(device, stream, [&](const Device& on) {
-    const auto options = c::experts_options(rows->form);
+    const auto options = c::experts_options(c::at(rows, "rows").form);
     const Shape shape{rows->num_rows, options.hidden};
     ExpertsOutput output{.out = c::view_of(out, options.dtype, shape, on, "out")};
     if (rows->inner != nullptr) {
@@ -210,7 +211,7 @@ int switchyard_rows_backward(switchyard_device* device, void* stream, const swit
                              const void* d_out, void* d_rows, const switchyard_experts* gradients,
                              int64_t recompute) {
   return on_stream(device, stream, [&](const Device& on) {
-    const auto options = c::experts_options(rows->form);
+    const auto options = c::experts_options(c::at(rows, "rows").form);
     const auto num_experts = rows->plan_form.num_experts;
     const Shape shape{rows->num_rows, options.hidden};
     Experts(options, on)
@@ -222,6 +223,7 @@ int switchyard_rows_backward(switchyard_device* device, void* stream, const swit
                    .inner_rows = recompute != 0 ? InnerRows::to_be_computed : InnerRows::kept,
                    .d_out = c::view_of(d_out, options.dtype, shape, on, "d_out")},
                   {.d_rows = c::view_of(d_rows, options.dtype, shape, on, "d_rows"),
-                   .gradients = c::gradients_of(options, num_experts, *gradients, on)});
+                   .gradients =
+                       c::gradients_of(options, num_experts, c::at(gradients, "gradients"), on)});
   });
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/require.h"
@@ -30,6 +31,13 @@ namespace switchyard::c {
 // its kind.
 int report_error();
 
+// Dereferences a caller's pointer, or throws if it is null.
+template <typename T>
+T& at(T* pointer, std::string_view name) {
+  require(pointer != nullptr, "{} is a null pointer", name);
+  return *pointer;
+}
+
 template <typename Work>
 int guarded(const Work& work) {
   try {
@@ -52,8 +60,7 @@ std::int64_t number_of(const Work& work) {
 template <typename Work>
 int on_stream(switchyard_device* device, void* stream, const Work& work) {
   return guarded([&] {
-    require(device != nullptr, "the device is a null pointer");
-    const std::scoped_lock lock(device->mutex);
+    const std::scoped_lock lock(at(device, "device").mutex);
     if (device->device.memory() == Memory::gpu) device->device.set_stream({stream});
     work(device->device);
   });

@@ -84,6 +84,7 @@ MoeLayerOptions layer_options(const switchyard_layer_form& form) {
 template <typename Work>
 int on_layer(const switchyard_layer* layer, const Work& work) {
   return guarded([&] {
+    at(layer, "layer");
     const RankLock lock({layer->rank.get(), layer->batch.get()});
     work(*layer->layer);
   });
@@ -202,14 +203,14 @@ using c::on_layer;
 int switchyard_router_preset(const char* name, int64_t num_experts, int64_t top_k,
                              switchyard_router_form* form) {
   return c::guarded([&] {
-    *form = {.num_experts = num_experts,
-             .top_k = top_k,
-             .sigmoid = 0,
-             .score_bias = 0,
-             .normalise = 0,
-             .scale = 1.0,
-             .num_expert_groups = 1,
-             .kept_expert_groups = 1};
+    c::at(form, "form") = {.num_experts = num_experts,
+                           .top_k = top_k,
+                           .sigmoid = 0,
+                           .score_bias = 0,
+                           .normalise = 0,
+                           .scale = 1.0,
+                           .num_expert_groups = 1,
+                           .kept_expert_groups = 1};
     const int experts = c::router_options(*form).num_experts;
     const RouterOptions options = c::router_preset(c::text_of(name))(experts, top_k);
     form->sigmoid = options.score == ScoreFunction::sigmoid ? 1 : 0;
@@ -225,16 +226,17 @@ int switchyard_layer_make(switchyard_comm* comm, switchyard_comm* batch,
                           const switchyard_placement* placement, const switchyard_layer_form* form,
                           switchyard_device* device, switchyard_layer** layer) {
   return c::guarded([&] {
-    const auto rank = comm->rank;
+    const auto rank = c::at(comm, "comm").rank;
+    c::at(layer, "layer");
     const auto other = batch == nullptr || batch->rank == rank ? nullptr : batch->rank;
     const c::RankLock lock({rank.get(), other.get()});
     std::unique_ptr<switchyard_layer> made(new switchyard_layer{.rank = rank, .batch = other});
     std::optional<ExpertPlacement> where;
     MoeLayerOptions options;
     c::arguments(*made, "MoeLayer", [&] {
-      made->device = rank->device_like(*device);
-      where = c::placement_of(*placement);
-      options = c::layer_options(*form);
+      made->device = rank->device_like(c::at(device, "device"));
+      where = c::placement_of(c::at(placement, "placement"));
+      options = c::layer_options(c::at(form, "form"));
     });
     const LayerComms comms{.experts = *rank->comm,
                            .batch = other == nullptr ? nullptr : other->comm.get()};
@@ -247,28 +249,30 @@ void switchyard_layer_free(switchyard_layer* layer) { delete layer; }
 void switchyard_saved_free(switchyard_saved* saved) { delete saved; }
 
 int64_t switchyard_saved_bytes(switchyard_saved* saved) {
-  const c::RankLock lock({saved->rank.get()});
-  return saved->saved->bytes();
+  return c::number_of([&] {
+    const c::RankLock lock({c::at(saved, "saved").rank.get()});
+    return saved->saved->bytes();
+  });
 }
 
 int switchyard_saved_routing(switchyard_saved* saved, void* stream, const switchyard_tensor* ids,
                              const switchyard_tensor* weights) {
   return c::guarded([&] {
-    const c::RankLock lock({saved->rank.get()});
+    const c::RankLock lock({c::at(saved, "saved").rank.get()});
     c::use_stream(saved->device, stream);
     const Routing& routing = saved->saved->routing();
     const Memory memory = saved->device.memory();
-    saved->device.copy(routing.expert_ids, c::tensor_of(*ids, memory, "ids"));
-    saved->device.copy(routing.weights, c::tensor_of(*weights, memory, "weights"));
+    saved->device.copy(routing.expert_ids, c::tensor_of(c::at(ids, "ids"), memory, "ids"));
+    saved->device.copy(routing.weights, c::tensor_of(c::at(weights, "weights"), memory, "weights"));
   });
 }
 
 int switchyard_saved_losses(switchyard_saved* saved, double* balance, double* z) {
   return c::guarded([&] {
-    const c::RankLock lock({saved->rank.get()});
+    const c::RankLock lock({c::at(saved, "saved").rank.get()});
     const RouterLosses losses = saved->saved->losses();
-    *balance = double{losses.balance};
-    *z = double{losses.z};
+    c::at(balance, "balance") = double{losses.balance};
+    c::at(z, "z") = double{losses.z};
   });
 }
 
@@ -284,9 +288,9 @@ int switchyard_layer_forward(switchyard_layer* layer, void* stream,
     std::unique_ptr<switchyard_saved> left;
     c::arguments(*layer, "MoeLayer::forward", [&] {
       c::use_stream(layer->device, stream);
-      given = c::weights_for(*layer, *weights);
-      in = c::input_of(*input, memory);
-      out = c::tensor_of(*y, memory, "y");
+      given = c::weights_for(*layer, c::at(weights, "weights"));
+      in = c::input_of(c::at(input, "input"), memory);
+      out = c::tensor_of(c::at(y, "y"), memory, "y");
       if (saved != nullptr) {
         left.reset(
             new switchyard_saved{layer->rank, layer->device, std::make_shared<SavedForBackward>()});
@@ -306,9 +310,10 @@ int switchyard_layer_backward(switchyard_layer* layer, void* stream,
     LayerBackwardInput in;
     LayerBackwardOutput out;
     c::arguments(*layer, "MoeLayer::backward", [&] {
-      require(saved != nullptr, "saved is a null pointer");
+      c::at(saved, "saved");
+      c::at(gradients, "gradients");
       c::use_stream(layer->device, stream);
-      given = c::weights_for(*layer, *weights);
+      given = c::weights_for(*layer, c::at(weights, "weights"));
       in = {.d_y = c::tensor_of(gradients->d_y, memory, "d_y"),
             .d_losses = {.balance = static_cast<float>(gradients->d_balance_loss),
                          .z = static_cast<float>(gradients->d_z_loss)}};
@@ -329,7 +334,12 @@ int switchyard_run_step(switchyard_layer* const* layers, int64_t num_layers, swi
   return c::guarded([&] {
     std::vector<MoeLayer*> all;
     std::vector<c::RankState*> ranks;
+    require(num_layers >= 0, "num_layers ({}) must not be negative", num_layers);
+    require(step != nullptr, "step is a null pointer");
+    c::at(ran_again, "ran_again");
+    if (num_layers > 0) c::at(layers, "layers");
     for (std::int64_t i = 0; i < num_layers; ++i) {
+      c::at(layers[i], "a layer");
       all.push_back(layers[i]->layer.get());
       ranks.push_back(layers[i]->rank.get());
       ranks.push_back(layers[i]->batch.get());
@@ -345,14 +355,14 @@ int switchyard_run_step(switchyard_layer* const* layers, int64_t num_layers, swi
 int switchyard_layer_stats(switchyard_layer* layer, const char** json) {
   return on_layer(layer, [&](const MoeLayer& moe) {
     layer->json = c::json_of(moe.stats()).dump();
-    *json = layer->json.c_str();
+    c::at(json, "json") = layer->json.c_str();
   });
 }
 
 int switchyard_layer_plan_status(switchyard_layer* layer, const char** json) {
   return on_layer(layer, [&](const MoeLayer& moe) {
     layer->json = c::json_of(moe.plan_status()).dump();
-    *json = layer->json.c_str();
+    c::at(json, "json") = layer->json.c_str();
   });
 }
 
@@ -361,14 +371,18 @@ int switchyard_layer_check(switchyard_layer* layer) {
 }
 
 int64_t switchyard_layer_row_capacity(switchyard_layer* layer) {
-  const c::RankLock lock({layer->rank.get()});
-  const Sizing& sizing = layer->layer->options().sizing;
-  return sizing.is_bounded() ? sizing.capacity() : 0;
+  return c::number_of([&] {
+    const c::RankLock lock({c::at(layer, "layer").rank.get()});
+    const Sizing& sizing = layer->layer->options().sizing;
+    return sizing.is_bounded() ? sizing.capacity() : 0;
+  });
 }
 
 int switchyard_layer_pick_counts(switchyard_layer* layer, int64_t take, int64_t* picks,
                                  int64_t* num_tokens) {
   return on_layer(layer, [&](MoeLayer& moe) {
+    c::at(picks, "picks");
+    c::at(num_tokens, "num_tokens");
     const PickCounts counts = take != 0 ? moe.take_pick_counts() : moe.pick_counts();
     std::ranges::copy(counts.picks, picks);
     *num_tokens = counts.num_tokens;

@@ -19,8 +19,8 @@ struct switchyard_dispatcher {
 
   std::shared_ptr<switchyard::c::RankState> rank;
   switchyard::Device device;
-  switchyard::ExpertPlacement placement;
-  std::int64_t num_experts;  // of this rank
+  std::int64_t num_experts;          // of this rank
+  std::int64_t words_without_picks;  // of its plans
   std::shared_ptr<switchyard::Dispatcher> dispatcher;
 };
 
@@ -30,8 +30,7 @@ namespace {
 template <typename Work>
 int on_dispatcher(switchyard_dispatcher* dispatcher, void* stream, const Work& work) {
   return guarded([&] {
-    require(dispatcher != nullptr, "the dispatcher is a null pointer");
-    const RankLock lock({dispatcher->rank.get()});
+    const RankLock lock({at(dispatcher, "dispatcher").rank.get()});
     if (dispatcher->device.memory() == Memory::gpu) dispatcher->device.set_stream({stream});
     work();
   });
@@ -39,7 +38,7 @@ int on_dispatcher(switchyard_dispatcher* dispatcher, void* stream, const Work& w
 
 std::int64_t plan_words(const switchyard_dispatcher& of, std::int64_t num_tokens,
                         std::int64_t top_k) {
-  return words_of_plan(of.placement, of.rank->comm->rank(), num_tokens, top_k);
+  return words_of_plan(of.words_without_picks, num_tokens, top_k);
 }
 
 // A call's plan, and tensors of its sizes. What is wrong with this rank's pointers is made known to
@@ -82,8 +81,18 @@ struct Shared {
   Plan plan;
 };
 
-Shared moved_of(const switchyard_dispatcher* dispatcher, const switchyard_shared_moved& moved) {
-  return {*dispatcher, moved.form, moved.plan, moved.hidden, dtype_of(moved.dtype)};
+// A caller's pointer, of whose lack the other ranks learn.
+template <typename T>
+T& at_on_all(const switchyard_dispatcher& dispatcher, T* pointer, std::string_view name) {
+  return *or_abort({&dispatcher.dispatcher->communicator()}, name,
+                   [&] { return &at(pointer, name); });
+}
+
+Shared moved_of(const switchyard_dispatcher* dispatcher, const switchyard_shared_moved* moved) {
+  const auto& given = at_on_all(*dispatcher, moved, "moved");
+  const auto dtype = or_abort({&dispatcher->dispatcher->communicator()}, "moved",
+                              [&] { return dtype_of(given.dtype); });
+  return {*dispatcher, given.form, given.plan, given.hidden, dtype};
 }
 
 // One call of a whole layer. Tokens are received into memory that belongs to the ranks together,
@@ -222,10 +231,10 @@ int switchyard_comm_foreign(int64_t rank, int64_t size, int64_t timeout_ms,
                             const switchyard_comm_functions* functions, void* context,
                             switchyard_comm** comm) {
   return guarded([&] {
-    require(size <= std::numeric_limits<int>::max(), "size ({}) is beyond 32 bits", size);
-    *comm = new switchyard_comm{std::make_shared<c::RankState>(
-        c::make_foreign_communicator(static_cast<int>(rank), static_cast<int>(size),
-                                     c::timeout_of(timeout_ms), *functions, context))};
+    c::at(comm, "comm") =
+        new switchyard_comm{std::make_shared<c::RankState>(c::make_foreign_communicator(
+            c::rank_number(rank, "rank"), c::rank_number(size, "size"), c::timeout_of(timeout_ms),
+            c::at(functions, "functions"), context))};
   });
 }
 
@@ -233,11 +242,12 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
                                int64_t alignment, int64_t sentinels, switchyard_device* device,
                                switchyard_dispatcher** dispatcher) {
   return c::on_rank(comm, [&](Communicator& ranks) {
+    c::at(dispatcher, "dispatcher");
     require(ranks.size() > 1, "a dispatcher of tensors is for two ranks and more");
-    const auto on =
-        or_abort({&ranks}, "dispatcher", [&] { return comm->rank->device_like(*device); });
-    const auto owners =
-        or_abort({&ranks}, "dispatcher", [&] { return c::placement_of(*placement); });
+    const auto on = or_abort({&ranks}, "dispatcher",
+                             [&] { return comm->rank->device_like(c::at(device, "device")); });
+    const auto owners = or_abort({&ranks}, "dispatcher",
+                                 [&] { return c::placement_of(c::at(placement, "placement")); });
     // Plans are read for rows of any width, which movements compare.
     const DispatcherOptions options{
         .plan = {.hidden = 1,
@@ -248,8 +258,8 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
     *dispatcher = new switchyard_dispatcher{
         .rank = comm->rank,
         .device = on,
-        .placement = owners,
         .num_experts = static_cast<std::int64_t>(owners.experts_of(ranks.rank()).size()),
+        .words_without_picks = words_without_picks(owners, ranks.rank()),
         .dispatcher = std::make_shared<Dispatcher>(ranks, owners, options, on)};
   });
 }
@@ -257,15 +267,17 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
 void switchyard_dispatcher_free(switchyard_dispatcher* dispatcher) { delete dispatcher; }
 
 int64_t switchyard_dispatcher_host_syncs(switchyard_dispatcher* dispatcher) {
-  const c::RankLock lock({dispatcher->rank.get()});
-  return dispatcher->device.host_syncs();
+  return c::number_of([&] {
+    const c::RankLock lock({c::at(dispatcher, "dispatcher").rank.get()});
+    return dispatcher->device.host_syncs();
+  });
 }
 
 int64_t switchyard_shared_plan_words(const switchyard_placement* placement, int64_t rank,
                                      int64_t num_tokens, int64_t top_k) {
   return c::number_of([&] {
-    return Dispatcher::plan_words(c::placement_of(*placement), c::rank_number(rank, "rank"),
-                                  num_tokens, top_k);
+    return Dispatcher::plan_words(c::placement_of(c::at(placement, "placement")),
+                                  c::rank_number(rank, "rank"), num_tokens, top_k);
   });
 }
 
@@ -275,6 +287,7 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
   return on_dispatcher(dispatcher, stream, [&] {
     Dispatcher& ranks = *dispatcher->dispatcher;
     or_abort({&ranks.communicator()}, "plan", [&] {
+      c::at(form, "form");
       ranks.resize(form->num_rows == 0
                        ? Sizing::exact()
                        : Sizing::bounded(form->num_rows, Overflow::fail, form->num_received));
@@ -293,6 +306,7 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
 int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatcher, void* stream,
                                  switchyard_shared_form* form, const void* plan) {
   return on_dispatcher(dispatcher, stream, [&] {
+    c::at(form, "form");
     const auto memory = c::view_of(const_cast<void*>(plan), Dtype::i32,
                                    {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
                                    dispatcher->device, "the plan");
@@ -305,14 +319,16 @@ int switchyard_shared_plan_sizes(switchyard_dispatcher* dispatcher, void* stream
 
 int switchyard_shared_plan_check(switchyard_dispatcher* dispatcher, void* stream,
                                  const switchyard_shared_form* form, const void* plan) {
-  return on_dispatcher(dispatcher, stream,
-                       [&] { c::Shared(*dispatcher, *form, plan, 1, Dtype::f32).plan.check(); });
+  return on_dispatcher(dispatcher, stream, [&] {
+    c::Shared(*dispatcher, c::at(form, "form"), plan, 1, Dtype::f32).plan.check();
+  });
 }
 
 int switchyard_shared_plan_find_tables(const switchyard_placement* placement, int64_t rank,
                                        switchyard_shared_tables* tables) {
   return guarded([&] {
-    const auto owners = std::make_shared<const ExpertPlacement>(c::placement_of(*placement));
+    const auto owners =
+        std::make_shared<const ExpertPlacement>(c::placement_of(c::at(placement, "placement")));
     const int number = c::rank_number(rank, "rank");
     // Only the addresses of its tables matter.
     Tensor memory({Dispatcher::plan_words(*owners, number, 0, 0)}, Dtype::i32);
@@ -322,19 +338,20 @@ int switchyard_shared_plan_find_tables(const switchyard_placement* placement, in
                 [&](const Shape& shape, Dtype dtype) { return pieces.take(shape, dtype); });
     const auto word = [&](const void* table) { return c::words_between(memory.data(), table); };
     const auto* const layout = reinterpret_cast<const std::int64_t*>(plan.reports->layout.data());
-    *tables = {.row_offsets = word(plan.groups.row_offsets.data()),
-               .group_rows = word(plan.groups.group_rows.data()),
-               .overflow = word(layout + kOverflowWord),
-               .needed_rows = word(layout + needed_rows_word(owners->num_ranks(), 0)),
-               .needed_tokens = word(layout + needed_tokens_word(owners->num_ranks(), 0)),
-               .slots = word(plan.slots.data())};
+    c::at(tables, "tables") = {
+        .row_offsets = word(plan.groups.row_offsets.data()),
+        .group_rows = word(plan.groups.group_rows.data()),
+        .overflow = word(layout + kOverflowWord),
+        .needed_rows = word(layout + needed_rows_word(owners->num_ranks(), 0)),
+        .needed_tokens = word(layout + needed_tokens_word(owners->num_ranks(), 0)),
+        .slots = word(plan.slots.data())};
   });
 }
 
 int switchyard_shared_dispatch(switchyard_dispatcher* dispatcher, void* stream,
                                const switchyard_shared_moved* moved, const void* x, void* rows) {
   return on_dispatcher(dispatcher, stream, [&] {
-    const auto call = c::moved_of(dispatcher, *moved);
+    const auto call = c::moved_of(dispatcher, moved);
     call.dispatcher.dispatch(call.plan, {.x = call.tokens(x, "x")},
                              {.rows = call.rows(rows, "rows")});
   });
@@ -344,7 +361,7 @@ int switchyard_shared_combine(switchyard_dispatcher* dispatcher, void* stream,
                               const switchyard_shared_moved* moved, const void* rows,
                               const void* weights, void* y) {
   return on_dispatcher(dispatcher, stream, [&] {
-    const auto call = c::moved_of(dispatcher, *moved);
+    const auto call = c::moved_of(dispatcher, moved);
     call.dispatcher.combine(
         call.plan,
         {.rows = call.rows(rows, "rows"), .weights = call.picks_if_given(weights, "weights")},
@@ -357,7 +374,7 @@ int switchyard_shared_combine_backward(switchyard_dispatcher* dispatcher, void* 
                                        const void* weights, const void* rows, void* d_rows,
                                        void* d_weights) {
   return on_dispatcher(dispatcher, stream, [&] {
-    const auto call = c::moved_of(dispatcher, *moved);
+    const auto call = c::moved_of(dispatcher, moved);
     call.dispatcher.combine_backward(
         call.plan,
         {.d_y = call.tokens(d_y, "d_y"),
@@ -370,7 +387,7 @@ int switchyard_shared_combine_backward(switchyard_dispatcher* dispatcher, void* 
 int switchyard_shared_moe_forward(switchyard_dispatcher* dispatcher, void* stream,
                                   const switchyard_shared_moe* moe, void* y) {
   return on_dispatcher(dispatcher, stream, [&] {
-    const c::SharedMoe call(*dispatcher, *moe);
+    const c::SharedMoe call(*dispatcher, c::at_on_all(*dispatcher, moe, "moe"));
     or_abort({&dispatcher->dispatcher->communicator()}, "forward",
              [&] { call.forward(call.call.tokens(y, "y")); });
   });
@@ -380,10 +397,11 @@ int switchyard_shared_moe_backward(switchyard_dispatcher* dispatcher, void* stre
                                    const switchyard_shared_moe* moe,
                                    const switchyard_moe_gradients* gradients) {
   return on_dispatcher(dispatcher, stream, [&] {
-    c::SharedMoe call(*dispatcher, *moe);
+    c::SharedMoe call(*dispatcher, c::at_on_all(*dispatcher, moe, "moe"));
     or_abort({&dispatcher->dispatcher->communicator()}, "backward", [&] {
-      const auto views = c::gradients_of(call.experts.options(), dispatcher->num_experts,
-                                         gradients->gradients, dispatcher->device);
+      const auto views =
+          c::gradients_of(call.experts.options(), dispatcher->num_experts,
+                          c::at(gradients, "gradients").gradients, dispatcher->device);
       call.backward(*gradients, views);
       c::spoil(*dispatcher->dispatcher, views);
     });

@@ -66,12 +66,12 @@ using namespace switchyard;  // NOLINT(google-build-using-namespace): functions 
 using c::on_stream;
 
 int64_t switchyard_plan_words(const switchyard_plan_form* form) {
-  return c::number_of([&] { return c::options_of(*form).num_words(); });
+  return c::number_of([&] { return c::options_of(c::at(form, "form")).num_words(); });
 }
 
 int64_t switchyard_plan_most_rows(const switchyard_plan_form* form) {
   return c::number_of([&] {
-    const auto options = c::options_of(*form);
+    const auto options = c::options_of(c::at(form, "form"));
     options.num_words();  // which checks them
     return options.most_rows();
   });
@@ -80,7 +80,7 @@ int64_t switchyard_plan_most_rows(const switchyard_plan_form* form) {
 int switchyard_plan_make(switchyard_device* device, void* stream, const switchyard_plan_form* form,
                          const void* expert_ids, int64_t id_dtype, void* plan) {
   return on_stream(device, stream, [&](const Device& on) {
-    c::plan_of(on, *form, plan)
+    c::plan_of(on, c::at(form, "form"), plan)
         .make(c::view_of(expert_ids, c::dtype_of(id_dtype), {form->num_tokens, form->top_k}, on,
                          "expert_ids"));
   });
@@ -88,33 +88,36 @@ int switchyard_plan_make(switchyard_device* device, void* stream, const switchya
 
 int switchyard_plan_check(switchyard_device* device, void* stream, const switchyard_plan_form* form,
                           const void* plan) {
-  return on_stream(device, stream, [&](const Device& on) { c::plan_of(on, *form, plan).check(); });
+  return on_stream(device, stream,
+                   [&](const Device& on) { c::plan_of(on, c::at(form, "form"), plan).check(); });
 }
 
 int switchyard_plan_num_rows(switchyard_device* device, void* stream,
                              const switchyard_plan_form* form, const void* plan,
                              int64_t* num_rows) {
-  return on_stream(device, stream,
-                   [&](const Device& on) { *num_rows = c::plan_of(on, *form, plan).num_rows(); });
+  return on_stream(device, stream, [&](const Device& on) {
+    c::at(num_rows, "num_rows") = c::plan_of(on, c::at(form, "form"), plan).num_rows();
+  });
 }
 
 int switchyard_plan_find_tables(const switchyard_plan_form* form, switchyard_plan_tables* tables) {
   return c::guarded([&] {
-    Tensor memory({c::options_of(*form).num_words()}, Dtype::i32);  // whose contents nobody reads
+    Tensor memory({c::options_of(c::at(form, "form")).num_words()},
+                  Dtype::i32);  // whose contents nobody reads
     const LocalPlan plan = c::plan_of(Device(), *form, memory.data());
     const auto word = [&](const ConstTensorView& table) {
       return (table.data() - memory.data()) / size_of(Dtype::i32);
     };
     const RowGroups groups = plan.groups();
-    *tables = {word(plan.slots()), word(groups.row_offsets), word(groups.group_rows),
-               word(plan.row_sources())};
+    c::at(tables, "tables") = {word(plan.slots()), word(groups.row_offsets),
+                               word(groups.group_rows), word(plan.row_sources())};
   });
 }
 
 int switchyard_dispatch(switchyard_device* device, void* stream, const switchyard_moved* moved,
                         const void* x, void* rows) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::Moved m(on, *moved);
+    const c::Moved m(on, c::at(moved, "moved"));
     m.plan.dispatch({.x = m.tokens(x, "x")}, {.rows = m.rows(rows, "rows")});
   });
 }
@@ -122,7 +125,7 @@ int switchyard_dispatch(switchyard_device* device, void* stream, const switchyar
 int switchyard_combine(switchyard_device* device, void* stream, const switchyard_moved* moved,
                        const void* rows, const void* weights, void* y) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::Moved m(on, *moved);
+    const c::Moved m(on, c::at(moved, "moved"));
     m.plan.combine({.rows = m.rows(rows, "rows"), .weights = m.picks(weights, "weights")},
                    m.tokens(y, "y"));
   });
@@ -132,7 +135,7 @@ int switchyard_combine_backward(switchyard_device* device, void* stream,
                                 const switchyard_moved* moved, const void* d_y, const void* weights,
                                 const void* rows, void* d_rows, void* d_weights) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::Moved m(on, *moved);
+    const c::Moved m(on, c::at(moved, "moved"));
     CombineBackwardInput in{.d_y = m.tokens(d_y, "d_y"), .weights = m.picks(weights, "weights")};
     CombineBackwardOutput out{.d_rows = m.rows(d_rows, "d_rows")};
     if (rows != nullptr && d_weights != nullptr) {

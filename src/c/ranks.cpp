@@ -106,11 +106,13 @@ ReduceOp reduce_op(std::int64_t op) {
 }
 
 TensorView host_tensor(const switchyard_tensor* tensor, std::string_view name) {
-  return tensor_of(*tensor, Memory::host, name);
+  return tensor_of(at(tensor, name), Memory::host, name);
 }
 
 // Bytes as a tensor, since devices copy those.
 TensorView bytes_of_memory(void* data, std::int64_t bytes, Memory memory) {
+  require(data != nullptr || bytes == 0, "{} bytes of {} memory are at a null pointer", bytes,
+          name_of(memory));
   require(bytes >= 0 && bytes % 2 == 0, "bytes ({}) must be even and not negative", bytes);
   return {static_cast<std::byte*>(data), Dtype::bf16, Shape{bytes / 2}, 1, nullptr, memory};
 }
@@ -161,7 +163,10 @@ int switchyard_buffer_make(switchyard_device* device, void* stream, int64_t byte
                            switchyard_buffer** buffer, void** data) {
   return c::on_stream(device, stream, [&](const Device& on) {
     require(bytes >= 0, "bytes ({}) must not be negative", bytes);
-    *buffer = new switchyard_buffer{device, on.empty({(bytes + 3) / 4}, Dtype::f32)};
+    c::at(buffer, "buffer");
+    c::at(data, "data");
+    const auto words = bytes / 4 + (bytes % 4 == 0 ? 0 : 1);
+    *buffer = new switchyard_buffer{device, on.empty({words}, Dtype::f32)};
     *data = (*buffer)->memory.data();
   });
 }
@@ -202,6 +207,7 @@ int switchyard_synchronize(switchyard_device* device, void* stream) {
 
 int switchyard_placement_contiguous(int64_t num_experts, int64_t num_ranks, int32_t* owners) {
   return guarded([&] {
+    c::at(owners, "owners");
     const auto placement = ExpertPlacement::contiguous(c::rank_number(num_experts, "num_experts"),
                                                        c::rank_number(num_ranks, "num_ranks"));
     std::ranges::copy(placement.owners(), owners);
@@ -209,12 +215,14 @@ int switchyard_placement_contiguous(int64_t num_experts, int64_t num_ranks, int3
 }
 
 int switchyard_placement_check(const switchyard_placement* placement) {
-  return guarded([&] { c::placement_of(*placement); });
+  return guarded([&] { c::placement_of(c::at(placement, "placement")); });
 }
 
 int switchyard_comm_threads(int64_t num_ranks, int64_t timeout_ms, switchyard_comm** comms) {
   return guarded([&] {
-    require(0 < num_ranks && num_ranks <= 4096, "num_ranks ({}) must be 1 to 4096", num_ranks);
+    require(0 < num_ranks && num_ranks <= kMostThreadRanks, "num_ranks ({}) must be 1 to {}",
+            num_ranks, int{kMostThreadRanks});
+    c::at(comms, "comms");
     const auto point = std::make_shared<threads::MeetingPoint>(static_cast<int>(num_ranks),
                                                                c::timeout_of(timeout_ms));
     std::vector<std::unique_ptr<switchyard_comm>> ranks;
@@ -228,7 +236,7 @@ int switchyard_comm_threads(int64_t num_ranks, int64_t timeout_ms, switchyard_co
 
 int switchyard_comm_connect(const char* backend, int64_t timeout_ms, switchyard_comm** comm) {
   return guarded([&] {
-    *comm = new switchyard_comm{std::make_shared<c::RankState>(connect(
+    c::at(comm, "comm") = new switchyard_comm{std::make_shared<c::RankState>(connect(
         {.backend = std::string(c::text_of(backend)), .timeout = c::timeout_of(timeout_ms)}))};
   });
 }
@@ -236,6 +244,7 @@ int switchyard_comm_connect(const char* backend, int64_t timeout_ms, switchyard_
 int switchyard_comm_split(switchyard_comm* comm, int64_t color, int64_t key,
                           switchyard_comm** group) {
   return on_rank(comm, [&](Communicator& ranks) {
+    c::at(group, "group");
     auto part = ranks.split(c::rank_number(color, "color"), c::rank_number(key, "key"));
     *group = part == nullptr ? nullptr
                              : new switchyard_comm{std::make_shared<c::RankState>(std::move(part))};
@@ -249,17 +258,24 @@ void switchyard_comm_free(switchyard_comm* comm) {
   delete comm;
 }
 
-int64_t switchyard_comm_rank(switchyard_comm* comm) { return comm->rank->comm->rank(); }
-int64_t switchyard_comm_size(switchyard_comm* comm) { return comm->rank->comm->size(); }
+int64_t switchyard_comm_rank(switchyard_comm* comm) {
+  return c::number_of([&] { return c::at(comm, "comm").rank->comm->rank(); });
+}
+int64_t switchyard_comm_size(switchyard_comm* comm) {
+  return c::number_of([&] { return c::at(comm, "comm").rank->comm->size(); });
+}
 
 int64_t switchyard_comm_first_failed(switchyard_comm* comm) {
-  return comm->rank->point == nullptr ? -1 : comm->rank->point->first_failed_rank();
+  return c::number_of([&] {
+    const auto& point = c::at(comm, "comm").rank->point;
+    return point == nullptr ? -1 : point->first_failed_rank();
+  });
 }
 
 int switchyard_comm_abort(switchyard_comm* comm, const char* reason) {
   return guarded([&] {
     const std::string why(c::text_of(reason));
-    c::RankState& rank = *comm->rank;
+    c::RankState& rank = *c::at(comm, "comm").rank;
     std::unique_lock lock(rank.mutex, std::try_to_lock);
     if (lock.owns_lock()) return rank.comm->abort(why);
     const int number = rank.comm->rank();
@@ -306,6 +322,8 @@ int switchyard_comm_all_to_all(switchyard_comm* comm, const switchyard_tensor* s
                                const int64_t* recv_rows) {
   return on_rank(comm, [&](Communicator& ranks) {
     const auto size = static_cast<std::size_t>(ranks.size());
+    c::at(send_rows, "send_rows");
+    c::at(recv_rows, "recv_rows");
     ranks.all_to_all(c::host_tensor(send, "send"), {send_rows, size}, c::host_tensor(recv, "recv"),
                      {recv_rows, size});
   });
@@ -316,17 +334,23 @@ int switchyard_reshard(switchyard_comm* comm, switchyard_device* device, void* s
                        int64_t num_tensors, const switchyard_tensor* shard,
                        const switchyard_tensor* into) {
   return on_rank(comm, [&](Communicator& ranks) {
-    const Device& on = comm->rank->device_like(*device);
+    const Device& on = comm->rank->device_like(c::at(device, "device"));
     if (on.memory() == Memory::gpu) on.set_stream({stream});
     std::vector<ConstTensorView> before;
     std::vector<TensorView> after;
     or_abort({&ranks}, "reshard", [&] {
+      require(num_tensors >= 0, "num_tensors ({}) must not be negative", num_tensors);
+      if (num_tensors > 0) {
+        c::at(shard, "shard");
+        c::at(into, "into");
+      }
       for (std::int64_t i = 0; i < num_tensors; ++i) {
         before.emplace_back(c::tensor_of(shard[i], on.memory(), "a tensor of the shard"));
         after.push_back(c::tensor_of(into[i], on.memory(), "a tensor to be filled"));
       }
     });
-    const auto moved = reshard(before, c::placement_of(*from), c::placement_of(*to), ranks, on);
+    const auto moved = reshard(before, c::placement_of(c::at(from, "from")),
+                               c::placement_of(c::at(to, "to")), ranks, on);
     for (std::size_t i = 0; i < moved.size(); ++i) on.copy(moved[i], after[i]);
   });
 }

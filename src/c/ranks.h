@@ -84,7 +84,7 @@ namespace switchyard::c {
 template <typename Work>
 int on_rank(const switchyard_comm* comm, const Work& work) {
   return guarded([&] {
-    const RankLock lock({comm->rank.get()});
+    const RankLock lock({at(comm, "comm").rank.get()});
     work(*comm->rank->comm);
   });
 }

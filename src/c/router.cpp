@@ -59,7 +59,7 @@ using c::on_stream;
 int switchyard_route(switchyard_device* device, void* stream, const switchyard_router* router,
                      void* expert_ids, void* pick_weights, void* first_non_finite) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::RouterCall call(on, *router);
+    const c::RouterCall call(on, c::at(router, "router"));
     const Routing routing = call.router.route(call.weights, call.x);
     on.copy(routing.expert_ids, c::view_of(expert_ids, Dtype::i32, call.picks, on, "expert_ids"));
     on.copy(routing.weights, c::view_of(pick_weights, Dtype::f32, call.picks, on, "pick_weights"));
@@ -72,8 +72,9 @@ int switchyard_route_backward(switchyard_device* device, void* stream,
                               const switchyard_router* router,
                               const switchyard_router_gradients* gradients) {
   return on_stream(device, stream, [&](const Device& on) {
-    const c::RouterCall call(on, *router);
+    const c::RouterCall call(on, c::at(router, "router"));
     const switchyard_router& args = *router;
+    c::at(gradients, "gradients");
     RouterBackwardOutput out{
         .d_x = c::view_of(gradients->d_x, call.x.dtype(), call.x.shape(), on, "d_x"),
         .gradients = {.gate = c::view_of(gradients->d_gate, Dtype::f32,

@@ -5,6 +5,7 @@
 
 #include "core/check_memory.h"
 #include "core/given.h"
+#include "core/overlap.h"
 #include "core/require.h"
 #include "switchyard/tensor.h"
 
@@ -58,15 +59,6 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
 inline void require_memory_if_given(const ConstTensorView& view, Memory memory,
                                     std::string_view name) {
   if (is_given(view)) require_memory(view, memory, name);
-}
-
-// For what is still read when the other is being written.
-inline void require_apart(const ConstTensorView& a, const ConstTensorView& b,
-                          std::string_view names) {
-  const auto end_of = [](const ConstTensorView& view) {
-    return view.rows() == 0 ? view.data() : view.row(view.rows() - 1) + view.row_bytes();
-  };
-  require(end_of(a) <= b.data() || end_of(b) <= a.data(), "{} must lie apart in memory", names);
 }
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -176,12 +177,21 @@ std::int64_t rows_of(const RowGroups& groups) {
   return offsets.back();
 }
 
+// What passes here never overflows as a byte count.
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 8;
+
 }  // namespace
 
 Experts::Experts(const ExpertsOptions& options, Device device)
     : options_(options), device_(std::move(device)), times_(std::make_shared<WorkTimes>()) {
   require(options.hidden > 0, "hidden ({}) must be positive", options.hidden);
   require(options.intermediate > 0, "intermediate ({}) must be positive", options.intermediate);
+  require(options.hidden <= kMostElements / 2 / options.intermediate,
+          "hidden ({}) times intermediate ({}) are too many elements to address", options.hidden,
+          options.intermediate);
+  require(0 <= static_cast<int>(options.activation) &&
+              static_cast<int>(options.activation) < kNumActivations,
+          "there is no activation {}", static_cast<int>(options.activation));
   require(is_real(options.dtype), "experts are f32 or bf16, not {}", name_of(options.dtype));
   require(options.clamp_limit > 0.0F, "clamp_limit ({}) must be positive", options.clamp_limit);
   require(std::isfinite(options.gate_alpha), "gate_alpha ({}) must be finite", options.gate_alpha);
@@ -230,6 +240,7 @@ void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& g
   expected.require_row_weights(in.row_weights, "row_weights");
   if (out.inner) expected.require_rows(*out.inner, options_.inner_width(), "inner");
   if (in.tokens) require_apart(in.tokens->x, out.out, "tokens.x and out");
+  if (in.rows.data() != out.out.data()) require_apart(in.rows, out.out, "rows and out");
   backend_of(device_).experts_forward({.options = options_,
                                        .weights = weights,
                                        .row_offsets = groups.row_offsets,

@@ -99,6 +99,7 @@ MoeViews make_zeros(const MoeLayerOptions& options, const ExpertPlacement& place
   require(options.hidden > 0 && options.intermediate > 0,
           "hidden ({}) and intermediate ({}) must be positive", options.hidden,
           options.intermediate);
+  const Experts checked(options.experts(), device);
   require(0 <= rank && rank < placement.num_ranks(), "rank ({}) must be 0 to {}", rank,
           placement.num_ranks() - 1);
   MoeViews views;
@@ -150,8 +151,9 @@ std::optional<TensorView> joined(const Parts& parts) {
   const TensorView& first = *parts.front();
   std::int64_t rows = 0;
   for (const auto* part : parts) {
-    const bool follows = part->data() == first.row(rows) && part->owner() == first.owner() &&
-                         part->dtype() == first.dtype() && part->memory() == first.memory() &&
+    const bool follows = part->data() == first.data() + rows * first.row_stride_bytes() &&
+                         part->owner() == first.owner() && part->dtype() == first.dtype() &&
+                         part->memory() == first.memory() &&
                          part->shape().with_rows(1) == first.shape().with_rows(1) &&
                          part->is_contiguous();
     if (!follows) return std::nullopt;

@@ -2,6 +2,8 @@
 #include "switchyard/placement.h"
 
 #include <algorithm>
+#include <limits>
+#include <string_view>
 
 #include "core/require.h"
 
@@ -13,6 +15,11 @@ constexpr std::int32_t kNoOwner = -1;
 void require_sizes(int num_experts, int num_ranks) {
   require(num_experts > 0, "num_experts ({}) must be positive", num_experts);
   require(num_ranks > 0, "num_ranks ({}) must be positive", num_ranks);
+}
+
+int num_of(std::size_t size, std::string_view what) {
+  require(size <= std::numeric_limits<int>::max(), "{} {} are more than can be placed", size, what);
+  return static_cast<int>(size);
 }
 
 }  // namespace
@@ -28,7 +35,7 @@ ExpertPlacement ExpertPlacement::contiguous(int num_experts, int num_ranks) {
 }
 
 ExpertPlacement ExpertPlacement::from_owners(std::vector<std::int32_t> owners, int num_ranks) {
-  require_sizes(static_cast<int>(owners.size()), num_ranks);
+  require_sizes(num_of(owners.size(), "experts"), num_ranks);
   ExpertPlacement placement;
   placement.experts_.resize(static_cast<std::size_t>(num_ranks));
   for (std::size_t e = 0; e < owners.size(); ++e) {
@@ -43,7 +50,7 @@ ExpertPlacement ExpertPlacement::from_owners(std::vector<std::int32_t> owners, i
 
 ExpertPlacement ExpertPlacement::from_lists(int num_experts,
                                             const std::vector<std::vector<int>>& experts_of_rank) {
-  require_sizes(num_experts, static_cast<int>(experts_of_rank.size()));
+  require_sizes(num_experts, num_of(experts_of_rank.size(), "ranks"));
   std::vector<std::int32_t> owners(static_cast<std::size_t>(num_experts), kNoOwner);
   for (std::size_t r = 0; r < experts_of_rank.size(); ++r) {
     for (const int e : experts_of_rank[r]) {
@@ -55,6 +62,15 @@ ExpertPlacement ExpertPlacement::from_lists(int num_experts,
     }
   }
   return from_owners(std::move(owners), static_cast<int>(experts_of_rank.size()));
+}
+
+void ExpertPlacement::refuse_expert(int expert) const {
+  throw InvalidArgument(
+      fmt::format("expert {} is not one of the {} that are placed", expert, num_experts()));
+}
+
+void ExpertPlacement::refuse_rank(int rank) const {
+  throw InvalidArgument(fmt::format("rank {} is not one of the placement's {}", rank, num_ranks()));
 }
 
 int ExpertPlacement::max_experts_per_rank() const {

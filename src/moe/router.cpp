@@ -115,6 +115,7 @@ Router::Router(const RouterOptions& options, Device device)
 void Router::check(const RouterWeights& weights, std::int64_t hidden) const {
   const auto experts = std::int64_t{options_.num_experts};
   const Memory memory = device_.memory();
+  require(hidden > 0, "hidden ({}) must be positive", hidden);
   require_matrix(weights.gate, {experts, hidden}, "gate");
   require_memory(weights.gate, memory, "gate");
   require_memory_if_given(weights.gate_bias, memory, "gate_bias");
@@ -194,6 +195,7 @@ void Router::backward(const RouterWeights& weights, const RouterBackwardInput& i
           name_of(in.x.dtype()), in.x.shape());
   require_gradient(out.gradients.gate, weights.gate, "gate");
   require_gradient(out.gradients.gate_bias, weights.gate_bias, "gate_bias");
+  require_apart(in.x, out.d_x, "x and d_x");
   backend_of(device_).route_tokens_backward({options_, weights, in, out});
 }
 

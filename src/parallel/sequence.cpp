@@ -2,6 +2,7 @@
 #include "switchyard/sequence.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "comm/agreement.h"
@@ -61,12 +62,18 @@ SequenceShard::SequenceShard(std::int64_t batch, std::int64_t length, int sp_siz
     : batch_(batch), length_(length), sp_size_(sp_size), sp_rank_(sp_rank) {
   require(batch >= 0 && length >= 0, "batch ({}) and length ({}) must not be negative", batch,
           length);
+  require(length == 0 || batch <= std::numeric_limits<std::int64_t>::max() / length,
+          "{} sequences of {} tokens are too many tokens to count", batch, length);
   require(sp_size > 0, "sp_size ({}) must be positive", sp_size);
   require(0 <= sp_rank && sp_rank < sp_size, "sp_rank ({}) must be a rank of {}", sp_rank, sp_size);
 }
 
 std::int64_t SequenceShard::offset_of(int sp_rank) const {
-  return std::min(sp_rank * padded_length(), length_);
+  require(0 <= sp_rank && sp_rank < sp_size_, "sp_rank ({}) must be a rank of {}", sp_rank,
+          sp_size_);
+  // Only ranks of empty pieces, at least, would overflow.
+  if (sp_rank > 0 && padded_length() > length_ / sp_rank) return length_;
+  return sp_rank * padded_length();
 }
 
 std::int64_t SequenceShard::count_of(int sp_rank) const {

@@ -69,8 +69,12 @@ TEST(MoeParameters, AreCopiedIntoPackedMemory) {
       EXPECT_NE(views.experts[e].down.data(), from.weights().experts[e].down.data());
       EXPECT_EQ(views.experts[e].up.data(), views.experts[e].gate.row(9));
       EXPECT_EQ(views.experts[e].up_bias.data(), views.experts[e].gate_bias.row(9));
-      EXPECT_EQ(views.experts[e].gate.data(), views.experts[0].gate.row(18 * static_cast<int>(e)));
-      EXPECT_EQ(views.experts[e].down.data(), views.experts[0].down.row(16 * static_cast<int>(e)));
+      EXPECT_EQ(views.experts[e].gate.data(),
+                views.experts[0].gate.data() +
+                    static_cast<int>(e) * 18 * views.experts[0].gate.row_bytes());
+      EXPECT_EQ(views.experts[e].down.data(),
+                views.experts[0].down.data() +
+                    static_cast<int>(e) * 16 * views.experts[0].down.row_bytes());
     }
     testing::expect_same_bits(views.shared, from.weights().shared);
     EXPECT_TRUE(same_bits(views.router.gate, from.weights().router.gate));

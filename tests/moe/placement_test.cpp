@@ -38,6 +38,14 @@ TEST(ExpertPlacement, TakesAnyMap) {
   EXPECT_EQ(experts(by_list, 1), (std::vector{0, 2}));  // ascending, however listed
 }
 
+TEST(ExpertPlacement, KnowsItsOwnExpertsAndRanksAlone) {
+  const auto placement = ExpertPlacement::contiguous(4, 2);
+  EXPECT_EQ(testing::error_of<InvalidArgument>([&] { (void)placement.owner(99); }),
+            "expert 99 is not one of the 4 that are placed");
+  EXPECT_EQ(testing::error_of<InvalidArgument>([&] { (void)placement.experts_of(-1); }),
+            "rank -1 is not one of the placement's 2");
+}
+
 TEST(ExpertPlacement, SaysWhatIsWrong) {
   const auto list_error = [](int num_experts, const std::vector<std::vector<int>>& lists) {
     return error_of<InvalidArgument>([&] { ExpertPlacement::from_lists(num_experts, lists); });

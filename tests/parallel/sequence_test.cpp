@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "support/compare.h"
 #include "support/elsewhere.h"
 #include "support/errors.h"
@@ -45,6 +47,18 @@ TEST(SequenceShard, CutsUnevenly) {
   EXPECT_EQ(SequenceShard(1, 5, 4, 3).count(), 0);
   EXPECT_EQ(SequenceShard(1, 5, 4, 3).offset(), 5);
   EXPECT_EQ(SequenceShard(1, 0, 4, 3).count(), 0);
+}
+
+TEST(SequenceShard, CountsNoMoreThan64Bits) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  EXPECT_EQ(testing::error_of<InvalidArgument>([] { SequenceShard(kMany, kMany, 1, 0); }),
+            "1099511627776 sequences of 1099511627776 tokens are too many tokens to count");
+  const auto most = std::numeric_limits<std::int64_t>::max();
+  const SequenceShard longest(1, most, 4, 3);
+  EXPECT_EQ(longest.padded_length(), most / 4 + 1);
+  EXPECT_EQ(longest.offset() + longest.count(), most);
+  const SequenceShard last(1, most, 1'000'000'000, 999'999'999);
+  EXPECT_EQ(last.offset() + last.count(), most);
 }
 
 TEST(SequenceShard, ChecksItsNumbers) {

@@ -280,8 +280,9 @@ TEST(PeerFailure, AThrowEndsTheWaitsInGroupsThatWereSplitOff) {
                 (void)gather_rank(*pair, meetings);
                 if (world.rank() == 3) throw std::runtime_error("out of tea");
                 if (world.rank() != 2) return;
-                EXPECT_EQ(error_of<CommunicationError>([&] { (void)gather_rank(*pair, meetings); }),
-                          "rank 1 gave up: out of tea");
+                const auto message =
+                    error_of<CommunicationError>([&] { (void)gather_rank(*pair, meetings); });
+                EXPECT_TRUE(message.starts_with("rank 1 gave up: out of tea")) << message;
               },
               {.timeout = 60s});
   });

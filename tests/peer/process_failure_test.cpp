@@ -77,8 +77,17 @@ TEST_P(ProcessFailure, AProcessThatThrowsIsNamedWithItsReason) {
   expect_all_named("throw", 20s, "out of coffee", 8.0);
 }
 
+TEST_P(ProcessFailure, AProcessWithoutMemoryIsNamedWithItsReason) {
+  expect_all_named("no-memory", 20s, "no room for 4096 bytes", 8.0);
+}
+
+class GpuFailure : public ProcessFailure {};
+
+TEST_P(GpuFailure, AProcessWhoseGpuFailsIsNamed) { expect_all_named("fault", 20s, "rank 2", 12.0); }
+
 INSTANTIATE_TEST_SUITE_P(Cpu, ProcessFailure, ::testing::Values("cpu"));
 INSTANTIATE_TEST_SUITE_P(Cuda, ProcessFailure, ::testing::Values("cuda"));
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuFailure, ::testing::Values("cuda"));
 
 }  // namespace
 }  // namespace switchyard::testing::process_failure_test

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "comm/agreement.h"
+#include "core/held.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
 #include "moe/dispatch/mover.h"
@@ -143,14 +144,17 @@ Dispatcher::Dispatcher(Communicator& comm, ExpertPlacement placement,
 Dispatcher::~Dispatcher() = default;
 Dispatcher::Dispatcher(Dispatcher&&) noexcept = default;
 
+PlanMaker& Dispatcher::planner() const { return held(planner_, "dispatcher"); }
+Mover& Dispatcher::moves() const { return held(mover_, "dispatcher"); }
+
 Plan Dispatcher::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
   return or_abort_alone({&comm_}, "plan", [&] {
-    return mover_->plan(*planner_, expert_ids, planner_->problems_of(first_non_finite_token));
+    return moves().plan(planner(), expert_ids, planner().problems_of(first_non_finite_token));
   });
 }
 Plan Dispatcher::plan(const Routing& routing) {
   return or_abort_alone({&comm_}, "plan", [&] {
-    return mover_->plan(*planner_, routing.expert_ids, planner_->problems_of(routing));
+    return moves().plan(planner(), routing.expert_ids, planner().problems_of(routing));
   });
 }
 
@@ -159,35 +163,36 @@ std::int64_t Dispatcher::plan_words(const ExpertPlacement& placement, int rank,
   require(0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
           "rank ({}) must be one of {}, and num_tokens ({}) and top_k ({}) not negative", rank,
           placement.num_ranks(), num_tokens, top_k);
-  return words_of_plan(placement, rank, num_tokens, top_k);
+  return words_of_plan(words_without_picks(placement, rank), num_tokens, top_k);
 }
 
 void Dispatcher::plan_into(const ConstTensorView& expert_ids, const TensorView& memory) {
   or_abort_alone({&comm_}, "plan",
-                 [&] { planner_->plan_into(expert_ids, planner_->problems_of(-1), memory); });
+                 [&] { planner().plan_into(expert_ids, planner().problems_of(-1), memory); });
 }
 
 PlanForm Dispatcher::complete(const TensorView& memory, const PlanForm& form) const {
-  return or_abort_alone({&comm_}, "plan", [&] { return planner_->complete(memory, form); });
+  return or_abort_alone({&comm_}, "plan", [&] { return planner().complete(memory, form); });
 }
 
 Plan Dispatcher::plan_in(const TensorView& memory, const PlanForm& form) const {
-  return or_abort({&comm_}, "plan", [&] { return plan_of(planner_->plan_in(memory, form)); });
+  return or_abort({&comm_}, "plan", [&] { return plan_of(planner().plan_in(memory, form)); });
 }
 
-void Dispatcher::resize(const Sizing& sizing) { planner_->resize(sizing); }
+void Dispatcher::resize(const Sizing& sizing) { planner().resize(sizing); }
 
 void Dispatcher::dispatch(const Plan& plan, const DispatchInput& in, const DispatchOutput& out) {
   check_arguments({&comm_}, "dispatch", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_tokens(plan, in.x, "x");
     require_rows(plan, out.rows, "rows");
     require_weights(plan, in.weights, "weights");
     require_row_weights(plan, out.row_weights, "row_weights");
     require_both(in.weights.has_value(), out.row_weights.has_value(), "weights", "row_weights");
+    require_apart(in.x, out.rows, "x and rows");
   });
   or_abort_alone({&comm_}, "dispatch", [&] {
-    mover_->scatter(plan, {.tokens = in.x,
+    moves().scatter(plan, {.tokens = in.x,
                            .rows = out.rows,
                            .token_scalars = in.weights,
                            .row_scalars = out.row_weights});
@@ -203,55 +208,56 @@ Tensor Dispatcher::dispatch(const Plan& plan, const ConstTensorView& x) {
   return rows;
 }
 
-bool Dispatcher::receives_tokens(const Plan& plan) const { return mover_->receives(plan); }
+bool Dispatcher::receives_tokens(const Plan& plan) const { return moves().receives(plan); }
 
 ReceivedTokens Dispatcher::receive(const Plan& plan, const ConstTensorView& x,
                                    const ConstTensorView& weights) {
   check_arguments({&comm_}, "receive", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_tokens(plan, x, "x");
     require_weights(plan, weights, "weights");
-    require_receives(*mover_, plan);
+    require_receives(moves(), plan);
   });
-  return or_abort_alone({&comm_}, "receive", [&] { return mover_->receive(plan, x, weights); });
+  return or_abort_alone({&comm_}, "receive", [&] { return moves().receive(plan, x, weights); });
 }
 
 ConstTensorView Dispatcher::receive(const Plan& plan, const ConstTensorView& tokens) {
   check_arguments({&comm_}, "receive", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_tokens(plan, tokens, "tokens");
-    require_receives(*mover_, plan);
+    require_receives(moves(), plan);
   });
-  return or_abort_alone({&comm_}, "receive", [&] { return mover_->receive(plan, tokens); });
+  return or_abort_alone({&comm_}, "receive", [&] { return moves().receive(plan, tokens); });
 }
 
 TensorView Dispatcher::take_rows(const Plan& plan) const {
   return or_abort_alone({&comm_}, "take_rows", [&] {
-    return mover_->take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
+    return moves().take({plan.row_capacity(), plan.options().hidden}, plan.options().dtype);
   });
 }
 
 TensorView Dispatcher::take_row_weights(const Plan& plan) const {
   return or_abort_alone({&comm_}, "take_row_weights",
-                        [&] { return mover_->take({plan.row_capacity()}, Dtype::f32); });
+                        [&] { return moves().take({plan.row_capacity()}, Dtype::f32); });
 }
 
 TensorView Dispatcher::take_received_weights(const Plan& plan) const {
   return or_abort_alone({&comm_}, "take_received_weights", [&] {
-    require_peer(*mover_);
-    return mover_->take({data_of(plan).token_capacity(), plan.top_k()}, Dtype::f32);
+    require_peer(moves());
+    return moves().take({data_of(plan).token_capacity(), plan.top_k()}, Dtype::f32);
   });
 }
 
 void Dispatcher::combine(const Plan& plan, const CombineInput& in, const TensorView& y) {
   check_arguments({&comm_}, "combine", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_rows(plan, in.rows, "rows");
     require_weights(plan, in.weights, "weights");
     require_tokens(plan, y, "y");
+    require_apart(in.rows, y, "rows and y");
   });
   or_abort_alone({&comm_}, "combine", [&] {
-    mover_->gather(plan, {.rows = in.rows, .weights = in.weights, .tokens = y});
+    moves().gather(plan, {.rows = in.rows, .weights = in.weights, .tokens = y});
   });
 }
 
@@ -268,16 +274,17 @@ Tensor Dispatcher::combine(const Plan& plan, const ConstTensorView& rows,
 void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& in,
                                   const CombineBackwardOutput& out) {
   check_arguments({&comm_}, "combine_backward", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_tokens(plan, in.d_y, "d_y");
     require_rows(plan, out.d_rows, "d_rows");
     require_weights(plan, in.weights, "weights");
     require_weights(plan, out.d_weights, "d_weights");
     if (in.rows) require_rows(plan, *in.rows, "rows");
     require_both(in.rows.has_value(), out.d_weights.has_value(), "rows", "d_weights");
+    require_apart(in.d_y, out.d_rows, "d_y and d_rows");
   });
   or_abort_alone({&comm_}, "combine_backward", [&] {
-    mover_->scatter(plan, {.tokens = in.d_y,
+    moves().scatter(plan, {.tokens = in.d_y,
                            .scale = in.weights,
                            .rows = out.d_rows,
                            .dot_rows = in.rows,
@@ -288,21 +295,22 @@ void Dispatcher::combine_backward(const Plan& plan, const CombineBackwardInput& 
 void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput& in,
                                    const DispatchBackwardOutput& out) {
   check_arguments({&comm_}, "dispatch_backward", [&] {
-    require_own_plan(plan, planner_->placement());
+    require_own_plan(plan, planner().placement());
     require_rows(plan, in.d_rows, "d_rows");
     require_tokens(plan, out.d_x, "d_x");
     require_row_weights(plan, in.d_row_weights, "d_row_weights");
     require_weights(plan, out.d_weights, "d_weights");
     require(!in.d_row_weights || !in.d_received_weights,
             "d_row_weights and d_received_weights were both given: it is either");
-    if (in.d_received_weights) require_peer(*mover_);
+    if (in.d_received_weights) require_peer(moves());
     require_received_weights(plan, in.d_received_weights, "d_received_weights");
     require_both(in.d_row_weights || in.d_received_weights, out.d_weights.has_value(),
                  "d_row_weights", "d_weights");
+    require_apart(in.d_rows, out.d_x, "d_rows and d_x");
   });
   or_abort_alone({&comm_}, "dispatch_backward", [&] {
     const bool by_source = in.d_received_weights.has_value();
-    mover_->gather(plan, {.rows = in.d_rows,
+    moves().gather(plan, {.rows = in.d_rows,
                           .tokens = out.d_x,
                           .row_scalars = by_source ? in.d_received_weights : in.d_row_weights,
                           .token_scalars = out.d_weights,
@@ -310,10 +318,10 @@ void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput
   });
 }
 
-void Dispatcher::spoil(std::span<const TensorView> views) const { mover_->spoil(views); }
+void Dispatcher::spoil(std::span<const TensorView> views) const { moves().spoil(views); }
 
-MoverKind Dispatcher::mover() const { return mover_->kind(); }
+MoverKind Dispatcher::mover() const { return moves().kind(); }
 
-std::int64_t Dispatcher::bytes_on_wire() const { return mover_->bytes_on_wire(); }
+std::int64_t Dispatcher::bytes_on_wire() const { return moves().bytes_on_wire(); }
 
 }  // namespace switchyard

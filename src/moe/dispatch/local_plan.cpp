@@ -19,6 +19,14 @@ namespace {
 
 std::int64_t padded(std::int64_t words) { return TablePieces::padded(words); }
 
+// Of options whose picks fit 32 bits.
+std::int64_t enough_rows(const LocalPlanOptions& o) {
+  const std::int64_t rows = o.num_tokens * o.top_k;
+  // Every group that has rows may be padded, and there are no more groups than rows.
+  const std::int64_t groups = std::min<std::int64_t>(o.num_experts, rows);
+  return (rows + groups * (o.alignment - 1)) / o.alignment * o.alignment;
+}
+
 void require_valid(const LocalPlanOptions& o) {
   require(o.num_tokens >= 0, "num_tokens ({}) must not be negative", o.num_tokens);
   require(o.top_k > 0, "top_k ({}) must be positive", o.top_k);
@@ -26,7 +34,7 @@ void require_valid(const LocalPlanOptions& o) {
   require(0 < o.alignment && o.alignment <= std::numeric_limits<std::int32_t>::max(),
           "alignment ({}) must be 1 to 2^31 - 1", o.alignment);
   require(o.num_tokens <= std::numeric_limits<std::int32_t>::max() / o.top_k &&
-              o.most_rows() <= std::numeric_limits<std::int32_t>::max(),
+              enough_rows(o) <= std::numeric_limits<std::int32_t>::max(),
           "{} tokens with {} picks each, aligned to {}, need more than 2^31 rows", o.num_tokens,
           o.top_k, o.alignment);
 }
@@ -51,10 +59,8 @@ Placement placement_on(const Device& device, int num_experts) {
 }  // namespace
 
 std::int64_t LocalPlanOptions::most_rows() const {
-  const std::int64_t rows = num_tokens * top_k;
-  // Every group that has rows may be padded, and there are no more groups than rows.
-  const std::int64_t groups = std::min<std::int64_t>(num_experts, rows);
-  return (rows + groups * (alignment - 1)) / alignment * alignment;
+  require_valid(*this);
+  return enough_rows(*this);
 }
 
 std::int64_t LocalPlanOptions::num_words() const {
@@ -62,9 +68,8 @@ std::int64_t LocalPlanOptions::num_words() const {
   const std::int64_t experts = num_experts;
   const std::int64_t picks = num_tokens * top_k;
   return padded(2 * kProblemWords) + padded(2 * layout_words(1)) + 5 * padded(experts) + padded(1) +
-         2 * padded(experts + 1) + 3 * padded(picks) + padded(most_rows());
+         2 * padded(experts + 1) + 3 * padded(picks) + padded(enough_rows(*this));
 }
-
 LocalPlan::LocalPlan(Device device, const LocalPlanOptions& options, const TensorView& memory)
     : device_(std::move(device)), options_(options) {
   require(memory.dtype() == Dtype::i32 && memory.shape() == Shape{options.num_words()},
@@ -236,6 +241,7 @@ void LocalPlan::dispatch(const DispatchInput& in, const DispatchOutput& out) con
   expect.rows(out.rows, "rows");
   expect.weights(in.weights, "weights");
   expect.row_weights(out.row_weights, out.rows.rows(), "row_weights");
+  require_apart(in.x, out.rows, "x and rows");
   require(in.weights.has_value() == out.row_weights.has_value(),
           "weights and row_weights go together");
   require_room(*this, device_, out.rows.rows());
@@ -253,6 +259,7 @@ void LocalPlan::combine(const CombineInput& in, const TensorView& y) const {
   expect.tokens(y, "y");
   expect.rows(in.rows, "rows");
   expect.weights(in.weights, "weights");
+  require_apart(in.rows, y, "rows and y");
   require_room(*this, device_, in.rows.rows());
   const std::array<std::byte*, 1> rows{const_cast<std::byte*>(in.rows.data())};
   backend_of(device_).gather_rows({.from = table(rows), .weights = floats_of(in.weights), .to = y});
@@ -263,6 +270,7 @@ void LocalPlan::combine_backward(const CombineBackwardInput& in,
   const LocalChecks expect(device_, options_, in.d_y);
   expect.tokens(in.d_y, "d_y");
   expect.rows(out.d_rows, "d_rows");
+  require_apart(in.d_y, out.d_rows, "d_y and d_rows");
   expect.weights(in.weights, "weights");
   expect.weights(out.d_weights, "d_weights");
   require(in.rows.has_value() == out.d_weights.has_value(), "rows and d_weights go together");
@@ -286,6 +294,7 @@ void LocalPlan::dispatch_backward(const DispatchBackwardInput& in,
   const LocalChecks expect(device_, options_, out.d_x);
   expect.tokens(out.d_x, "d_x");
   expect.rows(in.d_rows, "d_rows");
+  require_apart(in.d_rows, out.d_x, "d_rows and d_x");
   expect.row_weights(in.d_row_weights, in.d_rows.rows(), "d_row_weights");
   expect.weights(out.d_weights, "d_weights");
   require(in.d_row_weights.has_value() == out.d_weights.has_value(),

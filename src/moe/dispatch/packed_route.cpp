@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "comm/failure_listener.h"
 #include "core/require.h"
 #include "moe/plan/plan_data.h"
 
@@ -174,16 +175,29 @@ std::vector<std::int64_t> count_received(Communicator& comm, const PlanData& pla
   return received;
 }
 
-// Which rows leave when every assignment gets its own.
-void fill_returns(PackedRoute& route) {
+// Which rows leave when every assignment gets its own. A slot that arrives damaged would have a row
+// written where it does not belong, so each must be there, and only once.
+void fill_returns(Communicator& comm, std::int64_t num_rows, PackedRoute& route) {
   const auto slots = route.received_slots.span<std::int32_t>();
+  std::vector<bool> is_taken(static_cast<std::size_t>(num_rows));
   std::vector<std::int32_t> returned;
   std::size_t next = 0;
-  for (const auto tokens : route.received_tokens) {
+  for (int source = 0; source < comm.size(); ++source) {
+    const auto tokens = route.received_tokens[static_cast<std::size_t>(source)];
     const auto before = returned.size();
     for (const auto end = next + static_cast<std::size_t>(tokens * route.width); next < end;
          ++next) {
-      if (slots[next] >= 0) returned.push_back(slots[next]);
+      const auto slot = slots[next];
+      if (slot == -1) continue;
+      if (slot < 0 || slot >= num_rows || is_taken[static_cast<std::size_t>(slot)]) {
+        FailureListeners::fail(comm,
+                               fmt::format("dispatch: rank {} sends a token to slot {} of rank {}, "
+                                           "which has {} rows, or to one that is taken",
+                                           source, slot, comm.rank(), num_rows),
+                               {source});
+      }
+      is_taken[static_cast<std::size_t>(slot)] = true;
+      returned.push_back(slot);
     }
     route.returned_rows.push_back(static_cast<std::int64_t>(returned.size() - before));
   }
@@ -222,7 +236,7 @@ PackedRoute make_packed_route(Communicator& comm, const PlanData& plan) {
   RouteBuilder(plan, route).build(sent_slots.span<std::int32_t>());
   route.received_slots = Tensor({route.num_received(), route.width}, Dtype::i32);
   comm.all_to_all(sent_slots, route.sent_tokens, route.received_slots, route.received_tokens);
-  fill_returns(route);
+  fill_returns(comm, plan.known.num_rows, route);
   return route;
 }
 

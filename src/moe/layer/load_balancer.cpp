@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "core/require.h"
+#include "core/standard_floats.h"
 #include "moe/check_tensors.h"
 
 namespace switchyard {
@@ -24,6 +26,8 @@ std::int64_t checked_sum(std::span<const std::int64_t> counts) {
   std::int64_t sum = 0;
   for (std::size_t e = 0; e < counts.size(); ++e) {
     require(counts[e] >= 0, "counts[{}] ({}) must not be negative", e, counts[e]);
+    require(counts[e] <= std::numeric_limits<std::int64_t>::max() - sum,
+            "counts[{}] ({}) is too large to be added to the {} before it", e, counts[e], sum);
     sum += counts[e];
   }
   return sum;
@@ -90,6 +94,7 @@ void LoadBalancer::update(std::span<const std::int64_t> counts, std::int64_t ste
   require(score_bias.dtype() == Dtype::f32, "score_bias is {}, but must be f32",
           name_of(score_bias.dtype()));
   require_on_device(score_bias, device.memory(), "score_bias");
+  const StandardFloats standard;
   const auto sum = checked_sum(counts);
   const float now = rate(step);
   if (sum == 0) return;

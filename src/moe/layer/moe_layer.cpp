@@ -2,6 +2,7 @@
 #include "switchyard/moe_layer.h"
 
 #include "comm/agreement.h"
+#include "core/held.h"
 #include "core/require.h"
 #include "moe/check_tensors.h"
 #include "moe/layer/moe_layer_data.h"
@@ -156,15 +157,16 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
 
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayerData& MoeLayer::data() const { return held(data_, "layer"); }
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in) {
-  Tensor y = data_->take_output(in, MoeLayerData::Purpose::inference);
+  Tensor y = data().take_output(in, MoeLayerData::Purpose::inference);
   forward(weights, in, y, nullptr);
   return y;
 }
 
 Tensor MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved) {
-  Tensor y = data_->take_output(in, MoeLayerData::Purpose::training);
+  Tensor y = data().take_output(in, MoeLayerData::Purpose::training);
   forward(weights, in, y, &saved);
   return y;
 }
@@ -173,39 +175,39 @@ void MoeLayer::forward(const MoeWeights& weights, const LayerInput& in, const Te
                        SavedForBackward* saved) {
   const auto purpose =
       saved == nullptr ? MoeLayerData::Purpose::inference : MoeLayerData::Purpose::training;
-  check_arguments(data_->comms_of(purpose), kForward, [&] {
-    const Memory memory = data_->device.memory();
-    require_x(in.x, data_->options, memory);
-    require_tokens(y, {in.x.shape(), data_->options.dtype, memory}, "y");
+  check_arguments(data().comms_of(purpose), kForward, [&] {
+    const Memory memory = data().device.memory();
+    require_x(in.x, data().options, memory);
+    require_tokens(y, {in.x.shape(), data().options.dtype, memory}, "y");
     require_apart(in.x, y, "x and y");
-    if (in.expert_ids) require_ids(in, data_->options, memory);
-    if (in.expert_weights) require_given_weights(in, data_->options, memory);
+    if (in.expert_ids) require_ids(in, data().options, memory);
+    if (in.expert_weights) require_given_weights(in, data().options, memory);
     if (in.valid) require_tokens(*in.valid, {{in.x.rows()}, Dtype::i32, memory}, "valid");
-    if (saved != nullptr && data_->options.losses.balance == BalanceLoss::sequence) {
-      require_sequence(in, data_->sequence);
+    if (saved != nullptr && data().options.losses.balance == BalanceLoss::sequence) {
+      require_sequence(in, data().sequence);
     }
-    if (!in.expert_weights) data_->router.check(weights.router, data_->options.hidden);
-    data_->check_weights(weights);
+    if (!in.expert_weights) data().router.check(weights.router, data().options.hidden);
+    data().check_weights(weights);
   });
-  auto left = data_->forward(weights, in, y, purpose);
+  auto left = data().forward(weights, in, y, purpose);
   if (saved == nullptr) return;
   saved->data_ = std::make_unique<Saved>(std::move(left));
 }
 
 void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
-  check_arguments(data_->comms, kBackward, [&] {
+  check_arguments(data().comms, kBackward, [&] {
     require(saved.data_ != nullptr,
             "nothing is saved: backward needs a training forward before "
             "it, and uses up what that left");
-    require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
+    require(saved.data_->layer == data().identity, "what is saved was left by another layer");
     const auto& x = saved.data_->x;
-    const Memory memory = data_->device.memory();
-    require_tokens(in.d_y, {x.shape(), data_->options.dtype, memory}, "d_y");
-    require_tokens(out.d_x, {x.shape(), data_->options.dtype, memory}, "d_x");
+    const Memory memory = data().device.memory();
+    require_tokens(in.d_y, {x.shape(), data().options.dtype, memory}, "d_y");
+    require_tokens(out.d_x, {x.shape(), data().options.dtype, memory}, "d_x");
     require_apart(in.d_y, out.d_x, "d_y and d_x");
     require_apart(x, out.d_x, "x and d_x");
-    require_loss_gradients(in.d_losses, data_->options.losses);
+    require_loss_gradients(in.d_losses, data().options.losses);
     if (out.d_weights) {
       require_tokens(*out.d_weights, {saved.data_->routing.weights.shape(), Dtype::f32, memory},
                      "d_weights");
@@ -213,31 +215,31 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
               out.d_weights->row_stride());
     }
     if (!saved.data_->is_routing_given) {
-      data_->router.check(weights.router, data_->options.hidden);
-      data_->check_router_gradients(weights.router, out.gradients.router);
+      data().router.check(weights.router, data().options.hidden);
+      data().check_router_gradients(weights.router, out.gradients.router);
     }
-    data_->check_weights(weights);
-    data_->check_gradients(weights, out.gradients);
+    data().check_weights(weights);
+    data().check_gradients(weights, out.gradients);
   });
   const auto used_up = std::move(saved.data_);
-  data_->backward(weights, *used_up, in, out);
+  data().backward(weights, *used_up, in, out);
 }
 
 void MoeLayer::commit_pick_counts(SavedForBackward& saved) {
   require(saved.data_ != nullptr,
           "nothing is saved: statistics are those of a training forward, before its backward");
-  require(saved.data_->layer == data_->identity, "what is saved was left by another layer");
-  data_->commit(*saved.data_);
+  require(saved.data_->layer == data().identity, "what is saved was left by another layer");
+  data().commit(*saved.data_);
 }
 
-PickCounts MoeLayer::pick_counts() const { return data_->read_pick_counts(); }
-PickCounts MoeLayer::take_pick_counts() { return data_->take_pick_counts(); }
+PickCounts MoeLayer::pick_counts() const { return data().read_pick_counts(); }
+PickCounts MoeLayer::take_pick_counts() { return data().take_pick_counts(); }
 
-LayerStats MoeLayer::stats() const { return data_->read_stats(); }
-PlanStatus MoeLayer::plan_status() const { return data_->read_status(); }
-void MoeLayer::check() const { check_status(data_->read_status(), data_->options.sizing); }
-const MoeLayerOptions& MoeLayer::options() const { return data_->options; }
-const ExpertPlacement& MoeLayer::placement() const { return data_->placement; }
-Communicator& MoeLayer::communicator() const { return data_->comm; }
+LayerStats MoeLayer::stats() const { return data().read_stats(); }
+PlanStatus MoeLayer::plan_status() const { return data().read_status(); }
+void MoeLayer::check() const { check_status(data().read_status(), data().options.sizing); }
+const MoeLayerOptions& MoeLayer::options() const { return data().options; }
+const ExpertPlacement& MoeLayer::placement() const { return data().placement; }
+Communicator& MoeLayer::communicator() const { return data().comm; }
 
 }  // namespace switchyard

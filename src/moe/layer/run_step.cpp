@@ -167,12 +167,13 @@ void MoeLayerData::learn_of_step() {
 }
 
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
+  require(step != nullptr, "{}: step is no function", kRunStep);
   Layers all;
   std::set<const MoeLayer*> seen;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     require(layers[i] != nullptr, "{}: layer {} of {} is null", kRunStep, i, layers.size());
     if (!seen.insert(layers[i]).second) continue;
-    MoeLayerData& last = *all.emplace_back(layers[i]->data_.get());
+    MoeLayerData& last = *all.emplace_back(&layers[i]->data());
     backend_of(last.device).copy(last.statistics, last.statistics_before);
     const Communicator& batch = all.front()->batch;
     require((batch.size() == 1 && last.batch.size() == 1) || &last.batch == &batch,

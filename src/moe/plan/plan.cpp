@@ -63,13 +63,25 @@ ConstTensorView Plan::row_sources() const {
   return data_->row_sources;
 }
 
+namespace {
+
+void require_rank(int rank, const ExpertPlacement& placement, std::string_view name) {
+  require(0 <= rank && rank < placement.num_ranks(), "{} ({}) must be one of the plan's {} ranks",
+          name, rank, placement.num_ranks());
+}
+
+}  // namespace
+
 std::span<const std::int32_t> Plan::counts(int rank) const {
+  require_rank(rank, *data_->placement, "rank");
   const auto num_experts = static_cast<std::size_t>(data_->placement->num_experts());
   return std::span(data_->summary().counts)
       .subspan(static_cast<std::size_t>(rank) * num_experts, num_experts);
 }
 
 std::int64_t Plan::distinct_tokens(int source, int target) const {
+  require_rank(source, *data_->placement, "source");
+  require_rank(target, *data_->placement, "target");
   const auto index = source * data_->placement->num_ranks() + target;
   return data_->summary().distinct_tokens[static_cast<std::size_t>(index)];
 }

@@ -48,9 +48,10 @@ enum class PlanTables {
 };
 // The placement, rank, tokens and picks of `data` are known.
 void take_tables(PlanData& data, PlanTables kind, const TakeTable& take);
-// i32 of a plan in a tensor.
-std::int64_t words_of_plan(const ExpertPlacement& placement, int rank, std::int64_t num_tokens,
-                           std::int64_t top_k);
+// i32 of a plan in a tensor: those of its fixed tables, which are taken once to be counted, and
+// all.
+std::int64_t words_without_picks(const ExpertPlacement& placement, int rank);
+std::int64_t words_of_plan(std::int64_t without_picks, std::int64_t num_tokens, std::int64_t top_k);
 
 class PlanMaker {
  public:
@@ -104,6 +105,7 @@ class PlanMaker {
   Device host_;  // has memory for what is fetched from a GPU
   PlacementTables device_tables_;
   std::shared_ptr<PeerMeetings> meetings_;
+  std::int64_t words_without_picks_ = 0;  // where ranks exchange records in peer memory
   std::int64_t id_;
   std::int64_t num_plans_ = 0;
 };

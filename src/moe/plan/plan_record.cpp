@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/agreement.h"
+#include "comm/failure_listener.h"
 #include "core/hash.h"
 #include "core/require.h"
 
@@ -50,6 +51,28 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
           "rank {}: alignment ({}) must be positive and below 2^31", rank, alignment);
   if (bounded) require_valid_capacity(capacity, alignment, fmt::format("rank {}: ", rank));
   require(values[9] >= 0, "rank {}: token_capacity ({}) must not be negative", rank, values[9]);
+}
+
+constexpr std::size_t kSumWords = 1;
+
+// Of a record's words: counts that arrive damaged would send rows astray.
+std::int32_t sum_of(std::span<const std::int32_t> words) {
+  const auto hash = static_cast<std::uint64_t>(hash_of(words));
+  return static_cast<std::int32_t>(hash ^ (hash >> 32));
+}
+
+// The other ranks may have received it undamaged.
+void require_undamaged(Communicator& comm, const ConstTensorView& record, int rank) {
+  const auto words = record.span<std::int32_t>();
+  const auto sum = sum_of(words.first(words.size() - kSumWords));
+  if (sum == words.back()) return;
+  FailureListeners::fail(
+      comm,
+      fmt::format("plan: the record of rank {} arrived damaged at rank {}: its words have the sum "
+                  "{:08x}, but it says {:08x}",
+                  rank, comm.rank(), static_cast<std::uint32_t>(sum),
+                  static_cast<std::uint32_t>(words.back())),
+      {rank});
 }
 
 struct RankValue {
@@ -97,14 +120,17 @@ PlanRecords exchange_records(Communicator& comm, const RecordHeader& header,
                              std::span<const std::int32_t> distinct_tokens) {
   constexpr auto kHeaderHalves = sizeof(RecordHeader) / sizeof(std::int32_t);
   const auto words = kHeaderHalves + counts.size() + distinct_tokens.size();
-  Tensor own({1, static_cast<std::int64_t>(words)}, Dtype::i32);
+  Tensor own({1, static_cast<std::int64_t>(words + kSumWords)}, Dtype::i32);
   auto* to = own.data();
   std::memcpy(to, &header, sizeof(header));
   std::memcpy(to + sizeof(header), counts.data(), counts.size_bytes());
   std::memcpy(to + sizeof(header) + counts.size_bytes(), distinct_tokens.data(),
               distinct_tokens.size_bytes());
-  Tensor all({comm.size(), static_cast<std::int64_t>(words)}, Dtype::i32);
+  const auto own_words = own.span<std::int32_t>();
+  own_words[words] = sum_of(own_words.first(words));
+  Tensor all(own.shape().with_rows(comm.size()), Dtype::i32);
   comm.all_gather(own, all);
+  for (int r = 0; r < comm.size(); ++r) require_undamaged(comm, all.view().slice(r, r + 1), r);
 
   PlanRecords records;
   const auto num_ranks = static_cast<std::size_t>(comm.size());

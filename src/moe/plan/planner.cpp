@@ -9,6 +9,7 @@
 #include "core/check_memory.h"
 #include "core/given.h"
 #include "core/hash.h"
+#include "core/held.h"
 #include "core/require.h"
 #include "core/row_bytes.h"
 #include "moe/plan/plan_maker.h"
@@ -130,6 +131,7 @@ PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOp
   if (exchange == Exchange::peer_memory) {
     meetings_ =
         std::make_shared<PeerMeetings>(PeerMemory::of(comm, device_), record_words(*placement_));
+    words_without_picks_ = words_without_picks(*placement_, comm.rank());
   }
 }
 
@@ -172,8 +174,7 @@ void take_tables(PlanData& data, PlanTables kind, const TakeTable& take) {
   data.sent_sources = take(picks, Dtype::i32);
 }
 
-std::int64_t words_of_plan(const ExpertPlacement& placement, int rank, std::int64_t num_tokens,
-                           std::int64_t top_k) {
+std::int64_t words_without_picks(const ExpertPlacement& placement, int rank) {
   std::int64_t words = 0;
   PlanData data{.placement = std::make_shared<const ExpertPlacement>(placement),
                 .options = {},
@@ -184,8 +185,15 @@ std::int64_t words_of_plan(const ExpertPlacement& placement, int rank, std::int6
     words += TablePieces::padded(shape.num_elements() * size_of(dtype) / size_of(Dtype::i32));
     return Tensor(shape, dtype).view();
   });
-  constexpr std::int64_t kPickTables = 5;  // without picks those were empty
-  return words + kPickTables * TablePieces::padded(num_tokens * top_k);
+  return words;
+}
+
+std::int64_t words_of_plan(std::int64_t without_picks, std::int64_t num_tokens,
+                           std::int64_t top_k) {
+  require(top_k == 0 || num_tokens <= std::numeric_limits<std::int32_t>::max() / top_k,
+          "{} tokens with {} picks each are more than 2^31 picks", num_tokens, top_k);
+  constexpr std::int64_t kPickTables = 5;  // which are empty without picks
+  return without_picks + kPickTables * TablePieces::padded(num_tokens * top_k);
 }
 
 PlanTables PlanMaker::tables() const {
@@ -198,7 +206,7 @@ void PlanMaker::require_words(const TensorView& memory, std::int64_t num_tokens,
   require<Unsupported>(crosses_once(),
                        "plans in tensors are for ranks that reach each other's memory (the peer "
                        "mover), and for plans that drop nothing");
-  const Shape expected{words_of_plan(*placement_, comm_.rank(), num_tokens, top_k)};
+  const Shape expected{words_of_plan(words_without_picks_, num_tokens, top_k)};
   require(memory.dtype() == Dtype::i32 && memory.shape() == expected,
           "the plan's tensor is {} {}, but must be i32 {} for {} tokens with {} picks each",
           name_of(memory.dtype()), memory.shape(), expected, num_tokens, top_k);
@@ -427,15 +435,17 @@ Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
 
 Plan Planner::plan(const ConstTensorView& expert_ids, std::int64_t first_non_finite_token) {
-  return or_abort_alone({&maker_->comm()}, "plan", [&] {
-    return plan_of(maker_->plan(expert_ids, maker_->problems_of(first_non_finite_token)));
+  PlanMaker& maker = held(maker_, "planner");
+  return or_abort_alone({&maker.comm()}, "plan", [&] {
+    return plan_of(maker.plan(expert_ids, maker.problems_of(first_non_finite_token)));
   });
 }
 Plan Planner::plan(const Routing& routing) {
-  return or_abort_alone({&maker_->comm()}, "plan", [&] {
-    return plan_of(maker_->plan(routing.expert_ids, maker_->problems_of(routing)));
+  PlanMaker& maker = held(maker_, "planner");
+  return or_abort_alone({&maker.comm()}, "plan", [&] {
+    return plan_of(maker.plan(routing.expert_ids, maker.problems_of(routing)));
   });
 }
-void Planner::resize(const Sizing& sizing) { maker_->resize(sizing); }
+void Planner::resize(const Sizing& sizing) { held(maker_, "planner").resize(sizing); }
 
 }  // namespace switchyard
