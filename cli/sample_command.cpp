@@ -11,12 +11,15 @@
 #include <string_view>
 
 #include "checkpoints/checkpoints.h"
+#include "comm_options.h"
 #include "commands.h"
 #include "common/printable.h"
 #include "launch.h"
 #include "model/transformer.h"
 #include "options/options.h"
+#include "run/resources.h"
 #include "run/sampler.h"
+#include "switchyard/agreement.h"
 #include "switchyard/device.h"
 #include "switchyard/mesh.h"
 
@@ -69,9 +72,19 @@ void sample_on_rank(Communicator& world, const SampleFlags& flags) {
   Mesh mesh(world, train::mesh_axes(mesh_config, world.size()));
   const auto device =
       Device::cpu({.num_threads = std::max(1, num_cores() / std::max(1, world.size()))});
-  train::Transformer model(header.config.model, mesh_config, mesh, device, header.config.seed);
-  train::load_values(model, header);
+  auto model_config = header.config.model;
+  model_config.sizing = train::BufferSizing::exact;  // a file's context is no reason for buffers
   const auto prompt = flags.prompt.value_or(header.config.prompt);
+  const auto text_bytes = static_cast<std::int64_t>(prompt.size()) + flags.sample.bytes;
+  const int ranks_here = world.backend() == "threads" ? world.size() : 1;
+  agree(world, [&] {
+    train::require_memory(
+        train::memory_of_sampling(model_config, {.ranks = world.size(), .ranks_here = ranks_here},
+                                  std::min(text_bytes, model_config.context)),
+        train::available_memory(), fmt::format("sampling from {}", header.path.string()));
+  });
+  train::Transformer model(model_config, mesh_config, mesh, device, header.config.seed);
+  train::load_values(model, header);
   if (world.rank() != 0) {
     train::sample(model, prompt, flags.sample);
     return;
@@ -114,8 +127,7 @@ void add_sample_command(CLI::App& app) {
   auto* ranks = command->add_option("--ranks", o->launch.ranks, "Ranks that share the experts [1]")
                     ->check(CLI::Range(1, 1024))
                     ->type_name("N");
-  command->add_option("--comm", o->launch.comm, "How ranks are connected [threads]")
-      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_comm_options(command, o->launch);
   command->callback([o, ranks] {
     if (o->launch.comm != "threads" && ranks->count() == 0) o->launch.ranks = 0;
     launch(o->launch, [&](Communicator& world) { sample_on_rank(world, *o); });

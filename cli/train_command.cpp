@@ -4,20 +4,25 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <string_view>
 
 #include "checkpoints/checkpoints.h"
+#include "comm_options.h"
 #include "commands.h"
+#include "data/corpus.h"
 #include "launch.h"
+#include "options/limits.h"
 #include "options/options.h"
+#include "run/resources.h"
 #include "run/run.h"
 #include "run/stop_signals.h"
+#include "switchyard/agreement.h"
 #include "switchyard/error.h"
 
 namespace switchyard::cli {
@@ -25,9 +30,14 @@ namespace {
 
 constexpr int kDefaultRanks = 4;
 constexpr int kStopped = 3;  // the exit code
+// A file may ask for this much by itself; a flag may ask for more.
+constexpr int kMostRanksOfAFile = 256;
+constexpr std::int64_t kMostThreadsOfAFile = 1024;  // over all ranks of the process
+constexpr std::size_t kMostConfigBytes = 1 << 20;
 
 struct TrainOptions {
   std::string comm;  // empty: not given
+  std::chrono::seconds timeout = kDefaultTimeout;
   train::Assignments flags;
   std::string config;  // file
   bool json = false;
@@ -61,19 +71,60 @@ void add_flag(CLI::App* command, const train::Option& option,
 
 train::Assignments read_config(const std::string& path) {
   if (path.empty()) return {};
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return train::parse_config(text.str(), path);
+  std::string text(kMostConfigBytes + 1, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kMostConfigBytes) {
+    throw InvalidArgument(
+        fmt::format("{} has more than the {} bytes of a configuration", path, kMostConfigBytes));
+  }
+  return train::parse_config(text, path);
 }
 
 // How many ranks there are to be, where threads are ranks.
 int num_threads_as_ranks(const train::MeshConfig& mesh) {
   if (mesh.ranks > 0) return mesh.ranks;
-  return mesh.ep > 0 ? mesh.dp * mesh.ep * mesh.sp : kDefaultRanks;
+  if (mesh.ep == 0) return kDefaultRanks;
+  const auto ranks = std::int64_t{mesh.dp} * mesh.ep * mesh.sp;
+  if (ranks <= train::kMostRanks) return static_cast<int>(ranks);
+  throw InvalidArgument(fmt::format("--dp {} × --ep {} × --sp {} are {} ranks; there can be {}",
+                                    mesh.dp, mesh.ep, mesh.sp, ranks, train::kMostRanks));
 }
 
 bool is_given(const train::Assignments& values, std::string_view name) {
   return std::ranges::any_of(values, [&](const auto& value) { return value.first == name; });
+}
+
+// A checkpoint or a configuration chooses no more than most machines can start.
+void require_asked_for(const TrainOptions& o, const train::TrainConfig& config, int ranks) {
+  const auto by_flag = [&](std::string_view name) { return is_given(o.flags, name); };
+  const bool has_mesh = by_flag("ranks") || by_flag("dp") || by_flag("ep") || by_flag("sp");
+  if (!has_mesh && ranks > kMostRanksOfAFile) {
+    throw InvalidArgument(
+        fmt::format("a file asks for {} ranks, and may for {}; if they are wanted, give --ranks {}",
+                    ranks, kMostRanksOfAFile, ranks));
+  }
+  const auto threads = std::int64_t{config.threads} * ranks;
+  if (!by_flag("threads") && threads > kMostThreadsOfAFile) {
+    throw InvalidArgument(fmt::format(
+        "a file asks for {} threads on each of {} ranks, and may for {} in all; if they are "
+        "wanted, give --threads {}",
+        config.threads, ranks, kMostThreadsOfAFile, config.threads));
+  }
+}
+
+// Processes of this job on this host, as mpirun tells.
+int num_processes_here() {
+  const char* const size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return std::max(1, size == nullptr ? 1 : std::atoi(size));
+}
+
+void require_memory(const train::TrainConfig& config, const train::Spread& spread,
+                    const train::Corpus& text) {
+  const auto who = fmt::format("a run of {} rank{}", spread.ranks, spread.ranks == 1 ? "" : "s");
+  train::require_memory(train::memory_of_training(config, spread, text.bytes()),
+                        train::available_memory(), who);
 }
 
 // Ranks would otherwise train apart, each a whole run.
@@ -101,9 +152,17 @@ void train_model(const TrainOptions& o) {
   require_chosen_comm(o);
   const auto file = as_usage([&] { return read_config(o.config); });
   const auto config = as_usage([&] { return train::resolve(file, o.flags); });
-  LaunchOptions how{.comm = o.comm.empty() ? "threads" : o.comm};
+  LaunchOptions how{.comm = o.comm.empty() ? "threads" : o.comm, .timeout = o.timeout};
+  std::shared_ptr<const train::Corpus> text;  // that all ranks share
   if (how.comm == "threads") {
-    how.ranks = num_threads_as_ranks(config.mesh);
+    how.ranks = as_usage([&] { return num_threads_as_ranks(config.mesh); });
+    train::TrainConfig fitted = config;
+    as_usage([&] {
+      require_asked_for(o, config, how.ranks);
+      train::fit_mesh(fitted, how.ranks);
+    });
+    text = train::shared_corpus(config.data.corpus);
+    require_memory(fitted, {.ranks = how.ranks, .ranks_here = how.ranks}, *text);
   } else if (is_given(o.flags, "ranks") || is_given(file, "ranks")) {
     how.ranks = config.mesh.ranks;
   }
@@ -113,6 +172,15 @@ void train_model(const TrainOptions& o) {
     train::TrainConfig here = config;
     here.json = o.json;
     as_usage([&] { train::fit_mesh(here, world.size()); });
+    if (how.comm != "threads") {
+      agree(world, [&] {
+        require_asked_for(o, here, 1);
+        const int processes = std::min(num_processes_here(), world.size());
+        require_memory(here,
+                       {.ranks = world.size(), .ranks_here = processes, .texts_here = processes},
+                       *train::shared_corpus(here.data.corpus));
+      });
+    }
     if (train::run(world, here) == train::RunEnd::stopped) is_stopped = true;
   });
   if (is_stopped) throw CLI::RuntimeError(kStopped);
@@ -127,8 +195,7 @@ void add_train_command(CLI::App& app) {
       "two minutes on two cores, on the text of this project, and the report is "
       "switchyard-report.html in the current folder");
   const auto o = std::make_shared<TrainOptions>();
-  command->add_option("--comm", o->comm, "How ranks are connected [threads]")
-      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_comm_options(command, o->comm, o->timeout);
   command
       ->add_option("--config", o->config,
                    "JSON object of the options below, such as {\"steps\": 100}; flags come first "

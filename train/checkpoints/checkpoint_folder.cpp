@@ -94,12 +94,13 @@ struct OpenFile {
   int number;
 };
 
-// It locks nothing where the file system knows no such locks.
+// None where the file system knows no such locks.
 FolderLock locked(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return nullptr;
   auto lock = std::make_shared<const OpenFile>(file);
-  if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return lock;
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno != EWOULDBLOCK) return nullptr;
   throw InvalidArgument(fmt::format(
       "--save {}: another run is saving there; end it, or choose another folder", folder.string()));
 }
@@ -133,7 +134,7 @@ FolderLock prepare_folder(Communicator& world, const fs::path& folder, const fs:
     if (world.rank() != 0) return;
     make_folder(folder);
     lock = locked(folder);
-    remove_leftovers(folder);
+    remove_leftovers(folder, lock == nullptr);
     const auto all = list_checkpoints(folder);
     if (all.empty() || (!resumed.empty() && is_in(resumed, folder))) return;
     throw InvalidArgument(
@@ -169,13 +170,14 @@ void prune_checkpoints(const fs::path& folder, std::int64_t step, std::int64_t k
   }
 }
 
-void remove_leftovers(const fs::path& folder) {
+void remove_leftovers(const fs::path& folder, bool others_may_save) {
   const auto limit = fs::file_time_type::clock::now() - std::chrono::hours(1);
   for_each_file(folder, [&](const fs::directory_entry& entry) {
     std::error_code ignored;
     if (!is_leftover(entry.path().filename().string())) return;
     const auto written = entry.last_write_time(ignored);
-    if (!ignored && written < limit) fs::remove(entry.path(), ignored);
+    const bool is_abandoned = !others_may_save || (!ignored && written < limit);
+    if (is_abandoned) fs::remove(entry.path(), ignored);
   });
 }
 

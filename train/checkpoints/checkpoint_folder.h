@@ -17,9 +17,9 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::
 // renamed to step-00000100.safetensors.set-aside, so that the newest is this run's.
 void prune_checkpoints(const std::filesystem::path& folder, std::int64_t step, std::int64_t keep);
 
-// Removes what saving left under hidden names when a run was killed, if nobody has written to it
-// for an hour: others may be saving now.
-void remove_leftovers(const std::filesystem::path& folder);
+// Removes what saving left under hidden names when a run was killed. Where nothing tells whether
+// others are saving now, only what nobody has written to for an hour.
+void remove_leftovers(const std::filesystem::path& folder, bool others_may_save);
 
 // What to say of a checkpoint that is damaged: that, and which other to go on from.
 std::string words_for_damage(const std::filesystem::path& path, std::string_view what);

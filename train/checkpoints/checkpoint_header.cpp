@@ -10,6 +10,8 @@
 
 #include "checkpoints/checkpoint_folder.h"
 #include "checkpoints/content_sum.h"
+#include "model/model_size.h"
+#include "options/limits.h"
 #include "options/options.h"
 #include "switchyard/build_info.h"
 #include "switchyard/checkpoint.h"
@@ -34,16 +36,6 @@ constexpr const char* kTrainingSumField = "train.training_sum";
 constexpr const char* kMetadataSumField = "train.metadata_sum";
 
 std::string in_hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
-
-// Over our fields but itself: others, such as "format", are not ours.
-std::uint64_t metadata_sum(const Metadata& metadata) {
-  std::uint64_t sum = 0;
-  for (const auto& [name, value] : metadata) {
-    if (!name.starts_with("train.") || name == kMetadataSumField) continue;
-    sum += content_hash(name, std::as_bytes(std::span(value)));
-  }
-  return sum;
-}
 
 // A file's name may be any bytes, but metadata is JSON.
 std::string as_utf8(const std::string& text) {
@@ -75,20 +67,36 @@ T number(const Metadata& metadata, const char* name, int base = 10) {
 TrainConfig config_from(const Metadata& metadata) {
   TrainConfig config;
   assign(config, parse_config(field(metadata, kConfigField), kConfigField));
+  check(config.model);
   return config;
+}
+
+// Every step draws a window at least, and a batch has a limit.
+Progress progress_from(const Metadata& metadata) {
+  const Progress progress{.step = number<std::int64_t>(metadata, kStepField),
+                          .position = number<std::int64_t>(metadata, kPositionField)};
+  if (progress.step > kMostSteps) {
+    throw InvalidArgument(
+        fmt::format("{} must be at most {}, not {}", kStepField, kMostSteps, progress.step));
+  }
+  const auto most = progress.step * kLongest;
+  if (progress.position < progress.step || progress.position > most) {
+    throw InvalidArgument(fmt::format("{} must be {} to {} after {} steps, not {}", kPositionField,
+                                      progress.step, most, progress.step, progress.position));
+  }
+  return progress;
 }
 
 CheckpointHeader parsed(const Metadata& metadata) {
   const auto hex = [&](const char* name) { return number<std::uint64_t>(metadata, name, 16); };
   CheckpointHeader header{.path = {},
                           .config = config_from(metadata),
-                          .progress = {.step = number<std::int64_t>(metadata, kStepField),
-                                       .position = number<std::int64_t>(metadata, kPositionField)},
+                          .progress = progress_from(metadata),
                           .corpus = field(metadata, kCorpusField),
                           .corpus_hash = hex(kCorpusHashField),
                           .parameters_sum = hex(kParametersSumField),
                           .training_sum = hex(kTrainingSumField)};
-  if (field(metadata, kMetadataSumField) != in_hex(metadata_sum(metadata))) {
+  if (field(metadata, kMetadataSumField) != sum_of(metadata)) {
     throw InvalidArgument("its metadata is not what was saved");
   }
   return header;
@@ -117,7 +125,65 @@ fs::path newest_in(const fs::path& folder) {
                                     checkpoint_path({}, 400).string(), folder.string()));
 }
 
+// Of what a model computes with, without what only training needs.
+std::int64_t bytes_of_parameters(const Checkpoint& checkpoint) {
+  std::int64_t bytes = 0;
+  for (const auto& name : checkpoint.names()) {
+    const bool is_of_training = name.starts_with(kOptimizerPrefix) ||
+                                name.starts_with("balancer.") || name.starts_with("history.");
+    if (!is_of_training) bytes += checkpoint.file_of(name).info(name).bytes;
+  }
+  return bytes;
+}
+
+// Before anything is made as large as the options say. Where no more than half is missing, loading
+// names the tensor.
+void require_held(const Checkpoint& checkpoint, const ModelConfig& model) {
+  const auto needed = size_of(model).bytes;
+  const auto held = bytes_of_parameters(checkpoint);
+  constexpr std::int64_t kLittle = 1 << 20;
+  if (needed / 2 <= held || needed <= kLittle) return;
+  throw InvalidArgument(fmt::format(
+      "its options are those of a model of {} bytes, but its parameters have {}", needed, held));
+}
+
+Checkpoint open_checkpoint(const fs::path& file) {
+  try {
+    return Checkpoint::open(file);
+  } catch (const InvalidArgument& error) {
+    std::error_code ignored;
+    if (!fs::exists(file, ignored)) {
+      throw InvalidArgument(fmt::format("{} was removed while it was read", file.string()));
+    }
+    const std::string_view what = error.what();
+    if (what.starts_with("cannot open")) throw;  // that says nothing about what it holds
+    throw DamagedCheckpoint(words_for_damage(file, what));
+  }
+}
+
+CheckpointHeader header_of(const fs::path& file) {
+  const auto checkpoint = open_checkpoint(file);
+  auto header = header_from(checkpoint.metadata(), file);
+  try {
+    require_held(checkpoint, header.config.model);
+  } catch (const InvalidArgument& error) {
+    throw DamagedCheckpoint(words_for_damage(file, error.what()));
+  }
+  header.file = checkpoint;
+  return header;
+}
+
 }  // namespace
+
+// Over our fields but itself: others, such as "format", are not ours.
+std::string sum_of(const Metadata& metadata) {
+  std::uint64_t sum = 0;
+  for (const auto& [name, value] : metadata) {
+    if (!name.starts_with("train.") || name == kMetadataSumField) continue;
+    sum += content_hash(name, std::as_bytes(std::span(value)));
+  }
+  return in_hex(sum);
+}
 
 Metadata to_metadata(const CheckpointHeader& header) {
   Metadata metadata{{kFormatField, std::string(kFormat)},
@@ -129,7 +195,7 @@ Metadata to_metadata(const CheckpointHeader& header) {
                     {kCorpusHashField, in_hex(header.corpus_hash)},
                     {kParametersSumField, in_hex(header.parameters_sum)},
                     {kTrainingSumField, in_hex(header.training_sum)}};
-  metadata[kMetadataSumField] = in_hex(metadata_sum(metadata));
+  metadata[kMetadataSumField] = sum_of(metadata);
   return metadata;
 }
 
@@ -150,16 +216,17 @@ CheckpointHeader read_header(const fs::path& path) {
   if (!fs::exists(status)) {
     throw InvalidArgument(fmt::format("there is no checkpoint {}", path.string()));
   }
-  const auto file = fs::is_directory(status) ? newest_in(path) : path;
-  Metadata metadata;
-  try {
-    metadata = Checkpoint::open(file).metadata();
-  } catch (const InvalidArgument& error) {
-    const std::string_view what = error.what();
-    if (what.starts_with("cannot open")) throw;  // that says nothing about what it holds
-    throw DamagedCheckpoint(words_for_damage(file, what));
+  if (!fs::is_directory(status)) return header_of(path);
+  // A run that saves there removes old ones only when there are newer ones.
+  constexpr int kMostTries = 16;
+  for (int tries = 1;; ++tries) {
+    const auto newest = newest_in(path);
+    try {
+      return header_of(newest);
+    } catch (const InvalidArgument&) {
+      if (tries == kMostTries || fs::exists(newest, ignored)) throw;
+    }
   }
-  return header_from(metadata, file);
 }
 
 }  // namespace switchyard::train

@@ -59,6 +59,8 @@ void or_damaged(Communicator& world, const CheckpointHeader& header,
   agree(world, [&] {
     try {
       work();
+    } catch (const StorageError&) {  // it was whole when it was opened
+      throw;
     } catch (const Error& error) {
       throw InvalidArgument(words_for_damage(header.path, error.what()));
     }
@@ -72,11 +74,34 @@ void require_sum(Communicator& world, const CheckpointHeader& header, bool is_ri
   });
 }
 
+// A copy: views of a file must not be touched if it may be shortened.
+Tensor loaded(const Checkpoint& checkpoint, const std::string& name) {
+  const auto view = checkpoint.tensor(name);
+  Tensor copy(view.shape(), view.dtype());
+  load_tensor(checkpoint, name, copy);
+  return copy;
+}
+
+bool is_same_on_all(Communicator& world, std::int64_t number) {
+  std::array<std::int64_t, 2> greatest{number, -number};
+  world.all_reduce(TensorView(greatest.data(), {2}), ReduceOp::max);
+  return greatest[0] == -greatest[1];
+}
+
+Checkpoint file_of(const CheckpointHeader& header) {
+  return header.file ? *header.file : Checkpoint::open(header.path);
+}
+
 }  // namespace
 
 CheckpointHeader read_header(Communicator& world, const fs::path& path) {
   CheckpointHeader header;
-  agree(world, [&] { header = read_header(path); });
+  constexpr int kMostTries = 16;
+  // A run may save there meanwhile, and some ranks see what others do not yet.
+  for (int tries = 0; tries < kMostTries; ++tries) {
+    agree(world, [&] { header = read_header(path); });
+    if (is_same_on_all(world, header.progress.step)) break;
+  }
   require_equal(world, fmt::format("the newest checkpoint of {} (its hash)", path.string()),
                 static_cast<std::int64_t>(header.parameters_sum ^ header.training_sum));
   return header;
@@ -116,25 +141,27 @@ void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
 void load(Trainer& trainer, const CheckpointHeader& header) {
   auto& world = trainer.mesh().world();
   load_values(trainer.model(), header);
-  std::map<std::string, ConstTensorView> history;
+  std::map<std::string, Tensor> history;
   or_damaged(world, header, [&] {
-    const auto checkpoint = Checkpoint::open(header.path);
+    const auto checkpoint = file_of(header);
     for (const auto& named : moments_of(trainer)) load_set(checkpoint, named);
     for (const auto& [name, view] : balancer_tensors(trainer)) load_tensor(checkpoint, name, view);
-    trainer.history() = history_from(checkpoint, trainer.config().model);
     for (const auto& name : checkpoint.names("history.")) {
-      history.emplace(name, checkpoint.tensor(name));
+      history.emplace(name, loaded(checkpoint, name));
     }
+    trainer.history() = history_from(history, trainer.config().model);
   });
-  require_sum(world, header, training_sum(trainer, history) == header.training_sum,
+  const std::map<std::string, ConstTensorView> views(history.begin(), history.end());
+  require_sum(world, header, training_sum(trainer, views) == header.training_sum,
               "the bytes of the optimizer's state");
+  or_damaged(world, header, [&] { require_sound(trainer.history(), header.progress.step); });
   trainer.progress() = header.progress;
 }
 
 void load_values(Transformer& model, const CheckpointHeader& header) {
   auto& world = model.mesh().world();
   const NamedSet named{"", model.values()};
-  or_damaged(world, header, [&] { load_set(Checkpoint::open(header.path), named); });
+  or_damaged(world, header, [&] { load_set(file_of(header), named); });
   require_sum(world, header, parameters_sum(model) == header.parameters_sum,
               "the bytes of the parameters");
 }

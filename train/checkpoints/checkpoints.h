@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "switchyard/checkpoint.h"
 #include "switchyard/communicator.h"
 #include "switchyard/error.h"
 #include "training/trainer.h"
@@ -30,14 +32,17 @@ struct CheckpointHeader {
   std::uint64_t corpus_hash = 0;
   std::uint64_t parameters_sum = 0;  // over all bytes of the parameters
   std::uint64_t training_sum = 0;    // and over those that only training needs
+  // As it was opened: it stays readable when its name is removed. None: it was not read.
+  std::optional<Checkpoint> file = std::nullopt;
 };
 // Names a checkpoint that is not what was saved, and the one before it.
 class DamagedCheckpoint : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
-// `path` is a checkpoint, or a folder: then its newest. Not collective. InvalidArgument names a
-// path that leads to none of ours.
+// `path` is a checkpoint, or a folder: then the newest that a run which saves there does not remove
+// meanwhile. Not collective. InvalidArgument names a path that leads to none of ours, and one whose
+// options ask for more than it holds.
 CheckpointHeader read_header(const std::filesystem::path& path);
 // The same, collective: every rank reads it, and errors are the same on all. One that is another on
 // some rank is an InvalidArgument.
@@ -48,10 +53,11 @@ CheckpointHeader read_header(Communicator& world, const std::filesystem::path& p
 using FolderLock = std::shared_ptr<const void>;
 
 // Collective, before a run begins that will save into `folder`, so that what would stop it later
-// stops it now: makes the folder, and removes what killed runs left there under hidden names more
-// than an hour ago. `resumed` is the checkpoint that the run goes on from, or empty. A folder that
-// holds checkpoints, but not that one, is another run's, as is one that is locked: an
-// InvalidArgument. StorageError if the folder cannot be made or written to. The same on every rank.
+// stops it now: makes the folder, and removes what killed runs left there under hidden names; where
+// the file system knows no locks, only what is an hour old. `resumed` is the checkpoint that the
+// run goes on from, or empty. A folder that holds checkpoints, but not that one, is another run's,
+// as is one that is locked: an InvalidArgument. StorageError if the folder cannot be made or
+// written to. The same on every rank.
 FolderLock prepare_folder(Communicator& world, const std::filesystem::path& folder,
                           const std::filesystem::path& resumed);
 

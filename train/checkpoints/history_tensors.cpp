@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -102,9 +103,11 @@ Tensor to_tensor(const std::vector<Record>& records, const Record& empty) {
 }
 
 template <typename Record>
-std::vector<Record> records_from(const Checkpoint& checkpoint, const std::string& name,
+std::vector<Record> records_from(const std::map<std::string, Tensor>& tensors, const char* name,
                                  const Record& empty) {
-  const auto tensor = checkpoint.tensor(name);
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) throw InvalidArgument(fmt::format("there is no tensor {}", name));
+  const ConstTensorView tensor = found->second.view();
   const auto fields = static_cast<std::int64_t>(numbers_of(empty).size());
   const Shape expected{tensor.rows(), fields};
   if (tensor.dtype() != Dtype::i64 || tensor.shape() != expected) {
@@ -118,6 +121,20 @@ std::vector<Record> records_from(const Checkpoint& checkpoint, const std::string
   return records;
 }
 
+template <typename Record>
+void require_order(const std::vector<Record>& records, const char* name, std::int64_t last_step) {
+  std::int64_t before = 0;
+  for (const auto& record : records) {
+    if (record.step < before || record.step > last_step) {
+      throw InvalidArgument(
+          fmt::format("{} has a record of step {} after one of {}, in a run of "
+                      "{} steps",
+                      name, record.step, before, last_step));
+    }
+    before = record.step;
+  }
+}
+
 }  // namespace
 
 std::map<std::string, Tensor> to_tensors(const History& history, const ModelConfig& config) {
@@ -128,10 +145,24 @@ std::map<std::string, Tensor> to_tensors(const History& history, const ModelConf
   return tensors;
 }
 
-History history_from(const Checkpoint& checkpoint, const ModelConfig& config) {
-  return {.steps = records_from<StepRecord>(checkpoint, kSteps, {}),
-          .held_out = records_from<HeldOutRecord>(checkpoint, kHeldOut, {}),
-          .loads = records_from(checkpoint, kLoads, empty_load(config))};
+History history_from(const std::map<std::string, Tensor>& tensors, const ModelConfig& config) {
+  return {.steps = records_from<StepRecord>(tensors, kSteps, {}),
+          .held_out = records_from<HeldOutRecord>(tensors, kHeldOut, {}),
+          .loads = records_from(tensors, kLoads, empty_load(config))};
+}
+
+void require_sound(const History& history, std::int64_t last_step) {
+  require_order(history.steps, kSteps, last_step);
+  require_order(history.held_out, kHeldOut, last_step);
+  require_order(history.loads, kLoads, last_step);
+  for (const auto& record : history.loads) {
+    for (const auto& layer : record.picks) {
+      const auto least = std::ranges::min_element(layer);
+      if (least == layer.end() || *least >= 0) continue;
+      throw InvalidArgument(
+          fmt::format("{} has {} picks of an expert at step {}", kLoads, *least, record.step));
+    }
+  }
 }
 
 }  // namespace switchyard::train

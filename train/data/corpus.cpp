@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -95,6 +97,19 @@ Corpus Corpus::read(const fs::path& path) {
   std::string text;
   for (const auto& file : files) text += read_file(file, kMostBytes);
   return {path.string(), text};
+}
+
+std::shared_ptr<const Corpus> shared_corpus(const std::string& path) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<const Corpus>> held;
+  const std::lock_guard lock(mutex);
+  auto corpus = held[path].lock();
+  if (corpus == nullptr) {
+    corpus = std::make_shared<const Corpus>(path.empty() ? Corpus::embedded() : Corpus::read(path));
+    std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
+    held[path] = corpus;
+  }
+  return corpus;
 }
 
 // Text comes in chunks, of 4 KiB or a twentieth of it, and the last of every ten is held out: so

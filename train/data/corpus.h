@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,9 @@ class Corpus {
   const std::string& name() const { return name_; }
   std::string_view training() const { return training_; }
   std::string_view held_out() const { return held_out_; }
+  std::int64_t bytes() const {
+    return static_cast<std::int64_t>(training_.size() + held_out_.size());
+  }
   // Tells texts apart.
   std::uint64_t hash() const { return hash_; }
 
@@ -34,6 +38,10 @@ class Corpus {
   std::uint64_t hash_ = 0;
 };
 
+// Of a path, or embedded where it is empty. All ranks of a process that hold it have the same one;
+// who comes while it is read waits.
+std::shared_ptr<const Corpus> shared_corpus(const std::string& path);
+
 // The windows of `length` + 1 bytes that training sees: all of a text once, in an order of the
 // seed's, then again in another. Window n is a function of (text, length, seed, n) alone, so n is
 // all that a checkpoint keeps.
@@ -43,6 +51,7 @@ class WindowOrder {
   WindowOrder(std::string_view text, std::int64_t length, std::uint64_t seed);
 
   std::int64_t windows_in_an_epoch() const { return num_windows_; }
+  // InvalidArgument if n is negative.
   std::string_view window(std::int64_t n) const;
 
  private:

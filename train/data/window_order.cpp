@@ -55,6 +55,7 @@ WindowOrder::WindowOrder(std::string_view text, std::int64_t length, std::uint64
       num_windows_(windows_of(text, length, "to train on")) {}
 
 std::string_view WindowOrder::window(std::int64_t n) const {
+  if (n < 0) throw InvalidArgument(fmt::format("there is no window {}", n));
   const auto epoch = static_cast<std::uint64_t>(n / num_windows_);
   const auto key = mix(mix(seed_) ^ epoch);
   const auto i = permuted(static_cast<std::uint64_t>(n % num_windows_),

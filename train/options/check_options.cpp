@@ -14,7 +14,9 @@ void require(bool ok, fmt::format_string<Args...> message, Args&&... args) {
   if (!ok) throw InvalidArgument(fmt::format(message, std::forward<Args>(args)...));
 }
 
-void check_model(const ModelConfig& m) {
+}  // namespace
+
+void check(const ModelConfig& m) {
   require(m.hidden % m.heads == 0 && m.head_size() % 2 == 0,
           "--hidden {} must be --heads {} times an even number, such as {}", m.hidden, m.heads,
           (m.hidden / (2 * m.heads) + 1) * 2 * m.heads);
@@ -24,10 +26,8 @@ void check_model(const ModelConfig& m) {
           m.layers);
 }
 
-}  // namespace
-
 void check(const TrainConfig& config, int num_ranks) {
-  check_model(config.model);
+  check(config.model);
   const auto& o = config.optimizer;
   require(o.final_learning_rate <= o.learning_rate,
           "--final-learning-rate {} must be at most --learning-rate {}", o.final_learning_rate,

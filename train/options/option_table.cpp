@@ -6,6 +6,7 @@
 #include <system_error>
 #include <type_traits>
 
+#include "options/limits.h"
 #include "options/options.h"
 #include "switchyard/error.h"
 
@@ -16,9 +17,6 @@ constexpr int kMostLayers = 1024;
 constexpr int kMostExperts = 65536;
 constexpr std::int64_t kWidest = 65536;
 constexpr std::int64_t kWidestInside = 1 << 20;
-constexpr std::int64_t kLongest = 1 << 20;  // of a sequence, a batch, a sample
-constexpr int kMostRanks = 65536;
-constexpr std::int64_t kMostSteps = 1'000'000'000;
 constexpr float kHighestWeight = 1000.0F;
 constexpr float kHighestRate = 10.0F;
 constexpr float kLargestBeta = 0.9999F;

@@ -49,6 +49,8 @@ TrainConfig resolve(const Assignments& file, const Assignments& flags);
 TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignments& file,
                   const Assignments& flags);
 
+// Of sizes that must fit each other; InvalidArgument names the options.
+void check(const ModelConfig& config);
 // Of values that must fit each other and the number of ranks; InvalidArgument names the options.
 void check(const TrainConfig& config, int num_ranks);
 // Gives up a mesh that a checkpoint had with another number of ranks, and checks the rest.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,9 +12,11 @@
 
 #include "checkpoints/checkpoints.h"
 #include "common/sum_over_ranks.h"
+#include "model/model_size.h"
 #include "options/options.h"
 #include "report/report.h"
 #include "run/console.h"
+#include "run/resources.h"
 #include "run/sampler.h"
 #include "run/stop_signals.h"
 #include "run/summary.h"
@@ -33,12 +36,12 @@ Device device_of(const TrainConfig& config, int num_ranks) {
 }
 
 // Collective.
-Corpus read_corpus(Communicator& world, const std::string& path) {
-  std::optional<Corpus> corpus;
-  agree(world, [&] { corpus = path.empty() ? Corpus::embedded() : Corpus::read(path); });
+std::shared_ptr<const Corpus> read_corpus(Communicator& world, const std::string& path) {
+  std::shared_ptr<const Corpus> corpus;
+  agree(world, [&] { corpus = shared_corpus(path); });
   require_equal(world, fmt::format("the text {} (its hash)", corpus->name()),
                 static_cast<std::int64_t>(corpus->hash()));
-  return *std::move(corpus);
+  return corpus;
 }
 
 // mpirun gives a rank a terminal of its own, wherever the output goes in the end.
@@ -54,8 +57,8 @@ class Run {
       : config_(config),
         world_(world),
         mesh_(world, mesh_axes(config.mesh, world.size())),
-        corpus_(read_corpus(world, config.data.corpus)),
-        trainer_(config, mesh_, device_of(config, world.size()), corpus_) {
+        text_(read_corpus(world, config.data.corpus)),
+        trainer_(config, mesh_, device_of(config, world.size()), *text_) {
     if (world.rank() == 0) {
       console_.emplace(mode_of(config, world), config.steps, ConsoleOutput{.is_in_a_hurry = [this] {
                          return stopped_ || signals_.received();
@@ -125,9 +128,9 @@ class Run {
     const auto header = read_header(world_, config_.resume);
     load(trainer_, header);
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
-    if (header.corpus_hash != corpus_.hash()) {
+    if (header.corpus_hash != text_->hash()) {
       say(fmt::format("note: {} is not the text that this checkpoint was trained on",
-                      corpus_.name()));
+                      text_->name()));
     }
   }
 
@@ -143,10 +146,16 @@ class Run {
                     m.layers, m.hidden, m.experts, m.intermediate, m.top_k,
                     static_cast<double>(size.parameters) * 1e-6,
                     static_cast<double>(size.active_parameters) * 1e-6));
-    say(fmt::format("text: {}, {:.2f} MB to train on, {:.2f} MB held out", corpus_.name(),
-                    static_cast<double>(corpus_.training().size()) * 1e-6,
-                    static_cast<double>(corpus_.held_out().size()) * 1e-6));
+    say(fmt::format("text: {}, {:.2f} MB to train on, {:.2f} MB held out", text_->name(),
+                    static_cast<double>(text_->training().size()) * 1e-6,
+                    static_cast<double>(text_->held_out().size()) * 1e-6));
     say(fmt::format("{} steps of {} x {} bytes", config_.steps, config_.data.batch, m.context));
+    if (const int idle = num_idle_ranks(config_, world_.size()); idle > 0) {
+      say(
+          fmt::format("warning: {} of {} ranks will be idle: a batch of {} sequences of {} bytes, "
+                      "and {} experts a layer, leave nothing for them",
+                      idle, world_.size(), config_.data.batch, m.context, m.experts));
+    }
   }
 
   void evaluate() {
@@ -234,7 +243,7 @@ class Run {
   Communicator& world_;
   StopSignals signals_;
   Mesh mesh_;
-  Corpus corpus_;
+  std::shared_ptr<const Corpus> text_;
   Trainer trainer_;
   std::optional<Console> console_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();

@@ -2,27 +2,12 @@
 
 #include <fmt/format.h>
 
+#include "common/bounded_count.h"
 #include "common/sum_over_ranks.h"
+#include "model/model_size.h"
 #include "options/options.h"
 
 namespace switchyard::train {
-
-ModelSize size_of(const ModelConfig& c) {
-  const auto h = c.hidden;
-  std::int64_t shared = (c.tied ? 1 : 2) * kVocabulary * h + h;
-  std::int64_t in_experts = 0;
-  for (int layer = 0; layer < c.layers; ++layer) {
-    shared += 2 * h + 4 * h * h;
-    if (c.has_experts(layer)) {
-      shared += c.experts * h + 3 * h * c.shared_intermediate;
-      in_experts += 3 * h * c.intermediate;  // of each
-    } else {
-      shared += 3 * h * c.dense_intermediate;
-    }
-  }
-  return {.parameters = shared + c.experts * in_experts,
-          .active_parameters = shared + c.top_k * in_experts};
-}
 
 std::string describe(const Mesh& mesh) {
   const int ranks = mesh.world().size();
@@ -55,7 +40,7 @@ RunSummary summarise(Trainer& trainer, double seconds) {
   for (std::int64_t i = 0; i < resumed; ++i) {
     summary.seconds += summary.history.steps[static_cast<std::size_t>(i)].seconds;
   }
-  summary.tokens = trainer.progress().position * config.model.context;
+  summary.tokens = (BoundedCount(trainer.progress().position) * config.model.context).value();
   const ModelSize size = size_of(config.model);
   summary.parameters = size.parameters;
   summary.active_parameters = size.active_parameters;

@@ -9,12 +9,6 @@
 
 namespace switchyard::train {
 
-struct ModelSize {
-  std::int64_t parameters = 0;         // of the whole model
-  std::int64_t active_parameters = 0;  // that one token uses
-};
-ModelSize size_of(const ModelConfig& config);
-
 // "4 ranks (threads): dp 1 x ep 4 x sp 1"
 std::string describe(const Mesh& mesh);
 

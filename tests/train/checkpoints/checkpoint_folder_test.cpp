@@ -172,14 +172,26 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
                 ": nothing can be saved there: Permission denied; choose another folder, or none");
 }
 
-TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesWhenNobodyWritesToIt) {
-  const auto old = put(".step-00000010.safetensors.tmp-1");
-  const auto recent = put(".step-00000010.safetensors.tmp-2");
-  const auto other = put(".letter.tmp-1");
-  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
-  for (const auto& path : {old, other}) fs::last_write_time(path, long_ago);
+TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesAtOnce) {
+  put(".step-00000010.safetensors.tmp-1");
+  put(".letter.tmp-1");
   EXPECT_EQ(prepare({}), "no error");
-  EXPECT_EQ(folder_.names(), (Names{".step-00000010.safetensors.tmp-2", ".letter.tmp-1"}));
+  EXPECT_EQ(folder_.names(), Names{".letter.tmp-1"});
+}
+
+TEST_F(CheckpointFolder, ButWithoutALockOnlyWhenNobodyWritesToIt) {
+  const auto old = put(".step-00000010.safetensors.tmp-1");
+  put(".step-00000010.safetensors.tmp-2");
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  remove_leftovers(folder_.path(), true);
+  EXPECT_EQ(folder_.names(), Names{".step-00000010.safetensors.tmp-2"});
+}
+
+TEST_F(CheckpointFolder, WhatAnotherRunIsSavingStays) {
+  const auto lock = prepare_folder(*connect(), folder_.path(), {});
+  put(".step-00000010.safetensors.tmp-1");
+  EXPECT_NE(prepare({}).find("another run is saving there"), std::string::npos);
+  EXPECT_EQ(folder_.names(), Names{".step-00000010.safetensors.tmp-1"});
 }
 
 }  // namespace

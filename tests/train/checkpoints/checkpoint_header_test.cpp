@@ -61,6 +61,12 @@ TEST_F(CheckpointHeaderErrors, NumbersThatMakeNoSense) {
             damaged("train.step must be a number, not \"9223372036854775808\""));
   metadata_ = to_metadata(some_header());
   EXPECT_EQ(with("train.position", "x"), damaged("train.position must be a number, not \"x\""));
+  EXPECT_EQ(with("train.position", "11"),
+            damaged("train.position must be 12 to 12582912 after 12 steps, not 11"));
+  EXPECT_EQ(with("train.position", "12582913"),
+            damaged("train.position must be 12 to 12582912 after 12 steps, not 12582913"));
+  EXPECT_EQ(with("train.step", "1000000001"),
+            damaged("train.step must be at most 1000000000, not 1000000001"));
   metadata_ = to_metadata(some_header());
   EXPECT_EQ(with("train.training_sum", "xyz"),
             damaged("train.training_sum must be a hexadecimal number, not \"xyz\""));

@@ -1,8 +1,12 @@
 // Every kind of damage is found, named on every rank, and another checkpoint offered.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <string>
+#include <thread>
 
 #include "train/saved_run.h"
 
@@ -139,6 +143,51 @@ TEST_F(CheckpointsDamage, WhatIsNotThere) {
   std::filesystem::create_directory(folder_ / "empty");
   EXPECT_EQ(header_error(folder_ / "empty"),
             "there is no checkpoint, such as step-00000400.safetensors, in the folder DIR/empty");
+}
+
+TEST_F(CheckpointsDamage, OneThatIsRemovedAfterItsHeaderWasReadIsStillLoaded) {
+  const auto alone = connect();
+  SmallRun run(*alone, small_config());
+  const auto header = read_header(folder_.path());
+  std::filesystem::remove(folder_ / kTwo);
+  std::filesystem::remove(folder_ / kFour);
+  load(run.trainer, header);
+  EXPECT_EQ(run.trainer.progress().step, 4);
+}
+
+TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEveryRank) {
+  for (const bool of_training : {false, true}) {
+    const auto whole = bytes_of(kFour);
+    run_ranks(2, [&](Communicator& world) {
+      SmallRun run(world, small_config());
+      const auto header = read_header(world, folder_.path());
+      if (world.rank() == 0) std::filesystem::resize_file(folder_ / kFour, 6000);
+      world.barrier();
+      const auto error = in_words(testing::error_of<StorageError>([&] {
+        of_training ? load(run.trainer, header) : load_values(run.trainer.model(), header);
+      }));
+      EXPECT_NE(error.find("DIR/step-00000004.safetensors was shortened while it was read: of its"),
+                std::string::npos)
+          << error;
+    });
+    put(kFour, whole);
+  }
+}
+
+// While another thread saves and prunes as fast as it can.
+TEST_F(CheckpointsDamage, AFolderThatIsPrunedMeanwhileAlwaysHasANewest) {
+  namespace fs = std::filesystem;
+  const auto name = [&](int step) { return folder_ / fmt::format("step-{:08}.safetensors", step); };
+  std::atomic<bool> is_done = false;
+  std::jthread saver([&] {
+    for (int step = 5; !is_done; ++step) {
+      fs::create_hard_link(name(4), folder_ / "next");
+      fs::rename(folder_ / "next", name(step));
+      if (step > 5) fs::remove(name(step - 1));
+    }
+  });
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(header_error(folder_.path()), "no error");
+  is_done = true;
 }
 
 }  // namespace

@@ -146,5 +146,17 @@ TEST(Corpus, NamesAPathThatHoldsTooLittleOrTooMuch) {
                 " has 4294967297 bytes and must have at most 4294967296 (4 GiB)");
 }
 
+TEST(SharedCorpus, IsReadOnceByAllWhoHoldIt) {
+  const Folder folder;
+  write(folder / "text", std::string(1000, 'a'));
+  const auto path = (folder / "text").string();
+  auto first = shared_corpus(path);
+  write(folder / "text", std::string(2000, 'b'));
+  EXPECT_EQ(shared_corpus(path), first);
+  EXPECT_NE(shared_corpus(""), first);
+  first.reset();
+  EXPECT_EQ(shared_corpus(path)->bytes(), 2000) << "nobody held it any more";
+}
+
 }  // namespace
 }  // namespace switchyard::train::corpus_test

@@ -72,6 +72,12 @@ TEST(WindowOrder, ManyEpochsAreFine) {
   EXPECT_EQ(window.size(), 5U);
 }
 
+TEST(WindowOrder, HasNoneBeforeTheFirst) {
+  const auto text = text_of(29);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { WindowOrder(text, 4, 9).window(-1); }),
+            "there is no window -1");
+}
+
 TEST(WindowOrder, NeedsAWindow) {
   EXPECT_EQ(WindowOrder(text_of(9), 8, 1).windows_in_an_epoch(), 1);
   EXPECT_EQ(error_of<InvalidArgument>([] { WindowOrder(text_of(8), 8, 1); }),

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "run/summary.h"
+#include "model/model_size.h"
 #include "switchyard/run_ranks.h"
 #include "train/tiny_run.h"
 
