@@ -9,6 +9,7 @@ void add_bench_command(CLI::App& app);
 void add_info_command(CLI::App& app);
 void add_inspect_command(CLI::App& app);
 void add_sample_command(CLI::App& app);
+void add_soak_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_verify_command(CLI::App& app);
 

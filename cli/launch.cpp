@@ -58,10 +58,12 @@ void allow_all_cores() { stay_on(cores()); }
 void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
   num_cores();  // before any thread is kept on one of them
   if (options.comm == "threads") {
-    run_ranks(options.ranks > 0 ? options.ranks : std::min(num_cores(), kMostDefaultRanks), body);
+    run_ranks(options.ranks > 0 ? options.ranks : std::min(num_cores(), kMostDefaultRanks), body,
+              {.timeout = options.timeout});
     return;
   }
-  const auto world = connect({.backend = options.comm});
+  const auto world =
+      connect({.backend = options.comm, .timeout = options.timeout, .exit_if_init_hangs = true});
   if (options.ranks > 0 && options.ranks != world->size()) {
     throw InvalidArgument(
         fmt::format("--ranks {} differs from the {} processes that were started; "

@@ -1,6 +1,7 @@
 // Starts ranks the way the user asked for.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -8,9 +9,12 @@
 
 namespace switchyard::cli {
 
+constexpr std::chrono::seconds kDefaultTimeout{600};
+
 struct LaunchOptions {
   std::string comm = "threads";
   int ranks = 0;  // threads: how many, 0 = one a core up to 8; mpi: 0, or what mpirun gave
+  std::chrono::seconds timeout = kDefaultTimeout;  // that a rank waits for others
 };
 
 // Runs body on every rank: on threads of this process, or on this process as one of mpirun's.

@@ -2,9 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <string>
 
 #include "commands.h"
+#include "common/bus_faults.h"
 #include "common/printable.h"
 #include "switchyard/build_info.h"
 #include "unknown_argument.h"
@@ -31,6 +33,7 @@ std::string words_for(const CLI::ParseError& error, const CLI::App& app) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  switchyard::train::explain_bus_faults();
   CLI::App app{"Expert parallelism for Mixture-of-Experts models.", "switchyard"};
   app.set_version_flag("--version", std::string(switchyard::version()));
   app.require_subcommand(1);
@@ -39,12 +42,14 @@ int main(int argc, char** argv) {
   switchyard::cli::add_info_command(app);
   switchyard::cli::add_inspect_command(app);
   switchyard::cli::add_sample_command(app);
+  switchyard::cli::add_soak_command(app);
   switchyard::cli::add_train_command(app);
   switchyard::cli::add_verify_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked_for_help) {
-    return app.exit(asked_for_help);
+    app.exit(asked_for_help, std::cout);
+    std::cout.flush();
   } catch (const CLI::RuntimeError& said_already) {
     return said_already.get_exit_code();
   } catch (const CLI::ParseError& error) {

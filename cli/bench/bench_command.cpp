@@ -9,6 +9,7 @@
 
 #include "add_choice.h"
 #include "bench/benchmarks.h"
+#include "comm_options.h"
 #include "commands.h"
 
 namespace switchyard::cli {
@@ -53,8 +54,7 @@ void require_distinct_picks(std::int64_t top_k, int num_experts) {
 void add_launch(CLI::App* command, LaunchOptions& launch,
                 const std::string& ranks_help = "Ranks [one a core, at most 8]") {
   command->add_option("--ranks", launch.ranks, ranks_help)->check(CLI::Range(1, 1024));
-  command->add_option("--comm", launch.comm, "How ranks are connected [threads]")
-      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_comm_options(command, launch);
 }
 
 // For benchmarks that run on CPUs and on GPUs.

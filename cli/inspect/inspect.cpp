@@ -10,6 +10,7 @@
 #include "checkpoints/checkpoints.h"
 #include "commands.h"
 #include "inspect/inspect_report.h"
+#include "switchyard/error.h"
 
 namespace switchyard::cli {
 namespace {
@@ -89,6 +90,15 @@ void add_ranks(InspectReport& report, const std::vector<FoundBlock>& blocks,
   }
 }
 
+// Each takes about a kilobyte here; the largest models have a tenth of so many.
+void require_few_tensors(const Checkpoint& checkpoint) {
+  constexpr std::size_t kMostTensors = 500'000;
+  const auto count = checkpoint.names().size();
+  if (count <= kMostTensors) return;
+  throw Unsupported(fmt::format("{} has {} tensors, and at most {} can be listed",
+                                checkpoint.path().string(), count, kMostTensors));
+}
+
 // The newest, of a folder of checkpoints: each of them is a whole.
 std::filesystem::path checkpoint_at(const std::filesystem::path& path) {
   std::error_code ignored;
@@ -99,6 +109,7 @@ std::filesystem::path checkpoint_at(const std::filesystem::path& path) {
 
 void inspect(const InspectOptions& options) {
   const auto checkpoint = Checkpoint::open(checkpoint_at(options.path));
+  require_few_tensors(checkpoint);
   InspectReport report;
   report.path = checkpoint.path().string();
   report.metadata = checkpoint.metadata();

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -12,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMostRanks = 1024;
+constexpr int kMostRanks = 64;  // that a file may start
 
 [[noreturn]] void refuse(const std::string& reason) { throw InvalidArgument(reason); }
 
@@ -39,6 +41,18 @@ std::vector<std::int64_t> even_offsets(std::int64_t num_tokens, int num_ranks) {
   return offsets;
 }
 
+// Numbers with a fraction or an exponent must still fit the integers that some are read as.
+json parse_settings(const std::string& text) {
+  return json::parse(text, [](int /*depth*/, json::parse_event_t event, const json& value) {
+    constexpr double kMost = std::numeric_limits<int>::max();
+    const bool is_number = event == json::parse_event_t::value && value.is_number_float();
+    if (is_number && !(std::abs(value.get<double>()) <= kMost)) {
+      refuse(fmt::format("the number {} is too large", value.dump()));
+    }
+    return true;
+  });
+}
+
 // In turns to all ranks but the last, which gets none.
 ExpertPlacement uneven_placement(int num_experts, int num_ranks) {
   std::vector<std::int32_t> owners;
@@ -48,8 +62,8 @@ ExpertPlacement uneven_placement(int num_experts, int num_ranks) {
 
 }  // namespace
 
-GoldenCase::GoldenCase(SafetensorsFile file)
-    : file_(std::move(file)), tensors_(file_.tensors()), name_(file_.path().stem().string()) {}
+GoldenCase::GoldenCase(const SafetensorsFile& file)
+    : file_(file), tensors_(file_.tensors()), name_(file_.path().stem().string()) {}
 
 GoldenCase GoldenCase::read(const std::filesystem::path& path) {
   GoldenCase result(SafetensorsFile::open(path));
@@ -79,7 +93,7 @@ GoldenCase GoldenCase::read(const std::filesystem::path& path) {
 
 void GoldenCase::read_kempner_forge(const std::string& text) {
   using Preset = RouterOptions (*)(int, std::int64_t);
-  const auto c = json::parse(text);
+  const auto c = parse_settings(text);
   peer_ = Peer::kempner_forge;
   const auto preset = choose<Preset>({{"softmax_topk", &RouterOptions::kempner_forge_softmax},
                                       {"sigmoid_topk", &RouterOptions::kempner_forge_sigmoid}},
@@ -103,7 +117,7 @@ void GoldenCase::read_kempner_forge(const std::string& text) {
 
 void GoldenCase::read_hugging_face(const std::string& class_name, const std::string& text) {
   enum class Model { mixtral, qwen3_moe, olmoe, deepseek_v3 };
-  const auto c = json::parse(text);
+  const auto c = parse_settings(text);
   const auto model = choose<Model>({{"MixtralSparseMoeBlock", Model::mixtral},
                                     {"Qwen3MoeSparseMoeBlock", Model::qwen3_moe},
                                     {"OlmoeSparseMoeBlock", Model::olmoe},
@@ -129,8 +143,11 @@ void GoldenCase::read_hugging_face(const std::string& class_name, const std::str
     router.num_expert_groups = c.at("n_group");
     router.kept_expert_groups = c.at("topk_group");
     router.scale = c.at("routed_scaling_factor");
-    options_.shared_intermediate =
-        c.at("n_shared_experts").get<std::int64_t>() * options_.intermediate;
+    const std::int64_t num_shared = c.at("n_shared_experts");
+    if (__builtin_mul_overflow(num_shared, options_.intermediate, &options_.shared_intermediate)) {
+      refuse(fmt::format("n_shared_experts ({}) times the intermediate size ({}) is too large",
+                         num_shared, options_.intermediate));
+    }
   } else {
     router = RouterOptions::mixtral(experts, top_k);
   }

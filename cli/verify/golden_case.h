@@ -70,7 +70,7 @@ class GoldenCase {
   RankCase rank_case(const Division& division, int rank) const;
 
  private:
-  explicit GoldenCase(SafetensorsFile file);
+  explicit GoldenCase(const SafetensorsFile& file);
   void read_kempner_forge(const std::string& text);
   void read_hugging_face(const std::string& class_name, const std::string& text);
   void check_size() const;

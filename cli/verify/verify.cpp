@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <set>
 
+#include "comm_options.h"
 #include "commands.h"
 #include "device_choice.h"
 #include "launch.h"
@@ -23,6 +25,7 @@ namespace fs = std::filesystem;
 struct VerifyOptions {
   std::vector<fs::path> paths;  // files, or folders of *.safetensors
   std::string comm = "threads";
+  std::chrono::seconds timeout = kDefaultTimeout;
   DeviceChoice device;
   std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
   bool json = false;
@@ -95,7 +98,7 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
       auto others = empty_reports(cases);  // all ranks have the same results; one is enough
       run_cases(comm, cases, options.ranks, device, comm.rank() == 0 ? reports : others);
     };
-    launch_on(options.device, {.comm = "threads", .ranks = size}, run);
+    launch_on(options.device, {.comm = "threads", .ranks = size, .timeout = options.timeout}, run);
   }
   return reports;
 }
@@ -129,7 +132,8 @@ bool verify(const VerifyOptions& options) {
     return all_passed(reports);
   }
   bool passed = false;
-  launch_on(options.device, {.comm = options.comm}, [&](Communicator& comm, const auto& device) {
+  const LaunchOptions how{.comm = options.comm, .timeout = options.timeout};
+  launch_on(options.device, how, [&](Communicator& comm, const auto& device) {
     const auto reports = verify_on(comm, cases, device);
     if (comm.rank() == 0) print(reports, options);
     // mpirun ends all ranks when one leaves with an error, or after a failed case without having
@@ -156,8 +160,7 @@ void add_verify_command(CLI::App& app) {
           ->allow_extra_args(false)
           ->check(CLI::Range(1, 1024))
           ->type_name("N,N,...");
-  command->add_option("--comm", o->comm, "How ranks are connected [threads]")
-      ->check(CLI::IsMember({"threads", "mpi"}));
+  add_comm_options(command, o->comm, o->timeout);
   add_device_options(command, o->device,
                      "Where to compute; with cuda ranks are spread over the GPUs [cpu]");
   command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
@@ -165,7 +168,7 @@ void add_verify_command(CLI::App& app) {
     if (o->comm != "threads" && ranks->count() > 0) {
       throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
     }
-    const LaunchOptions most_ranks{o->comm, std::ranges::max(o->ranks)};
+    const LaunchOptions most_ranks{.comm = o->comm, .ranks = std::ranges::max(o->ranks)};
     require_sound(o->device, most_ranks);
     prepare_environment(o->device, most_ranks);
     if (!verify(*o)) throw CLI::RuntimeError(1);

@@ -28,6 +28,9 @@ TEST(Cli, InfoSaysWhatThereIs) {
 TEST(Cli, OutputThatIsLostIsAnError) {
   EXPECT_EQ(run("info > /dev/full").status, 1);
   EXPECT_EQ(run("info --json > /dev/full").status, 1);
+  EXPECT_EQ(run("info --json >&-").status, 1);
+  EXPECT_EQ(run("--version > /dev/full").status, 1);
+  EXPECT_EQ(run("bench layer --help > /dev/full").status, 1);
   EXPECT_EQ(run("train --no-such-flag > /dev/full").status, 2);  // where errors are lost, too
 }
 

@@ -83,6 +83,21 @@ TEST_F(InspectHostile, ManySizesForManyRanks) {
   EXPECT_LT(peak_bytes(), kMostBytes);
 }
 
+// A header of the largest size, of nothing but names.
+TEST_F(InspectHostile, MoreTensorsThanCanBeListed) {
+  std::string header = "{";
+  int count = 0;
+  for (; header.size() < 93'000'000; ++count) {
+    header += (count > 0 ? ",\"t" : "\"t") + std::to_string(count) +
+              R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  }
+  const auto path = put("a.safetensors", testing::file_of(header + "}", ""));
+  const auto outcome = run(shell(path));
+  EXPECT_EQ(outcome.status, 1);
+  expect_says(outcome, {"has " + std::to_string(count) + " tensors, and at most 500000 can be"});
+  EXPECT_LT(peak_bytes(), kMostBytes * 3 / 4);
+}
+
 TEST_F(InspectHostile, ManyBlocksThatAreNotWhole) {
   FileTensors tensors;
   for (int i = 0; i < 100; ++i) {

@@ -1,6 +1,7 @@
 // The command line of switchyard train, as far as nothing is trained.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <fstream>
 #include <string>
 
@@ -26,6 +27,7 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
   for (const char* text : {"--ranks N",
                            "0: 4, or with --comm mpi those of mpirun [0]",
                            "--comm TEXT:{threads,mpi}",
+                           "--timeout SECONDS",
                            "--config TEXT:FILE",
                            "--json",
                            "Model:",
@@ -65,6 +67,8 @@ TEST(TrainCommand, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--balance even", "--balance \"even\" is not one of bias|loss|none");
   expect_error("--steps ''", "--steps \"\" is not a whole number from 1 to 1000000000");
   expect_error("--comm pigeon", "--comm: pigeon not in {threads,mpi}");
+  expect_error("--timeout 0", "--timeout: Value 0 not in range 1 to 1000000");
+  expect_error("--timeout 1.5", "--timeout: ");
   expect_error("--step 3",
                "\"--step\" is not an option of switchyard train; the closest is "
                "\"--steps\"\n");
@@ -109,6 +113,25 @@ TEST_F(TrainOutput, MpirunsTerminalIsNone) {
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_NE(outcome.output.find("\nstep 1/2  loss "), std::string::npos) << outcome.output;
   EXPECT_EQ(outcome.output.find('\x1b'), std::string::npos) << outcome.output;
+}
+
+// A rank that is stopped does not come.
+TEST_F(TrainOutput, MpirunsRanksWaitNoLongerThanTheTimeout) {
+  const auto file = [&](const std::string& name) { return (folder_ / name).string(); };
+  testing::Background command(arguments("--comm mpi --timeout 2 --threads 1 --steps 100000 --json"),
+                              std::string(SWITCHYARD_MPIRUN) + " -n 2 sh -c 'echo $$ > " +
+                                  file("pid") + "$OMPI_COMM_WORLD_RANK; exec \"$0\" \"$@\" 2> " +
+                                  file("said") + "$OMPI_COMM_WORLD_RANK'");
+  EXPECT_NE(command.line(), "") << "a step";
+  pid_t rank_1 = 0;
+  ASSERT_TRUE(std::ifstream(file("pid1")) >> rank_1);
+  ::kill(rank_1, SIGSTOP);
+  while (!command.line().empty()) {
+  }
+  EXPECT_NE(command.exit_code(), 0);
+  std::string said;
+  std::getline(std::ifstream(file("said0")), said, '\0');
+  EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
 }
 
 TEST(TrainCommand, MpirunWithoutCommIsAnError) {

@@ -78,6 +78,28 @@ TEST_F(TrainDamage, AFullDiskLeavesTheLastGoodOne) {
   expect_same(straight_, resumed, 5, 6);
 }
 
+TEST_F(TrainDamage, TwoRunsDoNotSaveToOneFolder) {
+  Background first(arguments("--ranks 1 --steps 100000 --every 1 --json --resume " + checkpoint(4) +
+                             " --save " + saved()));
+  while (nlohmann::json::parse(first.line()).value("step", 0) < 6) {
+  }
+  const auto second = train("--ranks 1 --resume " + saved() + " --save " + saved());
+  EXPECT_EQ(second.status, 1);
+  EXPECT_NE(second.output.find("--save " + saved() +
+                               ": another run is saving there; end it, or "
+                               "choose another folder"),
+            std::string::npos)
+      << second.output;
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.exit_code(), 3) << "the first goes on";
+}
+
+TEST_F(TrainDamage, WhatKilledRunsLeftIsGoneWhenTheNextBegins) {
+  put(saved() + "/.step-00000006.safetensors.tmp-17", "a part");
+  EXPECT_EQ(train("--ranks 2 --resume " + saved() + " --save " + saved()).status, 0);
+  EXPECT_FALSE(fs::exists(saved() + "/.step-00000006.safetensors.tmp-17"));
+}
+
 TEST_F(TrainDamage, WhatIsNoCheckpointIsSaidToBeNone) {
   const auto none = train("--resume " + (folder_ / "none").string());
   EXPECT_NE(none.status, 0);

@@ -193,7 +193,7 @@ TEST_F(Verify, AFileThatIsNoCaseIsAnError) {
                 "its class is \"MixtralDenserMoeBlock\"");
   expect_change("local", "softmax_topk", "hashing_topk", "its router is \"hashing_topk\"");
   expect_change("local", R"(\"silu\")", R"(\"sulu\")", "its activation is \"sulu\"");
-  expect_change("local", R"(\"ep\": 1,)", R"(\"ep\": 0,)", "ep (0) must be 1 to 1024");
+  expect_change("local", R"(\"ep\": 1,)", R"(\"ep\": 0,)", "ep (0) must be 1 to 64");
   expect_change("local", R"(\"experts\": 8)", R"(\"experts\": 9)",
                 "its router is [8,16], but it has 9 experts");
   expect_change("local", R"(\"dim\")", R"(\"dmi\")", "[json.exception");

@@ -1,16 +1,9 @@
 // Opens bytes as a safetensors file and reads every tensor that it has.
-#include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "fuzz_target.h"
+#include "safetensors_mutator.h"
 #include "switchyard/safetensors.h"
-
-namespace {
-
-constexpr std::size_t kLengthBytes = 8;
-
-}  // namespace
 
 namespace switchyard {
 namespace {
@@ -39,26 +32,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   kFile.write(data, size);
   if (const auto file = switchyard::fuzz::open<switchyard::SafetensorsFile>(kFile.path())) {
     std::uint64_t length = 0;
-    std::memcpy(&length, data, kLengthBytes);
-    switchyard::read_all(*file, size - kLengthBytes - length);
+    std::memcpy(&length, data, switchyard::fuzz::kLengthBytes);
+    switchyard::read_all(*file, size - switchyard::fuzz::kLengthBytes - length);
   }
   return 0;
-}
-
-// Half of the time only the header changes, and its length with it: otherwise hardly a change of
-// more than a byte would get past the length.
-extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
-                                               std::size_t max_size, unsigned seed) {
-  std::uint64_t length = 0;
-  if (size >= kLengthBytes) std::memcpy(&length, data, kLengthBytes);
-  if (seed % 2 == 0 || size < kLengthBytes || length > size - kLengthBytes) {
-    return LLVMFuzzerMutate(data, size, max_size);
-  }
-  const std::uint8_t* end = data + kLengthBytes + length;
-  const std::string behind(reinterpret_cast<const char*>(end), size - kLengthBytes - length);
-  length = LLVMFuzzerMutate(data + kLengthBytes, length, max_size - kLengthBytes);
-  std::memcpy(data, &length, kLengthBytes);
-  const auto kept = std::min(behind.size(), max_size - kLengthBytes - length);
-  std::memcpy(data + kLengthBytes + length, behind.data(), kept);
-  return kLengthBytes + length + kept;
 }
