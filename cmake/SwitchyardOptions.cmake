@@ -11,6 +11,7 @@ option(SWITCHYARD_BUILD_BENCHMARKS "Build the benchmarks of single kernels" OFF)
 option(SWITCHYARD_BUILD_FUZZERS "Build the fuzzers of what reads files; needs clang" OFF)
 option(SWITCHYARD_WERROR "Treat warnings as errors" OFF)
 option(SWITCHYARD_UNITY "Compile the sources of a layer together, in half the time" ON)
+option(SWITCHYARD_HARDEN "Make faults in memory harder to exploit: full RELRO, stack protector, FORTIFY" ON)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 
 # AUTO uses what is found; ON makes a miss an error; OFF does not look.
@@ -65,6 +66,19 @@ function(switchyard_configure_target target)
   # 554: a conversion of views to themselves, which C++20 rules out by a constraint.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -lineinfo
     -diag-suppress=554 -Xcompiler=-Wall,-Wextra $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror=all-warnings>>)
+endfunction()
+
+# For what is shipped. Sanitizers look closer by themselves, and FORTIFY needs an optimiser.
+function(switchyard_harden target)
+  if(NOT SWITCHYARD_HARDEN OR SWITCHYARD_SANITIZE OR SWITCHYARD_BUILD_FUZZERS)
+    return()
+  endif()
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fstack-protector-strong
+    $<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>>)
+  get_target_property(type ${target} TYPE)
+  if(type MATCHES "SHARED_LIBRARY|EXECUTABLE")
+    target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now,-z,noexecstack)
+  endif()
 endfunction()
 
 # For targets that are built to be tested: -O0 under a sanitizer, and otherwise, unless this is a

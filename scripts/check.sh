@@ -4,8 +4,10 @@
 #   check.sh separate    compiles every source by itself; CI does that for the library alone
 #   check.sh wheel       builds the Python package, installs it, and runs the Python tests with it;
 #                        CI does so for changes of the packaging alone
+#   check.sh faults      breaks every collective of a training step in every way, kills MPI ranks at
+#                        every call, and does the long forms of other tests; takes an hour
 #   check.sh mutants     breaks each promise once, and expects its test to notice; takes minutes
-#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 20
+#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 7
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
@@ -44,21 +46,24 @@ check_separate() {
 
 # Hostile files. What is found beyond the corpus stays in build/fuzz, and is where the next run
 # begins; an input that fails is left there as crash-…, and belongs into the corpus once mended.
+# The reader of recorded cases is fuzzed by its replay alone, until fuzz_golden has run for long.
 check_fuzz() {
   build_preset fuzz
-  say "Fuzzing safetensors and index for ${SWITCHYARD_FUZZ_SECONDS:-20} s"
-  local other status=0
-  fuzz_target safetensors &
-  other=$!
-  fuzz_target index || status=1
-  wait "$other" || status=1
+  say "Fuzzing what reads files, ${SWITCHYARD_FUZZ_SECONDS:-7} s for each target"
+  local target other status=0
+  for target in safetensors:index config:training; do
+    other=
+    [ -z "${target#*:}" ] || { fuzz_target "${target#*:}" & other=$!; }
+    fuzz_target "${target%:*}" || status=1
+    [ -z "$other" ] || wait "$other" || status=1
+  done
   return "$status"
 }
 
 fuzz_target() {
   local target=$1 log=build/fuzz/$1.log
   mkdir -p "build/fuzz/corpus/$target"
-  "build/fuzz/tests/fuzz/fuzz_$target" -max_total_time="${SWITCHYARD_FUZZ_SECONDS:-20}" \
+  "build/fuzz/tests/fuzz/fuzz_$target" -max_total_time="${SWITCHYARD_FUZZ_SECONDS:-7}" \
     -rss_limit_mb=2048 -malloc_limit_mb=64 -timeout=10 -max_len=8192 -print_final_stats=1 \
     -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
     "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1 ||
@@ -99,6 +104,27 @@ check_wheel() {
       'import switchyard.torch as s, sys; print(s.__file__); assert s.__file__.startswith(sys.prefix)'
     "$environment/bin/python" -m pytest -q -rs tests/python
   )
+}
+
+# The long forms of tests whose short ones CI runs. Shows what each did.
+check_faults() {
+  build_preset dev
+  local tests=build/dev/tests command=build/dev/cli/switchyard
+  say "Every fault at every collective of a step, over threads"
+  SWITCHYARD_FAULTS=1 "$tests/switchyard_tests" --gtest_filter='*FaultWalk*'
+  say "A death at every call of MPI"
+  SWITCHYARD_FAULTS=1 "$tests/switchyard_mpi_failure_tests" --gtest_filter='*MpiStages*'
+  say "Two hosts"
+  python3 -B tests/comm/two_hosts_test.py mpirun "$tests/rank_failure"
+  say "A million plans"
+  SWITCHYARD_PLANS=1000000 "$tests/switchyard_tests" --gtest_filter='*PlanFuzz*'
+  say "Long runs"
+  SWITCHYARD_STEPS=100000 "$tests/switchyard_tests" --gtest_filter='*LongRun*'
+  say "A loaded machine"
+  SWITCHYARD_TEST_LOAD=8 "$tests/switchyard_tests" --gtest_filter='*LoadedMachine*'
+  say "Soaking over threads and MPI"
+  "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}"
+  mpirun -n 4 --mca orte_allowed_exit_without_sync 1 "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}" --comm mpi
 }
 
 # Applies each patch of tests/mutations to a copy of the sources, one at a time. Its "Test:" line is

@@ -9,7 +9,8 @@ MOST_FILES = 30
 DATA = {"tests/data", "tests/fuzz/corpus"}  # files to be read, as many as there are
 # The folders, and where the compiler looks for "…" after the folder of the file itself.
 SEARCHED = {"include": ["include"], "src": ["src", "include"], "train": ["train", "include"],
-            "cli": ["cli", "train", "include"], "tests": ["tests", "src", "train", "include"],
+            "cli": ["cli", "train", "include"],
+            "tests": ["tests", "src", "cli", "train", "include"],
             "bench": ["cli", "src", "include"], "examples": ["include"]}
 # Lowest first; layers of one line may not include each other.
 LAYERS = [["src/core"], ["src/io"], ["src/comm", "src/device"], ["src/peer"], ["src/moe"],
