@@ -5,6 +5,7 @@
 #include <array>
 #include <numeric>
 
+#include "comm/gather_numbers.h"
 #include "comm/gather_strings.h"
 #include "core/hash.h"
 #include "core/require.h"
@@ -109,13 +110,11 @@ void Agreement::add(const Field& field) {
 void Agreement::add(ComparedList list) { items_.push_back(std::move(list)); }
 
 void Agreement::gather(int rank) {
-  Tensor own({1, static_cast<std::int64_t>(items_.size() + kOwnFields)}, Dtype::i64);
-  const auto values = own.span<std::int64_t>();
-  std::ranges::transform(items_, values.begin(), &ComparedList::hash);
-  values[items_.size()] = rank;
-  values.back() = objection_.empty() ? 0 : 1;
-  values_of_rank_ = Tensor(own.shape().with_rows(comm_.size()), Dtype::i64);
-  comm_.all_gather(own, values_of_rank_);
+  std::vector<std::int64_t> own(items_.size() + kOwnFields);
+  std::ranges::transform(items_, own.begin(), &ComparedList::hash);
+  own[items_.size()] = rank;
+  own.back() = objection_.empty() ? 0 : 1;
+  values_of_rank_ = gather_numbers(comm_, own);
   for (int r = 0; r < comm_.size(); ++r) {
     if (all_values_of(r).back() == 0) continue;
     const auto objections = gather_strings(comm_, objection_);

@@ -197,6 +197,9 @@ void Communicator::run_collective(std::string_view operation, std::string detail
   } catch (const std::exception& error) {
     give_up(error.what(), {rank_});
     throw;
+  } catch (...) {  // callers may catch it and go on, so the peers must learn of it here
+    give_up("an exception that is not a std::exception", {rank_});
+    throw;
   }
 }
 

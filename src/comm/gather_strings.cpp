@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/gather_numbers.h"
+
 namespace switchyard {
 namespace {
 
@@ -10,13 +12,6 @@ namespace {
 constexpr std::int64_t kHeadWords = 64;
 constexpr std::size_t kWordBytes = sizeof(std::int64_t);
 constexpr std::size_t kShortBytes = (kHeadWords - 1) * kWordBytes;
-
-// Collective. Each rank's row [words].
-Tensor gather_rows(Communicator& comm, const Tensor& own) {
-  Tensor all(own.shape().with_rows(comm.size()), Dtype::i64);
-  comm.all_gather(own, all);
-  return all;
-}
 
 const char* chars(const Tensor& rows, std::size_t rank) {
   return reinterpret_cast<const char*>(rows.view().row(static_cast<std::int64_t>(rank)));
@@ -28,7 +23,7 @@ std::vector<std::string> gather_strings(Communicator& comm, std::string_view own
   Tensor head = Tensor::zeros({1, kHeadWords}, Dtype::i64);
   head.span<std::int64_t>()[0] = static_cast<std::int64_t>(own.size());
   own.copy(reinterpret_cast<char*>(head.data()) + kWordBytes, kShortBytes);
-  const Tensor heads = gather_rows(comm, head);
+  const Tensor heads = gather_numbers(comm, head.span<std::int64_t>());
 
   std::vector<std::size_t> lengths;
   std::vector<std::string> result;
@@ -46,7 +41,7 @@ std::vector<std::string> gather_strings(Communicator& comm, std::string_view own
   if (own.size() > kShortBytes) {
     own.substr(kShortBytes).copy(reinterpret_cast<char*>(rest.data()), own.size() - kShortBytes);
   }
-  const Tensor rests = gather_rows(comm, rest);
+  const Tensor rests = gather_numbers(comm, rest.span<std::int64_t>());
   for (std::size_t r = 0; r < result.size(); ++r) {
     result[r].append(chars(rests, r), lengths[r] - result[r].size());
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "comm/gather_numbers.h"
 #include "peer/elements.h"
 #include "peer/peer_staging.h"
 #include "switchyard/error.h"
@@ -31,8 +32,7 @@ std::shared_ptr<KeptStaging> find_kept(Communicator& comm, const Device& device)
 }
 
 bool all_have(Communicator& comm, std::int64_t number) {
-  Tensor numbers({comm.size()}, Dtype::i64);
-  comm.all_gather(ConstTensorView(&number, {1}), numbers);
+  const Tensor numbers = gather_numbers(comm, {&number, 1});
   return std::ranges::all_of(numbers.span<std::int64_t>(),
                              [&](std::int64_t other) { return other == number && number != 0; });
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/agreement.h"
+#include "comm/gather_numbers.h"
 #include "device/device_backend.h"
 #include "switchyard/error.h"
 
@@ -42,13 +43,6 @@ void set_up(Communicator& comm, const std::function<void()>& step) {
       throw Unsupported(error.what());
     }
   });
-}
-
-Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own) {
-  const auto n = static_cast<std::int64_t>(own.size());
-  Tensor all({comm.size(), n}, Dtype::i64);
-  comm.all_gather(ConstTensorView(own.data(), {1, n}), all);
-  return all;
 }
 
 std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,

@@ -48,7 +48,4 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
 PeerGroup make_process_group(Communicator& comm, const Device& device,
                              const std::vector<PeerHello>& hellos);
 
-// [ranks, n]
-Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own);
-
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 
 #include "comm/agreement.h"
 #include "comm/failure_listener.h"
+#include "comm/gather_numbers.h"
 #include "core/given.h"
 #include "core/require.h"
 #include "core/row_bytes.h"

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "comm/agreement.h"
+#include "comm/gather_numbers.h"
 #include "core/local_socket.h"
 #include "core/require.h"
 #include "device/device_backend.h"

@@ -95,7 +95,8 @@ class FaultWalkTest : public ::testing::TestWithParam<MoverKind> {
       const bool is_victim = r == kVictim;
       if (fault == Fault::delay) {
         EXPECT_TRUE(is_right) << "rank " << r << ": " << rank.error;
-      } else if (fault == Fault::leave || fault == Fault::silence || fault == Fault::throw_error) {
+      } else if (fault == Fault::leave || fault == Fault::silence || fault == Fault::throw_error ||
+                 fault == Fault::throw_other) {
         // Ranks that wait for the victim elsewhere may be named beside it, at a deadline.
         EXPECT_TRUE(is_victim || std::ranges::find(rank.named, kVictim) != rank.named.end())
             << "rank " << r << ": " << rank.error;
@@ -115,14 +116,15 @@ class FaultWalkTest : public ::testing::TestWithParam<MoverKind> {
     const auto faulty = testing::make_faulty(comm, plan);
     try {
       return {.hash = testing::train_a_step(*faulty, GetParam(), folder_ / "checkpoint")};
-    } catch (const testing::Left&) {
-      return {.error = "left"};
     } catch (const CommunicationError& error) {
-      FailureListeners::abort_for(*faulty, error.what(), error);
+      if (!plan->has_left) FailureListeners::abort_for(*faulty, error.what(), error);
       return {.error = error.what(), .named = error.world_ranks()};
     } catch (const std::exception& error) {
       FailureListeners::abort_for(*faulty, error.what(), error);
       return {.error = error.what()};
+    } catch (int) {
+      faulty->abort("42");
+      return {.error = "42"};
     }
   }
 
