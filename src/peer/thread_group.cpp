@@ -110,11 +110,20 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
     const std::scoped_lock lock(threads->mutex);
     threads->heaps[static_cast<std::size_t>(comm.rank())] = std::move(heap);
   });
+  const std::scoped_lock lock(threads->mutex);
   PeerGroup group{.number = number,
                   .failure = threads->failure,
                   .heap = threads->heaps[static_cast<std::size_t>(comm.rank())],
                   .kept = threads};
-  for (const auto& heap : threads->heaps) group.bases.push_back(heap->base());
+  for (const auto& heap : threads->heaps) {
+    if (heap == nullptr) {  // a communicator that loses messages lets this rank run ahead
+      FailureListeners::fail(comm,
+                             fmt::format("peer memory: rank {} has no heap yet, but reported one",
+                                         group.bases.size()),
+                             {});
+    }
+    group.bases.push_back(heap->base());
+  }
   return group;
 }
 
