@@ -1,10 +1,10 @@
 // Checkpoints of the C interface.
 #include "switchyard/checkpoint.h"
 
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "c/ranks.h"
+#include "c/views.h"
 #include "comm/agreement.h"
 #include "core/require.h"
 
@@ -95,12 +95,15 @@ int switchyard_checkpoint_read(switchyard_checkpoint* checkpoint, const char* na
                                int64_t bytes) {
   return guarded([&] {
     const std::string_view text = c::text_of(name);
-    const ConstTensorView view =
-        c::at(checkpoint, "checkpoint").checkpoint.file_of(text).tensor(text);
+    const Checkpoint& from = c::at(checkpoint, "checkpoint").checkpoint;
+    const ConstTensorView view = from.tensor(text);
     require(view.bytes() == bytes, "{} has {} bytes, but there is room for {}", text, view.bytes(),
             bytes);
     require(into != nullptr || bytes == 0, "into is a null pointer");
-    if (bytes > 0) std::memcpy(into, view.data(), static_cast<std::size_t>(bytes));
+    if (bytes == 0) return;
+    // Reads the file instead of the view: a file that was truncated is then an error, not a SIGBUS.
+    const Device host;
+    load_tensor(from, text, c::view_of(into, view.dtype(), view.shape(), host, "into"), host);
   });
 }
 

@@ -99,8 +99,11 @@ Shared moved_of(const switchyard_dispatcher* dispatcher, const switchyard_shared
 // and what backward needs of them is copied to the caller's.
 struct SharedMoe {
   SharedMoe(const switchyard_dispatcher& of, const switchyard_shared_moe& args)
-      : call(of, args.plan_form, args.plan, args.form.hidden, dtype_of(args.form.dtype)),
-        experts(experts_options(args.form), of.device),
+      : call(of, args.plan_form, args.plan, args.form.hidden,
+             or_abort({&of.dispatcher->communicator()}, "experts",
+                      [&] { return dtype_of(args.form.dtype); })),
+        experts(or_abort({&of.dispatcher->communicator()}, "experts",
+                         [&] { return Experts(experts_options(args.form), of.device); })),
         weights(or_abort({&call.dispatcher.communicator()}, "experts",
                          [&] {
                            return weights_of(experts.options(), of.num_experts, args.weights,
@@ -296,10 +299,12 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
       return or_abort({&ranks.communicator()}, "plan",
                       [&] { return c::view_of(data, dtype, shape, dispatcher->device, name); });
     };
-    ranks.plan_into(view(const_cast<void*>(expert_ids), c::dtype_of(id_dtype),
-                         {form->num_tokens, form->top_k}, "expert_ids"),
-                    view(plan, Dtype::i32,
-                         {c::plan_words(*dispatcher, form->num_tokens, form->top_k)}, "the plan"));
+    const Dtype ids =
+        or_abort({&ranks.communicator()}, "plan", [&] { return c::dtype_of(id_dtype); });
+    ranks.plan_into(
+        view(const_cast<void*>(expert_ids), ids, {form->num_tokens, form->top_k}, "expert_ids"),
+        view(plan, Dtype::i32, {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
+             "the plan"));
   });
 }
 

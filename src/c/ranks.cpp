@@ -5,6 +5,8 @@
 #include <chrono>
 #include <limits>
 #include <span>
+#include <string_view>
+#include <tuple>
 
 #include "c/views.h"
 #include "comm/agreement.h"
@@ -159,6 +161,18 @@ using namespace switchyard;  // NOLINT(google-build-using-namespace): functions 
 using c::guarded;
 using c::on_rank;
 
+namespace {
+
+// A bad argument on one rank aborts the communicator, as it does in the C++ collectives: the peers
+// are already waiting.
+template <typename Call>
+int in_collective(switchyard_comm* comm, std::string_view name, Call call) {
+  return on_rank(comm,
+                 [&](Communicator& ranks) { or_abort({&ranks}, name, [&] { call(ranks); }); });
+}
+
+}  // namespace
+
 int switchyard_buffer_make(switchyard_device* device, void* stream, int64_t bytes,
                            switchyard_buffer** buffer, void** data) {
   return c::on_stream(device, stream, [&](const Device& on) {
@@ -243,7 +257,7 @@ int switchyard_comm_connect(const char* backend, int64_t timeout_ms, switchyard_
 
 int switchyard_comm_split(switchyard_comm* comm, int64_t color, int64_t key,
                           switchyard_comm** group) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "split", [&](Communicator& ranks) {
     c::at(group, "group");
     auto part = ranks.split(c::rank_number(color, "color"), c::rank_number(key, "key"));
     *group = part == nullptr ? nullptr
@@ -290,21 +304,21 @@ int switchyard_comm_barrier(switchyard_comm* comm) {
 }
 
 int switchyard_comm_all_reduce(switchyard_comm* comm, const switchyard_tensor* values, int64_t op) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "all_reduce", [&](Communicator& ranks) {
     ranks.all_reduce(c::host_tensor(values, "values"), c::reduce_op(op));
   });
 }
 
 int switchyard_comm_all_gather(switchyard_comm* comm, const switchyard_tensor* send,
                                const switchyard_tensor* recv) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "all_gather", [&](Communicator& ranks) {
     ranks.all_gather(c::host_tensor(send, "send"), c::host_tensor(recv, "recv"));
   });
 }
 
 int switchyard_comm_reduce_scatter(switchyard_comm* comm, const switchyard_tensor* send,
                                    const switchyard_tensor* recv, int64_t op) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "reduce_scatter", [&](Communicator& ranks) {
     ranks.reduce_scatter(c::host_tensor(send, "send"), c::host_tensor(recv, "recv"),
                          c::reduce_op(op));
   });
@@ -312,7 +326,7 @@ int switchyard_comm_reduce_scatter(switchyard_comm* comm, const switchyard_tenso
 
 int switchyard_comm_broadcast(switchyard_comm* comm, const switchyard_tensor* values,
                               int64_t root) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "broadcast", [&](Communicator& ranks) {
     ranks.broadcast(c::host_tensor(values, "values"), c::rank_number(root, "root"));
   });
 }
@@ -320,7 +334,7 @@ int switchyard_comm_broadcast(switchyard_comm* comm, const switchyard_tensor* va
 int switchyard_comm_all_to_all(switchyard_comm* comm, const switchyard_tensor* send,
                                const int64_t* send_rows, const switchyard_tensor* recv,
                                const int64_t* recv_rows) {
-  return on_rank(comm, [&](Communicator& ranks) {
+  return in_collective(comm, "all_to_all", [&](Communicator& ranks) {
     const auto size = static_cast<std::size_t>(ranks.size());
     c::at(send_rows, "send_rows");
     c::at(recv_rows, "recv_rows");
@@ -334,23 +348,24 @@ int switchyard_reshard(switchyard_comm* comm, switchyard_device* device, void* s
                        int64_t num_tensors, const switchyard_tensor* shard,
                        const switchyard_tensor* into) {
   return on_rank(comm, [&](Communicator& ranks) {
-    const Device& on = comm->rank->device_like(c::at(device, "device"));
-    if (on.memory() == Memory::gpu) on.set_stream({stream});
     std::vector<ConstTensorView> before;
     std::vector<TensorView> after;
-    or_abort({&ranks}, "reshard", [&] {
+    const auto [on, old_placement, new_placement] = or_abort({&ranks}, "reshard", [&] {
+      const Device& used = comm->rank->device_like(c::at(device, "device"));
+      if (used.memory() == Memory::gpu) used.set_stream({stream});
       require(num_tensors >= 0, "num_tensors ({}) must not be negative", num_tensors);
       if (num_tensors > 0) {
         c::at(shard, "shard");
         c::at(into, "into");
       }
       for (std::int64_t i = 0; i < num_tensors; ++i) {
-        before.emplace_back(c::tensor_of(shard[i], on.memory(), "a tensor of the shard"));
-        after.push_back(c::tensor_of(into[i], on.memory(), "a tensor to be filled"));
+        before.emplace_back(c::tensor_of(shard[i], used.memory(), "a tensor of the shard"));
+        after.push_back(c::tensor_of(into[i], used.memory(), "a tensor to be filled"));
       }
+      return std::tuple(used, c::placement_of(c::at(from, "from")),
+                        c::placement_of(c::at(to, "to")));
     });
-    const auto moved = reshard(before, c::placement_of(c::at(from, "from")),
-                               c::placement_of(c::at(to, "to")), ranks, on);
+    const auto moved = reshard(before, old_placement, new_placement, ranks, on);
     for (std::size_t i = 0; i < moved.size(); ++i) on.copy(moved[i], after[i]);
   });
 }

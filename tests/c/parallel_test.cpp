@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/random.h"
@@ -99,6 +102,46 @@ switchyard_tensor tensor_of(Tensor& tensor) {
       tensor.data(), static_cast<std::int64_t>(tensor.dtype()), tensor.shape().rank(), {}};
   for (int i = 0; i < tensor.shape().rank(); ++i) view.extents[i] = tensor.shape()[i];
   return view;
+}
+
+// A rank whose arguments are bad tells the others, which would wait for it until the deadline.
+TEST(ThreadRanks, ABadArgumentOnOneRankEndsTheCallOnAll) {
+  const auto run = [](const std::function<int(switchyard_comm*, bool is_bad)>& call) {
+    std::array<switchyard_comm*, 2> comms{};
+    ASSERT_EQ(switchyard_comm_threads(2, 60000, comms.data()), switchyard_ok);
+    const auto begin = std::chrono::steady_clock::now();
+    int waiting = switchyard_ok;
+    std::string words;
+    std::thread other([&] {
+      waiting = call(comms[1], false);
+      words = switchyard_last_error();
+    });
+    EXPECT_EQ(call(comms[0], true), switchyard_invalid_argument);
+    other.join();
+    EXPECT_EQ(waiting, switchyard_communication_error);
+    EXPECT_NE(words.find("rank 0 gave up"), std::string::npos) << words;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    for (switchyard_comm* comm : comms) switchyard_comm_free(comm);
+  };
+  run([](switchyard_comm* comm, bool is_bad) {
+    std::array<float, 2> values{};
+    const switchyard_tensor own{values.data(), switchyard_f32, 1, {2, 0, 0, 0}};
+    return switchyard_comm_all_reduce(comm, is_bad ? nullptr : &own, 0);
+  });
+  run([](switchyard_comm* comm, bool is_bad) {
+    switchyard_comm* group = nullptr;
+    return switchyard_comm_split(comm, is_bad ? INT64_MAX : 0, 0, &group);
+  });
+  run([](switchyard_comm* comm, bool is_bad) {
+    const std::array<std::int32_t, 2> owners{0, 1};
+    const switchyard_placement placement{owners.data(), 2, 2};
+    switchyard_device* device = nullptr;
+    EXPECT_EQ(switchyard_device_cpu(1, &device), switchyard_ok);
+    const int status = switchyard_reshard(comm, device, nullptr, is_bad ? nullptr : &placement,
+                                          &placement, 0, nullptr, nullptr);
+    switchyard_device_free(device);
+    return status;
+  });
 }
 
 TEST(ForeignCommunicator, CollectivesAreThoseOfTheProgram) {

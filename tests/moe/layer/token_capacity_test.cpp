@@ -155,6 +155,14 @@ TEST(TokenCapacity, MustNotBeNegativeNorDiffer) {
     EXPECT_EQ(error_with(comm.rank() == 2 ? 5 : 6),
               "ranks disagree about token_capacity: rank 0 has 6, rank 2 has 5");
     EXPECT_EQ(error_with(6), "no error");
+    // Groups of one batch grow together, so they must start alike, too.
+    const auto alone = comm.split(comm.rank(), 0);
+    auto options = options_with(Sizing::bounded(kRows, Overflow::fail, comm.rank() == 2 ? 5 : 6));
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                MoeLayer({.experts = *alone, .batch = &comm}, ExpertPlacement::contiguous(6, 1),
+                         options);
+              }),
+              "ranks disagree about token_capacity: rank 0 has 6, rank 2 has 5");
     Dispatcher dispatcher(comm, ExpertPlacement::contiguous(6, kRanks),
                           {.plan = {.hidden = 6}, .mover = MoverKind::peer});
     EXPECT_EQ(error_of<InvalidArgument>(
