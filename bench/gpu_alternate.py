@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times two builds of the library in turns, to see what a change costs.
+"""Times two builds of the library in turns, to show what a change costs.
 
   gpu_alternate.py OLD/libswitchyard_gpu_compare.so NEW/libswitchyard_gpu_compare.so
 
-Each turn is a process of its own, since two builds have one name. The table has the medians over the
-turns of forward+backward, cool and hot, and the ratio new / old.
+Each turn runs in its own process, because both builds have the same library name. The table shows
+the medians of forward+backward over the turns, cool and hot, and the ratio new / old.
 """
 import argparse
 import json
@@ -18,12 +18,12 @@ from gpu_report import HEATS, SHAPES
 
 
 def shape_of(name):
-    """One of the known, or T x H x I x E x K as 16384x2048x768x128x1."""
+    """Returns a known shape, or parses T x H x I x E x K, as in 16384x2048x768x128x1."""
     return SHAPES.get(name) or tuple(int(size) for size in name.split("x"))
 
 
 def require_own_library(build):
-    """A build that was copied may find the library of the other one."""
+    """Exits if a build, such as one that was copied, has loaded the library of the other one."""
     maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     found = {line.split()[-1] for line in maps if "/libswitchyard.so" in line}
     if not all(pathlib.Path(path).is_relative_to(build) for path in found):
@@ -31,8 +31,8 @@ def require_own_library(build):
 
 
 def step_times(path, options):
-    """Of one build, by shape: runs in a child process."""
-    import torch  # here, because the parent needs no GPU
+    """Returns the step times of one build, by shape. Runs in a child process."""
+    import torch  # imported here because the parent needs no GPU
     from gpu_layers import Batch, Switchyard, TorchExperts, Weights, check_step, load_library, route
     from gpu_timing import measure
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws the comparison that gpu_compare.py --json wrote: gpu_chart.py RESULTS.json CHART.svg
 
-TFLOP/s of forward and backward: a bar is cool, its dark part hot, the line a dense product, cool.
+The bars show the TFLOP/s of forward and backward, cool, and their dark parts the same when hot. The
+line is a dense product, cool.
 """
 import json
 import sys
@@ -28,7 +29,7 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 
 
 def chart(everything):
-    """An SVG of everything["compare"]."""
+    """Returns an SVG of everything["compare"]."""
     results = everything["compare"]
     most = max(layer["ceiling"]["cool"] for r in results for layer in r["layers"].values())
     scale = (WIDTH - LEFT - RIGHT) / most

@@ -1,5 +1,5 @@
-// What gpu_compare.py calls: movement and experts of one rank on a GPU, with the routing given, as
-// functions of C. The caller owns all tensors; they are contiguous and on the GPU.
+// C functions for gpu_compare.py: movement and experts of one rank on a GPU, with a given routing.
+// The caller owns all tensors, which are contiguous and on the GPU.
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -15,10 +15,10 @@ using namespace switchyard;
 
 struct Sizes {
   std::int64_t num_tokens, hidden, intermediate, num_experts, top_k, alignment;
-  std::int64_t portable;  // 1: the kernels of every GPU
+  std::int64_t portable;  // 1: use the kernels that run on every GPU
 };
 
-// What a step is given; inference needs none of the gradients.
+// The tensors of a step. Inference needs none of the gradients.
 struct Tensors {
   void* x;        // [T, H] bf16
   void* ids;      // [T, K] i32
@@ -27,7 +27,7 @@ struct Tensors {
   void* down;     // [E, H, I] bf16
   void* y;        // out [T, H] bf16
   void* d_y;      // [T, H] bf16
-  void* d_x;      // out, and so are those that follow
+  void* d_x;      // out, like all that follow
   void* d_weights;
   void* d_gate_up;
   void* d_down;
@@ -35,14 +35,15 @@ struct Tensors {
 
 struct Numbers {
   std::int64_t host_syncs;
-  std::int64_t bytes_held;  // of the GPU's memory, in use or kept for reuse
-  // From a training forward to its backward, in bytes: x (by reference) and what the experts keep;
-  // and the plan.
+  std::int64_t bytes_held;  // GPU memory, in use or kept for reuse
+  // Bytes kept from a training forward to its backward: first x (by reference) and the experts'
+  // inner values, then the plan.
   std::int64_t saved_activations = 0;
   std::int64_t saved_integers = 0;
 };
 
-// Experts of packed tensors, unpacked once: the host must stay ahead of small batches.
+// Experts of packed tensors, unpacked only once so that the host stays ahead of the GPU at small
+// batches.
 template <typename Expert>
 struct Unpacked {
   void* gate_up = nullptr;
@@ -66,7 +67,7 @@ struct Layer {
         experts({.hidden = s.hidden, .intermediate = s.intermediate, .dtype = Dtype::bf16},
                 device) {}
 
-  // Room for every routing.
+  // Returns enough rows for any routing.
   std::int64_t most_rows() const {
     const auto rows = s.num_tokens * s.top_k + s.num_experts * (s.alignment - 1);
     return (rows + s.alignment - 1) / s.alignment * s.alignment;
@@ -115,14 +116,14 @@ struct Layer {
   Experts experts;
   Unpacked<ExpertWeights> weights;
   Unpacked<ExpertGradients> gradients;
-  // From forward to backward.
+  // Kept from forward to backward.
   std::optional<Plan> plan;
   std::optional<Tensor> inner;
   std::optional<CapturedGraph> graph;
 };
 
 void Layer::forward(const Tensors& t, bool training) {
-  plan.reset();  // their memory is this step's
+  plan.reset();  // this step reuses their memory
   inner.reset();
   const Shape picks{s.num_tokens, s.top_k};
   plan = dispatcher.plan(TensorView(static_cast<std::int32_t*>(t.ids), picks, Memory::gpu));
@@ -153,7 +154,7 @@ void Layer::backward(const Tensors& t) {
 void Layer::backward_of_tokens(const Tensors& t) {
   Tensor d_rows = take_rows(s.hidden);
   const TensorView d_weights = scalars(t.d_weights);
-  device.set_zero(d_weights);  // of picks without a row
+  device.set_zero(d_weights);  // picks without a row keep zero
   experts.backward(weights_of(t), RowGroups::of(*plan),
                    {.row_weights = scalars(t.weights),
                     .inner = *inner,
@@ -185,14 +186,14 @@ Numbers Layer::numbers() const {
   Numbers result{.host_syncs = device.host_syncs(), .bytes_held = device.bytes_held()};
   if (!inner) return result;
   result.saved_activations = s.num_tokens * s.hidden * size_of(Dtype::bf16) + inner->bytes();
-  // sources() would wait; it has as many numbers as slots.
+  // sources() would wait for the device. It holds as many numbers as slots().
   result.saved_integers = 2 * plan->slots().bytes() + plan->target_ranks().bytes() +
                           plan->row_sources().bytes() + plan->source_offsets().bytes() +
                           plan->row_offsets().bytes() + plan->group_rows().bytes();
   return result;
 }
 
-// 0, or 1 after saying what went wrong.
+// Returns 0, or prints the error and returns 1.
 template <typename Work>
 int guarded(const Work& work) {
   try {
@@ -213,7 +214,7 @@ int call(void* layer, const Work& work) {
 
 extern "C" {
 
-// Null where that fails.
+// Returns null on failure.
 void* switchyard_make(const Sizes* sizes, void* stream) {
   void* layer = nullptr;
   guarded([&] { layer = new Layer(*sizes, stream); });
@@ -226,18 +227,18 @@ int switchyard_numbers(void* layer, Numbers* numbers) {
   return call(layer, [&](Layer& l) { *numbers = l.numbers(); });
 }
 
-// y = Σ_k weights · expert(x). `training` keeps what backward needs.
+// Computes y = Σ_k weights · expert(x). `training` keeps what backward needs.
 int switchyard_forward(void* layer, const Tensors* tensors, int training) {
   return call(layer, [&](Layer& l) { l.forward(*tensors, training != 0); });
 }
 
-// After a training forward, with the same tensors.
+// Must follow a training forward with the same tensors.
 int switchyard_backward(void* layer, const Tensors* tensors) {
   return call(layer, [&](Layer& l) { l.backward(*tensors); });
 }
 
-// Captures a forward, or with `training` forward and backward, that has run with these tensors just
-// before; replay runs it on whatever they hold then. Not on CUDA's default stream.
+// Captures a forward, or a forward and backward if `training` is set, that has just run with these
+// tensors. A replay uses whatever the tensors hold then. Fails on CUDA's default stream.
 int switchyard_capture(void* layer, const Tensors* tensors, int training) {
   return call(layer, [&](Layer& l) {
     l.graph.emplace(l.device, [&] {

@@ -3,14 +3,15 @@
 
 compare  forward and forward+backward of both at the shapes of known models
 skew     ours under skewed routing and with experts that have no rows
-small    ours at few tokens, as inference has them, beside what memory allows
+small    ours with few tokens, as in inference, beside the limit set by memory bandwidth
 
 Torch runs TorchTitan's algorithm (argsort, gather, three torch._grouped_mm, weighted scatter-add),
-as it is and under torch.compile, and the best that a user can write (gate and up in one product,
-combine and d_x by the inverse permutation, max-autotune-no-cudagraphs). The routing is given, data
-are random, weights and their gradients bf16 on both sides. Results are compared before anything is
-timed. Times are medians by events: cool, in short bursts after 0.15 s without work, and hot, after
-0.3 s of the same work; each beside a dense product by cuBLAS taken the same way.
+eager and under torch.compile, and the best that a user can write (gate and up in one product,
+combine and d_x by the inverse permutation, max-autotune-no-cudagraphs). The routing is given, the
+data are random, and weights and their gradients are bf16 on both sides. Results are compared before
+anything is timed. Times are medians from CUDA events: cool, in short bursts after 0.15 s without
+work, and hot, after 0.3 s of the same work. A dense cuBLAS product, timed the same way, stands
+beside each.
 """
 import argparse
 import datetime
@@ -26,7 +27,7 @@ from gpu_report import (BEST, COMPILED, GRAPH, HEATS, OURS, SHAPES, compare_tabl
                         pair, skew_table, small_table)
 from gpu_timing import DenseGemm, bandwidth_gb_s, measure
 
-SLOW_S = 45  # for one shape; longer is worth a warning
+SLOW_S = 45  # seconds for one shape; longer deserves a warning
 SMALL_SHAPE = "qwen3-30b"
 
 
@@ -40,7 +41,7 @@ def measure_layer(layer, gemm, rounds):
 
 
 def measure_ours(ours, gemm, rounds):
-    """The memory of training is seen before other work has taken some of its own."""
+    """Measures the memory of training first, before other work has taken some of its own."""
     before = ours.numbers()
     ours.training_forward()
     saved = ours.numbers()
@@ -90,7 +91,7 @@ def skew(name, library, options):
     on_half = route(shape, experts=half)
     alone = (t, h, i, e // 2, k)
     renumbered = torch.searchsorted(half, on_half)
-    cases = {  # the same number of rows in each
+    cases = {  # all have the same number of rows
         "balanced": (shape, weights, route(shape)),
         "zipf 1.0": (shape, weights, route(shape, exponent=1.0)),
         f"{e - e // 2} of {e} empty": (shape, weights, on_half),
@@ -117,7 +118,7 @@ def small(library, options):
     _, h, i, e, k = SHAPES[SMALL_SHAPE]
     bandwidth = bandwidth_gb_s(options.rounds)
     torch.cuda.empty_cache()
-    # 1.2 GB, which every forward reads nearly all of: a cache of 50 MB helps nobody.
+    # 1.2 GB, nearly all of which every forward reads, so a cache of 50 MB does not help.
     weights = Weights(SHAPES[SMALL_SHAPE])
     module = TorchExperts(weights, e, k)
     ceiling = DenseGemm(SHAPES[SMALL_SHAPE]).tflops(options.rounds)
@@ -172,7 +173,7 @@ def each_shape(run, names, library, options):
 
 
 def run_part(part, library, options):
-    """What a part measured, and its table."""
+    """Runs a part, and returns its results and its table."""
     if part == "compare":
         results = each_shape(compare, options.shapes, library, options)
         return results, compare_tables(results)
@@ -229,7 +230,7 @@ def main():
     for part in options.only:
         everything[part], text = run_part(part, library, options)
         print(f"\n{text}", flush=True)
-        if options.json:  # now, so that a later part cannot take it along
+        if options.json:  # now, so that a later failure cannot lose them
             with open(options.json, "w") as file:
                 json.dump(everything, file, indent=1)
 

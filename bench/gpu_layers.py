@@ -1,4 +1,4 @@
-"""The layers that are compared, Switchyard's and torch's, their inputs, and whether they agree."""
+"""The layers to compare, Switchyard's and torch's, their inputs, and checks that they agree."""
 import ctypes
 import sys
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 TOLERANCE = 2e-2  # both sides round to bf16 at several places
-TILE_TOLERANCE = 6e-2  # of a kernel's tile: one wrong among thousands is lost in the whole
+TILE_TOLERANCE = 6e-2  # per kernel tile: one bad tile among thousands is lost in the whole
 TILE = (128, 256)
 
 
@@ -19,14 +19,14 @@ class Weights:
         self.down = torch.randn(e, h, i, device="cuda", dtype=torch.bfloat16) * i**-0.5
 
     def of(self, experts):
-        """A copy of some experts."""
+        """Returns a copy of some experts."""
         some = Weights.__new__(Weights)
         some.gate_up, some.down = self.gate_up[experts], self.down[experts]
         return some
 
 
 class Batch:
-    """Tokens, the gradient of what becomes of them, and their routing."""
+    """Tokens, their routing, and the gradient of the layer's output."""
 
     def __init__(self, shape, ids):
         t, h, _, e, k = shape
@@ -40,9 +40,10 @@ class Batch:
 
 
 def route(shape, exponent=0.0, experts=None):
-    """K distinct experts a token, [T, K] i64: drawn without replacement, which the largest of
-    log-probabilities with Gumbel noise are. The expert of rank r, in random order, has probability
-    1 / r^exponent; with `experts` all others have none."""
+    """Draws K distinct experts for each token, [T, K] i64. Taking the K largest log-probabilities
+    plus Gumbel noise samples without replacement. Experts are ranked in random order; the one of
+    rank r has a probability proportional to 1 / r^exponent. With `experts`, all others have
+    none."""
     t, _, _, e, k = shape
     ranks = torch.randperm(e, device="cuda").float() + 1
     logits = -exponent * ranks.log()
@@ -55,7 +56,7 @@ def route(shape, exponent=0.0, experts=None):
 
 
 class TorchExperts(torch.nn.Module):
-    """TorchTitan's algorithm over given picks."""
+    """TorchTitan's algorithm with given picks."""
 
     def __init__(self, weights, num_experts, top_k):
         super().__init__()
@@ -82,7 +83,7 @@ class TorchExperts(torch.nn.Module):
 
 
 class Permuted(torch.autograd.Function):
-    """rows[order], whose gradient is a permutation again rather than a scatter-add."""
+    """Computes rows[order]. Its gradient is another permutation instead of a scatter-add."""
 
     @staticmethod
     def forward(ctx, rows, order, inverse):
@@ -96,7 +97,7 @@ class Permuted(torch.autograd.Function):
 
 
 class RowsOfTokens(torch.autograd.Function):
-    """x[order // K], whose gradient sums each token's K rows where they are found."""
+    """Computes x[order // K]. Its gradient gathers each token's K rows and sums them."""
 
     @staticmethod
     def forward(ctx, x, order, inverse, top_k):
@@ -138,10 +139,11 @@ class BestTorchExperts(torch.nn.Module):
 
 
 class TorchLayer:
-    """Torch's experts, as they are or compiled in a mode of torch.compile, with a batch."""
+    """Torch's experts with a batch, eager or compiled in a mode of torch.compile."""
 
     def __init__(self, experts, batch, mode=None):
-        if mode:  # a code object has room for few compilations, and then silently runs eagerly
+        # A code object allows only a few compilations, then silently runs eagerly.
+        if mode:
             torch.compiler.reset()
         self.experts = experts
         self.run = torch.compile(experts, dynamic=False, mode=mode) if mode else experts
@@ -165,7 +167,8 @@ class TorchLayer:
             leaf.grad = None
 
     def peak_bytes(self):
-        """Of a step beyond what it is given and what it returns: y and the gradients."""
+        """Returns the peak memory of a step beyond its inputs and its results, y and the
+        gradients."""
         self.step()
         self.clear()
         torch.cuda.synchronize()
@@ -185,7 +188,7 @@ def structure(kind, names):
     return Fields
 
 
-# As gpu_compare.cpp has them.
+# These match the structs in gpu_compare.cpp.
 Sizes = structure(ctypes.c_int64,
                   "num_tokens hidden intermediate num_experts top_k alignment portable")
 Tensors = structure(ctypes.c_void_p,
@@ -212,12 +215,12 @@ def nans_like(tensor):
 
 
 class Switchyard:
-    """The same through the library's functions of C, on torch's current stream."""
+    """The same layer through the library's C functions, on torch's current stream."""
 
     def __init__(self, library, weights, batch, options, training=True):
         t, h, i, e, k = batch.shape
         self.library = library
-        # 1 is CUDA's name for the default stream, which torch calls 0.
+        # The default stream is 1 for CUDA and 0 for torch.
         stream = torch.cuda.current_stream().cuda_stream or 1
         self.layer = library.switchyard_make(
             ctypes.byref(Sizes(t, h, i, e, k, options.alignment, options.kernels == "portable")),
@@ -235,7 +238,7 @@ class Switchyard:
             given |= {"d_y": batch.d_y, "d_x": self.d_x, "d_weights": self.d_weights,
                       "d_gate_up": self.d_gate_up, "d_down": self.d_down}
         assert all(tensor.is_contiguous() for tensor in given.values())
-        self.given = given  # which must live as long
+        self.given = given  # keeps the tensors alive
         self.tensors = Tensors(**{name: tensor.data_ptr() for name, tensor in given.items()})
         self.arguments = ctypes.byref(self.tensors)
 
@@ -264,7 +267,7 @@ class Switchyard:
         self.backward()
 
     def capture_forward(self):
-        self.forward()  # so that its memory is there
+        self.forward()  # so that its memory is allocated
         self.call(self.library.switchyard_capture, self.arguments, 0)
 
     def replay(self):
@@ -282,7 +285,7 @@ def distance(ours, theirs):
 
 
 def tiles(tensor):
-    """Sums of squares over tiles of its matrices."""
+    """Returns the sums of squares over the tiles of each matrix."""
     matrices = tensor.double().square().reshape(-1, *tensor.shape[-2:])
     padded = F.pad(matrices, (0, -matrices.shape[2] % TILE[1], 0, -matrices.shape[1] % TILE[0]))
     cut = padded.view(padded.shape[0], padded.shape[1] // TILE[0], TILE[0], -1, TILE[1])
@@ -290,10 +293,10 @@ def tiles(tensor):
 
 
 def worst_tile(ours, theirs):
-    """The distance of the tile that is farthest off; one of small numbers counts as an average
-    one."""
+    """Returns the relative error of the worst tile. A tile of small numbers is measured against an
+    average one."""
     worst = 0.0
-    # A matrix at a time: gradients of all experts in double are too large.
+    # One matrix at a time, because the gradients of all experts in double are too large.
     mean = theirs.float().square().mean().item()
     several = theirs.dim() == 3
     for a, b in zip(ours if several else [ours], theirs if several else [theirs]):
@@ -306,7 +309,7 @@ def worst_tile(ours, theirs):
 
 
 def compare_results(name, pairs):
-    """Exits with the numbers where a result differs from torch's, as a whole or in one tile."""
+    """Exits with the errors if a result differs from torch's, as a whole or in one tile."""
     errors = {tensor: distance(*pair) for tensor, pair in pairs.items()}
     in_tiles = {tensor: worst_tile(*pair) for tensor, pair in pairs.items()}
     wrong = {tensor: error for tensor, error in errors.items() if not error <= TOLERANCE}
@@ -318,8 +321,8 @@ def compare_results(name, pairs):
 
 
 def check_step(name, batch, module, ours):
-    """Every result and gradient of a step against torch's; exits with the numbers if they differ.
-    Gradients of experts without rows must be zero, whatever torch leaves there."""
+    """Compares every result and gradient of a step with torch's, and exits with the errors if they
+    differ. Gradients of experts without rows must be zero, whatever torch leaves there."""
     i = batch.shape[2]
     theirs = TorchLayer(module, batch)
     theirs.clear()
@@ -351,7 +354,7 @@ def check_forward(name, batch, module, ours):
 
 
 def check_best(name, batch, module, best):
-    """That both of torch's are the same layer: its results, and the gradients of its inputs."""
+    """Checks that both of torch's layers are equivalent in results and gradients of the inputs."""
     results = []
     for experts in (module, best):
         layer = TorchLayer(experts, batch)

@@ -1,4 +1,4 @@
-// How long ranks on one GPU take to meet, one call after the other and as nodes of a graph.
+// Measures how long ranks on one GPU take to meet, with eager calls and as nodes of a graph.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kMeetings = 200;
 
-// Microseconds a meeting, from the first start to the last end over all ranks; the best of some.
+// Returns the microseconds per meeting on the slowest rank, in the best of several rounds.
 double time_on(Communicator& comm, const Device& device, const std::function<void()>& meetings) {
   double best = 1e30;
   for (int round = 0; round < 20; ++round) {

@@ -1,5 +1,5 @@
-// Times the grouped products of an MoE layer on a GPU one by one, as the layer calls them, beside
-// one dense product of the same size: gpu_products [--only PART_OF_NAME] [SHAPE …]
+// Times each grouped product of an MoE layer on a GPU, called as the layer calls it, next to a
+// dense product of the same size: gpu_products [--only PART_OF_NAME] [SHAPE …]
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -64,7 +64,7 @@ class Products {
 
   struct Product {
     const char* name;
-    double parts;  // of a third of the forward
+    double parts;  // its FLOPs, in thirds of the forward's
     std::function<void()> run;
   };
   std::vector<Product> all() {
@@ -81,7 +81,7 @@ class Products {
             {"down gradient", 1, [this] { down_gradient(rows()); }},
             {"down gradient, tokens", 1, [this] { down_gradient(sources()); }}};
   }
-  // Products of products leave the range of numbers, and a GPU is faster with NaN.
+  // Repeated products overflow, and a GPU is faster on NaNs, so inputs are refilled.
   void refill() {
     fill(inner_rows_);
     fill(activated_);
@@ -97,7 +97,8 @@ class Products {
     return result;
   }
   void fill(Tensor& tensor) const {
-    // Repeats of a few million numbers: as good as new ones for a GPU whose clock depends on them.
+    // Repeats a few million random numbers. A GPU's clock depends on the data, and repeats are as
+    // good as new numbers for that.
     static const Tensor kNumbers = cli::random_rows({std::int64_t{1} << 23}, Dtype::bf16, 1);
     const auto count = tensor.shape().num_elements();
     for (std::int64_t first = 0; first < count; first += kNumbers.rows()) {

@@ -1,4 +1,4 @@
-"""What gpu_compare.py makes of measured numbers: floors, shares and tables. Needs no torch."""
+"""Turns the measurements of gpu_compare.py into floors, shares and tables. Needs no torch."""
 
 SHAPES = {  # T, H, I, E, K
     "qwen3-30b": (16384, 2048, 768, 128, 8),
@@ -7,9 +7,9 @@ SHAPES = {  # T, H, I, E, K
     "dsv3-slice": (4096, 7168, 2048, 32, 8),
 }
 OURS, COMPILED = "switchyard", "torch.compile"
-BEST = "torch, best"  # what a user of torch can write
+BEST = "torch, best"  # the best that a user of torch can write
 GRAPH = "torch, graph"
-HEATS = ("cool", "hot")  # every time is a dict of these, in ms
+HEATS = ("cool", "hot")  # every time is a dict with these keys, in ms
 BF16 = 2  # bytes
 
 
@@ -39,15 +39,16 @@ def percent_more(times, base):
 
 
 def saved_bytes_wanted(shape):
-    """A token's x and the two halves of its K hidden rows."""
+    """Returns the bytes to save per token: its x, and the gate and up halves of its K hidden
+    rows."""
     _, h, i, _, k = shape
     return BF16 * (h + 2 * k * i)
 
 
 def forward_floor(shape, busy_experts, bytes_per_s, flops_per_s):
-    """ms that no forward can beat, and by what: the weights of experts that have rows, x and y must
-    move once, and the products be made. Nothing is added for launches, nor for rows in between,
-    which need not leave the chip."""
+    """Returns the time in ms that no forward can beat, and what limits it. The weights of experts
+    that have rows, x and y must move once, and the products must be computed. Launches are free
+    here, and so are intermediate rows, which need not leave the chip."""
     t, h, i, _, _ = shape
     moved = BF16 * (busy_experts * 3 * h * i + 2 * t * h)
     memory, compute = moved / bytes_per_s * 1e3, forward_flops(shape) / flops_per_s * 1e3
@@ -59,7 +60,7 @@ def pair(values, form="{:.2f}"):
 
 
 def table(header, rows):
-    """Markdown whose columns also line up in a terminal."""
+    """Returns a Markdown table whose columns also line up in a terminal."""
     lines = [header, *rows]
     widths = [max(len(str(line[c])) for line in lines) for c in range(len(header))]
     text = ["| " + " | ".join(str(cell).ljust(width) for cell, width in zip(line, widths)) + " |"
@@ -73,7 +74,7 @@ def name_of(result):
 
 
 def compare_tables(results):
-    """A table of times and one of memory; results as gpu_compare.compare makes them."""
+    """Returns a table of times and one of memory, from the results of gpu_compare.compare."""
     times, memory = [], []
     for result in results:
         layers = result["layers"]
@@ -98,7 +99,7 @@ def compare_tables(results):
 
 
 def skew_table(results):
-    """Losses against balanced routing, and of empty experts against their absence."""
+    """Returns the slowdown against balanced routing, and that of empty experts against none."""
     rows = []
     for result in results:
         routings = result["routings"]
@@ -117,7 +118,7 @@ def skew_table(results):
 
 
 def small_table(results):
-    """Forwards of few tokens beside their floors."""
+    """Returns the times of forwards with few tokens beside their floors."""
     rows = []
     for result in results["batches"]:
         floor = result["floor"]

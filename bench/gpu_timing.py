@@ -1,4 +1,4 @@
-"""Times of work on a GPU, cool and hot, and what the GPU itself can do, timed the same way."""
+"""Times work on a GPU, cool and hot, and measures the GPU's own limits the same way."""
 import math
 import statistics
 import time
@@ -7,15 +7,15 @@ import torch
 
 from gpu_report import HEATS
 
-BURSTS = 5  # of cool times
-PAUSE_S = 0.15  # before each
-WARM_UP_MS = 3  # until its clock is up
-BURST_MS = 20  # after which it would not be cool any more, unless one round takes longer
+BURSTS = 5  # per cool time
+PAUSE_S = 0.15  # before each burst
+WARM_UP_MS = 3  # until the clock has ramped up
+BURST_MS = 20  # any longer is no longer cool; a single round may exceed it
 LOAD_MS = 300  # of the same work before a hot time
 
 
 def timed(run, rounds):
-    """Events around `rounds` runs, all of which have come by."""
+    """Runs `rounds` times, and returns the events around the runs once all have completed."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
     events[0].record()
     for event in events[1:]:
@@ -30,9 +30,10 @@ def times_ms(events):
 
 
 def cool_ms(run, rounds, agree=float):
-    """A GPU under load for more than some 30 ms draws all the power that it may, and slows down.
+    """Times short bursts, because a GPU under load for more than about 30 ms reaches its power
+    limit and slows down.
 
-    `agree` makes one number of those that ranks have, so that all of them run equally often."""
+    `agree` turns the numbers of all ranks into one, so that all of them run equally often."""
     estimate = agree(times_ms(timed(run, 2))[1])
     warm_ups = math.ceil(WARM_UP_MS / estimate)
     rounds = max(1, min(rounds, int(BURST_MS / estimate) - warm_ups))
@@ -46,7 +47,7 @@ def cool_ms(run, rounds, agree=float):
 
 
 def hot_ms(run, rounds, estimate_ms, agree=float):
-    """The host is never waited for between the load and the rounds."""
+    """Times runs directly after a load, with no host sync in between."""
     runs = math.ceil(1.1 * LOAD_MS / agree(estimate_ms))
     while True:
         begin = torch.cuda.Event(enable_timing=True)
@@ -66,7 +67,7 @@ def measure(run, rounds, agree=float):
 
 
 class DenseGemm:
-    """cuBLAS on as many rows as the experts of a shape have: [T·K, H] × [2I, H]ᵀ."""
+    """A cuBLAS product over as many rows as the experts of a shape have: [T·K, H] × [2I, H]ᵀ."""
 
     def __init__(self, shape):
         t, h, i, _, k = shape
@@ -81,10 +82,11 @@ class DenseGemm:
 
 
 def bandwidth_gb_s(rounds):
-    """Of a sum over 4 GiB and of a copy of half of them, and the better of both."""
+    """Returns the bandwidth of a sum over 4 GiB, of a copy of half of it, and the better of the
+    two."""
     buffer = torch.empty(1 << 30, device="cuda").normal_()
     half = buffer.numel() // 2
-    num_bytes = 4 * buffer.numel()  # read by the sum; read and written by the copy
+    num_bytes = 4 * buffer.numel()  # the sum reads them; the copy reads and writes half each
     read = measure(lambda: torch.sum(buffer), rounds)
     copy = measure(lambda: buffer[half:].copy_(buffer[:half]), rounds)
     result = {name: {heat: num_bytes / times[heat] * 1e-6 for heat in HEATS}

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Times experts_implementation="switchyard" of Hugging Face transformers on a GPU.
 
-experts  plan, experts, combine and their backward through transformers' Qwen3-MoE experts, routing
-         given, beside the same stages called from C (gpu_compare's row), in one run
+experts  plan, experts, combine and their backward through transformers' Qwen3-MoE experts, with a
+         given routing, beside the same stages called from C (as in gpu_compare), in one run
 layer    a whole Qwen3-MoE decoder layer, forward+backward, beside grouped_mm, eager and compiled,
          with peak memory
-decode   the same layer's forward at few tokens, eager and in CUDA graphs, beside grouped_mm and
-         batched_mm
+decode   the forward of the same layer with few tokens, eager and in CUDA graphs, beside grouped_mm
+         and batched_mm
 
-Sizes are those of Qwen3-30B-A3B; bf16; times are medians, cool / hot as gpu_compare.py takes them.
+Sizes are those of Qwen3-30B-A3B, in bf16. Times are medians, cool / hot, taken as in
+gpu_compare.py.
 """
 import argparse
 import datetime
@@ -43,7 +44,7 @@ def config_of(implementation):
 
 
 def peak_mib(run):
-    """The memory of a run beyond what was taken before it."""
+    """Returns the peak memory of a run beyond what was allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -136,7 +137,7 @@ class Layer:
         self.call().backward(self.d_y)
 
     def captured(self):
-        """Replays its forward as a CUDA graph."""
+        """Captures the forward as a CUDA graph, and returns a function that replays it."""
         self.forward()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

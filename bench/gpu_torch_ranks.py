@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Times a Qwen3-MoE block whose experts are divided over processes on one GPU, beside one process.
 
-Run it with torchrun, under MPS: each process is a rank with its part of the tokens, and rows go
-through memory that all of them reach. First the bits of everything are compared with those of one
-process that has all tokens; then a step, eager and as a CUDA graph, is timed: the time of a rank
-that takes longest. Sizes are those of Qwen3-30B-A3B; bf16; medians, cool / hot as gpu_compare.py
-takes them.
+Run it with torchrun, under MPS. Each process is a rank with its part of the tokens, and rows move
+through memory that all of them can reach. The script first compares every bit with that of one
+process that has all tokens. Then it times a step, eager and as a CUDA graph, on the slowest rank.
+Sizes are those of Qwen3-30B-A3B, in bf16. Times are medians, cool / hot, taken as in
+gpu_compare.py.
 """
 import argparse
 import copy
@@ -23,11 +23,11 @@ from gpu_timing import measure
 from gpu_torch import config_of
 
 SHAPE = SHAPES["qwen3-30b"]
-ROOM = 1.2  # rows and tokens that a rank has room for, in those of a balanced routing
+ROOM = 1.2  # capacity of a rank for rows and tokens, relative to a balanced routing
 
 
 class Step:
-    """Forward and backward of a module whose inputs begin with tokens."""
+    """Forward and backward of a module whose first input is the tokens."""
 
     def __init__(self, module, d_y, *inputs):
         self.module, self.d_y = module, d_y
@@ -46,7 +46,8 @@ class Step:
             own.copy_(given)
 
     def captured(self):
-        self.y = None  # whose graph would bring the stream that it was made on into the capture
+        # Its autograd graph would bring the stream that it was made on into the capture.
+        self.y = None
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -62,9 +63,9 @@ class Step:
 
 @torch.no_grad()
 def routed(block, x):
-    """Tokens [T, H] with the picks and weights that the block's router gives them. cuBLAS gives a
-    token other bits when other tokens come with it, so that the bits of experts are compared for
-    one routing."""
+    """Returns tokens [T, H] with the picks and weights from the block's router. The bits of the
+    experts are compared for one routing, because cuBLAS gives a token different bits when it is
+    batched with other tokens."""
     _, weights, ids = block.gate(x)
     return x, ids, weights.float()
 
@@ -79,7 +80,8 @@ def make_block():
 
 
 def differing(ours, alone, part):
-    """What differs between a rank's step of its experts and that of one process."""
+    """Returns the tensors that differ between a rank's step of its experts and that of one
+    process."""
     placement = ours.module.switchyard_experts.placement
     own = placement.experts_of(dist.get_rank())
     pairs = {"y": (ours.y, alone.y[part])}
@@ -93,7 +95,7 @@ def differing(ours, alone, part):
 
 
 def longest(time):
-    """Of all ranks."""
+    """Returns the longest time of all ranks."""
     time = torch.tensor(time)
     dist.all_reduce(time, op=dist.ReduceOp.MAX)
     return time.item()
@@ -104,7 +106,7 @@ def measure_together(run, rounds):
 
 
 def on_rank_0(function):
-    """What it returns, while the others wait."""
+    """Runs a function on rank 0 while the others wait, and returns its result on all ranks."""
     result = [function() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(result)
     return result[0]

@@ -1,5 +1,6 @@
-// The row kernels of each instruction set on rows that stay in the caches: what they cost when
-// memory does not. Compare with memcpy of the same bytes; `switchyard bench dispatch` has the rest.
+// Benchmarks the row kernels of each instruction set on rows that stay in cache, so that memory
+// does not limit them. Compare with memcpy of the same bytes; `switchyard bench dispatch` covers
+// the rest.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -14,7 +15,7 @@ namespace {
 constexpr std::int64_t kHidden = 2048;
 constexpr int kTerms = 2;
 
-// One row in, kTerms out, or the other way round.
+// One row in and kTerms rows out, or the reverse.
 struct Rows {
   explicit Rows(Dtype dtype)
       : one(Tensor::zeros({kHidden}, dtype)), many(Tensor::zeros({kTerms, kHidden}, dtype)) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What dispatch and combine would take on 8 GPUs, from their bytes: scaling.py [CHART.svg]
+"""Estimates dispatch and combine on 8 GPUs from the bytes they move: scaling.py [CHART.svg]
 
-Prints the tables of docs/scaling.md, and draws its chart. Nothing here was measured on more than
-one GPU; docs/scaling.md says where each number comes from.
+Prints the tables of docs/scaling.md and draws its chart. Nothing here was measured on more than one
+GPU; docs/scaling.md gives the source of each number.
 """
 import sys
 from math import comb
@@ -10,25 +10,25 @@ from math import comb
 from gpu_chart import STYLE, text
 
 GPUS = 8
-SHAPES = {  # tokens a GPU, H, E, K
+SHAPES = {  # tokens per GPU, H, E, K
     "dsv3, 4096 tokens a GPU": (4096, 7168, 256, 8),
     "dsv3, 128 tokens a GPU": (128, 7168, 256, 8),
     "qwen3-30b, 2048 tokens a GPU": (2048, 2048, 128, 8),
 }
-LINK = 450e9  # bytes/s a direction: NVLink 4
-SAME_GPUS = 319e9 * (GPUS - 1) / GPUS  # what UCCL-EP gets out of it on 8 H200
-MEMORY = 4.3e12  # bytes/s, read and written: measured
-MEETING = (5.0, 6.0)  # us: 4 measured on one GPU, 1 to 2 assumed for NVLink
+LINK = 450e9  # bytes/s per direction: NVLink 4
+SAME_GPUS = 319e9 * (GPUS - 1) / GPUS  # the rate that UCCL-EP reaches on 8 H200
+MEMORY = 4.3e12  # bytes/s, reads plus writes: measured
+MEETING = (5.0, 6.0)  # us: 4 measured on one GPU, plus 1 to 2 assumed for NVLink
 BF16, F32, I32 = 2, 4, 4
 
 
 def distinct_ranks(num_experts, top_k, ranks=GPUS):
-    """How many ranks a token goes to, under uniform routing."""
+    """Returns the expected number of ranks that a token goes to under uniform routing."""
     return ranks * (1 - comb(num_experts - num_experts // ranks, top_k) / comb(num_experts, top_k))
 
 
 def bytes_of(shape):
-    """Of one GPU: over the link in each direction, and through its memory."""
+    """Returns the bytes of one GPU: over the link in each direction, and through its memory."""
     tokens, hidden, num_experts, top_k = shape
     d, row, away = distinct_ranks(num_experts, top_k), BF16 * hidden, (GPUS - 1) / GPUS
     return {"dispatch": tokens * away * (d * (row + F32 * top_k) + I32 * top_k),
@@ -40,7 +40,7 @@ def bytes_of(shape):
 
 
 def times_of(shape, link):
-    """In us: over the link, through memory, in meetings (least, most)."""
+    """Returns times in us: over the link, through memory, and in meetings (least, most)."""
     b = bytes_of(shape)
     return {op: (b[op] / link * 1e6, b[f"{op}, memory"] / MEMORY * 1e6,
                  [meetings * us for us in MEETING])
@@ -69,7 +69,7 @@ WIDTH, LEFT, TOP, BAR, SCALE = 820, 330, 70, 18, 0.25
 
 
 def chart():
-    """4096 tokens a GPU: ours as computed, beside what another library measured."""
+    """Draws 4096 tokens per GPU: our computed times beside another library's measured ones."""
     shape = SHAPES["dsv3, 4096 tokens a GPU"]
     b = bytes_of(shape)
     bars = [("dispatch, bf16: the link at 450 GB/s", b["dispatch"] / LINK, "ours"),

@@ -1,4 +1,4 @@
-// Flags whose values have names.
+// Flags with named values.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +9,8 @@
 
 namespace switchyard::cli {
 
-// An error names all that may be chosen. `value` must outlive the command.
+// Adds a flag that takes one of the names in `choices`; the error for any other text lists them.
+// `value` must outlive the command.
 template <typename Value, typename T>
 CLI::Option* add_choice(CLI::App* command, const std::string& flag, Value& value,
                         const std::string& help, const std::map<std::string, T>& choices) {

@@ -8,7 +8,7 @@
 namespace switchyard::cli {
 namespace {
 
-// Whose error a rank threw; what happened to it itself counts for more.
+// Where a rank's error came from. Errors of the rank itself take precedence.
 enum class Cause { none, another_rank, this_rank };
 
 std::string first_error(Communicator& comm, const std::string& mine, Cause cause) {
@@ -25,7 +25,7 @@ std::string first_error(Communicator& comm, const std::string& mine, Cause cause
 
 }  // namespace
 
-// There are no tensors of double, so the bits travel.
+// There are no tensors of doubles, so this sends their bits as i64.
 std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>& values) {
   const auto count = static_cast<std::int64_t>(values.size());
   Tensor mine({count}, Dtype::i64);

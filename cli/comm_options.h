@@ -1,4 +1,4 @@
-// --comm and --timeout, of every command that has ranks.
+// The options --comm and --timeout, which every command with ranks has.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,9 +9,9 @@
 
 namespace switchyard::cli {
 
-// Both must outlive the command.
+// `comm` and `timeout` must outlive the command.
 inline void add_comm_options(CLI::App* command, std::string& comm, std::chrono::seconds& timeout) {
-  constexpr std::int64_t kLongest = 1'000'000;  // some days
+  constexpr std::int64_t kLongest = 1'000'000;  // more than eleven days
   command->add_option("--comm", comm, "How ranks are connected [threads]")
       ->check(CLI::IsMember({"threads", "mpi"}));
   command

@@ -12,7 +12,7 @@
 namespace switchyard::cli {
 namespace {
 
-// As many as there are queues to a GPU.
+// The most hardware queues that CUDA opens to a GPU.
 constexpr int kMostGpuRanks = 32;
 
 }  // namespace
@@ -41,10 +41,10 @@ void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks) {
   }
 }
 
-// A kernel that waits for another rank of this process must not hold up what that rank needs to
-// come: its place in a queue to the GPU, which CUDA has 8 of unless told, or a kernel that is
-// loaded at its first launch, for which the GPU must be idle. Who has set these already knows
-// better. Processes do without: under MPS so many queues are more than four of them can have.
+// A kernel that waits for another rank of this process must not block that rank's work. It would do
+// so if both shared a queue to the GPU (CUDA has 8 by default), or if a kernel were loaded lazily
+// at its first launch, which needs an idle GPU. Values that the user has set are kept. Processes
+// need neither, and under MPS four of them could not have that many queues.
 void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks) {
   if (choice.kind != DeviceKind::cuda || ranks.comm != "threads") return;
   constexpr int kKeep = 0;
@@ -54,8 +54,8 @@ void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks)
 
 namespace {
 
-// The choice with the number of GPUs that there are, at most one a rank. Throws, with the reason,
-// where there is none.
+// Returns the choice with num_gpus set to the number of GPUs, at most one per rank. Throws, with
+// the reason, if there is no GPU.
 DeviceChoice spread_over_gpus(DeviceChoice choice, int num_ranks) {
   if (choice.kind != DeviceKind::cuda) return choice;
   const auto num_gpus = static_cast<int>(gpus().size());

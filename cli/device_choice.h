@@ -1,4 +1,4 @@
-// Which device a command computes on, and how its tensors come there.
+// Chooses the device that a command computes on, and moves its tensors there.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,10 +16,10 @@ enum class DeviceKind { cpu, cuda };
 
 struct DeviceChoice {
   DeviceKind kind = DeviceKind::cpu;
-  std::optional<CudaKernels> kernels = {};  // only of a GPU
-  int num_gpus = 1;                         // that ranks are spread over
+  std::optional<CudaKernels> kernels = {};  // only for GPUs
+  int num_gpus = 1;                         // number of GPUs that ranks are spread over
 
-  // Rank r is on GPU r modulo their number.
+  // Rank r uses GPU r % num_gpus.
   CudaOptions cuda(int rank = 0) const {
     return {.ordinal = rank % num_gpus, .kernels = kernels.value_or(CudaKernels::best)};
   }
@@ -28,19 +28,21 @@ struct DeviceChoice {
   }
 };
 
-// --device, with this help, and --kernels. `choice` must outlive the command.
+// Adds --device, with the given help, and --kernels. `choice` must outlive the command.
 void add_device_options(CLI::App* command, DeviceChoice& choice, const std::string& device_help);
-// Throws CLI::ValidationError where --kernels was given for a CPU, and where a GPU cannot have such
+// Throws CLI::ValidationError if --kernels was given for a CPU, or if GPUs cannot run that many
 // ranks.
 void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks);
-// With --device cuda, before anything uses CUDA: sets what it reads from the environment.
+// With --device cuda, sets environment variables that CUDA reads. Call it before anything uses
+// CUDA.
 void prepare_environment(const DeviceChoice& choice, const LaunchOptions& ranks);
-// Launches ranks, one on a GPU unless more were asked for, with the choice of the device that tells
-// how many GPUs they are spread over. Where there is none, threads say so once.
+// Launches the ranks; with --device cuda and threads, one unless more were asked for. Passes `body`
+// the choice with num_gpus set. Throws if there is no GPU: once for threads, otherwise on each
+// rank.
 void launch_on(const DeviceChoice& choice, LaunchOptions options,
                const std::function<void(Communicator&, const DeviceChoice&)>& body);
 
-// Weights in the device's memory: where they lie, if they are there already.
+// Returns the weights in the device's memory, without a copy if the device uses host memory.
 MoeWeights on_device(const Device& device, const MoeWeights& weights);
 
 }  // namespace switchyard::cli

@@ -1,4 +1,4 @@
-// switchyard info: what this build has, and what can be used now.
+// switchyard info: shows what this build has and what can be used now.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

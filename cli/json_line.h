@@ -1,4 +1,4 @@
-// One JSON object a line, for programs.
+// Prints one JSON object per line, for programs.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 
 namespace switchyard::cli {
 
-// Names and messages come from files and paths, which may not be UTF-8.
+// Replaces invalid UTF-8: names and messages come from files and paths, which may contain some.
 inline void print_json_line(const nlohmann::json& line) {
   fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }

@@ -26,7 +26,7 @@ std::vector<int> find_cores() {
   return result;
 }
 
-// Found once, by a thread that is not kept on one of them yet.
+// Found once, by a thread that is not pinned to one of them yet.
 const std::vector<int>& cores() {
   static const std::vector<int> found = find_cores();
   return found;
@@ -48,7 +48,7 @@ int core_of(int thread) {
 }
 
 void pin_to_core(int thread) {
-  if (cores().size() <= 1) return;  // a launcher has chosen already
+  if (cores().size() <= 1) return;  // the launcher has pinned the process already
   const int core = core_of(thread);
   stay_on({&core, 1});
 }
@@ -56,7 +56,7 @@ void pin_to_core(int thread) {
 void allow_all_cores() { stay_on(cores()); }
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  num_cores();  // before any thread is kept on one of them
+  num_cores();  // finds the cores before any thread is pinned to one of them
   if (options.comm == "threads") {
     run_ranks(options.ranks > 0 ? options.ranks : std::min(num_cores(), kMostDefaultRanks), body,
               {.timeout = options.timeout});

@@ -1,4 +1,4 @@
-// Starts ranks the way the user asked for.
+// Starts ranks the way that the user asked for.
 #pragma once
 
 #include <chrono>
@@ -13,20 +13,20 @@ constexpr std::chrono::seconds kDefaultTimeout{600};
 
 struct LaunchOptions {
   std::string comm = "threads";
-  int ranks = 0;  // threads: how many, 0 = one a core up to 8; mpi: 0, or what mpirun gave
-  std::chrono::seconds timeout = kDefaultTimeout;  // that a rank waits for others
+  int ranks = 0;  // threads: 0 = one per core, at most 8; mpi: 0, or the number given to mpirun
+  std::chrono::seconds timeout = kDefaultTimeout;  // how long a rank waits for others
 };
 
-// Runs body on every rank: on threads of this process, or on this process as one of mpirun's.
+// Runs `body` on every rank: on threads of this process, or in this process as one of mpirun's.
 void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body);
 
-// The cores this process may use.
+// Returns the number of cores that this process may use.
 int num_cores();
-// The one that thread so-and-so of the job belongs on: the same again after num_cores() threads.
+// Returns the core for a thread of the job; cores repeat after num_cores() threads.
 int core_of(int thread);
-// Keeps the calling thread there, so that timings do not wander.
+// Pins the calling thread to core_of(thread), so that timings are stable.
 void pin_to_core(int thread);
-// And lets it go again.
+// Unpins the calling thread.
 void allow_all_cores();
 
 }  // namespace switchyard::cli

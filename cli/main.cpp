@@ -16,13 +16,13 @@ namespace {
 using switchyard::train::printable;
 using switchyard::train::printable_lines;
 
-// Unlike fmt::print it does not throw where the standard error is full, or closed.
+// Unlike fmt::print, std::fputs does not throw if standard error is full or closed.
 int failed(int status, const std::string& message) {
   std::fputs(("switchyard: " + message + "\n").c_str(), stderr);
   return status;
 }
 
-// An argument that nobody takes says more than what is missing because of it.
+// Reports an unknown argument rather than the required one that is missing because of it.
 std::string words_for(const CLI::ParseError& error, const CLI::App& app) {
   const bool is_about_arguments = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
                                   dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return failed(1, printable(error.what()));
   }
-  // Who reads the output must not take what is there for all of it.
+  // Fails if output was lost, so that nobody takes a part of it for the whole.
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return is_written ? 0 : failed(1, "the standard output could not be written");
 }

@@ -1,4 +1,4 @@
-// A line on the terminal that says how far a long command is.
+// A line on the terminal that shows the progress of a long command.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 namespace switchyard::cli {
 
-// Replaces the line; an empty text removes it. Only rank 0 speaks, and only to a terminal.
+// Replaces the line; an empty text removes it. Only rank 0 prints, and only to a terminal.
 inline void show_progress(const Communicator& comm, std::string_view text) {
   if (comm.rank() != 0 || isatty(STDERR_FILENO) == 0) return;
   fmt::print(stderr, "\r{:60}\r{}", "", text);

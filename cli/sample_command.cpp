@@ -1,4 +1,4 @@
-// switchyard sample: text from a checkpoint of switchyard train.
+// switchyard sample: generates text from a checkpoint of switchyard train.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,20 +28,20 @@ namespace {
 
 struct SampleFlags {
   std::string path;
-  std::optional<std::string> prompt;  // none: the run's own
+  std::optional<std::string> prompt;  // if not given, the prompt of the training run
   train::SampleOptions sample;
   LaunchOptions launch = {.ranks = 1};
   bool raw = false;
 };
 
-// Shows text while it grows: as it is, or fit for a terminal.
+// Prints text while it grows: raw, or made safe for a terminal.
 class TextOutput {
  public:
   explicit TextOutput(bool raw) : raw_(raw) {}
 
   void add(std::string_view text) {
     pending_ += text;
-    // A character may have several bytes, of which none is ASCII: those wait for the next that is.
+    // No byte of a multi-byte character is ASCII, so such bytes wait for the next ASCII one.
     const bool is_whole = !pending_.empty() && static_cast<unsigned char>(pending_.back()) < 0x80U;
     if (raw_ || is_whole) show();
   }
@@ -73,7 +73,7 @@ void sample_on_rank(Communicator& world, const SampleFlags& flags) {
   const auto device =
       Device::cpu({.num_threads = std::max(1, num_cores() / std::max(1, world.size()))});
   auto model_config = header.config.model;
-  model_config.sizing = train::BufferSizing::exact;  // a file's context is no reason for buffers
+  model_config.sizing = train::BufferSizing::exact;  // not sized by the file's context
   const auto prompt = flags.prompt.value_or(header.config.prompt);
   const auto text_bytes = static_cast<std::int64_t>(prompt.size()) + flags.sample.bytes;
   const int ranks_here = world.backend() == "threads" ? world.size() : 1;
@@ -116,7 +116,7 @@ void add_sample_command(CLI::App& app) {
       ->add_option("--temperature", o->sample.temperature,
                    "Below 1 prefers likely bytes; 0 takes the likeliest always [0.7]")
       ->check(CLI::Range(0.0, 1000.0))
-      ->check(is_number)  // NaN is in every range
+      ->check(is_number)  // CLI::Range accepts NaN
       ->type_name("X");
   command->add_option("--seed", o->sample.seed, "Another one gives another text [1]")
       ->check(CLI::NonNegativeNumber)

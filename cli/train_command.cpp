@@ -29,8 +29,8 @@ namespace switchyard::cli {
 namespace {
 
 constexpr int kDefaultRanks = 4;
-constexpr int kStopped = 3;  // the exit code
-// A file may ask for this much by itself; a flag may ask for more.
+constexpr int kStopped = 3;  // exit code
+// A file alone may ask for this many; a flag may ask for more.
 constexpr int kMostRanksOfAFile = 256;
 constexpr std::int64_t kMostThreadsOfAFile = 1024;  // over all ranks of the process
 constexpr std::size_t kMostConfigBytes = 1 << 20;
@@ -39,16 +39,16 @@ struct TrainOptions {
   std::string comm;  // empty: not given
   std::chrono::seconds timeout = kDefaultTimeout;
   train::Assignments flags;
-  std::string config;  // file
+  std::string config;  // path of the file
   bool json = false;
 };
 
-// What a user got wrong is an error of the command line.
+// Turns an InvalidArgument, which is the user's mistake, into a usage error.
 template <typename Fn>
 auto as_usage(const Fn& fn) {
   try {
     return fn();
-  } catch (const train::DamagedCheckpoint&) {  // by nobody's command
+  } catch (const train::DamagedCheckpoint&) {  // not a mistake on the command line
     throw;
   } catch (const InvalidArgument& error) {
     throw CLI::ValidationError(error.what());
@@ -82,7 +82,7 @@ train::Assignments read_config(const std::string& path) {
   return train::parse_config(text, path);
 }
 
-// How many ranks there are to be, where threads are ranks.
+// Returns the number of ranks to start as threads.
 int num_threads_as_ranks(const train::MeshConfig& mesh) {
   if (mesh.ranks > 0) return mesh.ranks;
   if (mesh.ep == 0) return kDefaultRanks;
@@ -96,7 +96,8 @@ bool is_given(const train::Assignments& values, std::string_view name) {
   return std::ranges::any_of(values, [&](const auto& value) { return value.first == name; });
 }
 
-// A checkpoint or a configuration chooses no more than most machines can start.
+// A checkpoint or a configuration file may not ask for more ranks and threads than most machines
+// can start; flags may.
 void require_asked_for(const TrainOptions& o, const train::TrainConfig& config, int ranks) {
   const auto by_flag = [&](std::string_view name) { return is_given(o.flags, name); };
   const bool has_mesh = by_flag("ranks") || by_flag("dp") || by_flag("ep") || by_flag("sp");
@@ -114,7 +115,7 @@ void require_asked_for(const TrainOptions& o, const train::TrainConfig& config, 
   }
 }
 
-// Processes of this job on this host, as mpirun tells.
+// Returns the number of this job's processes on this host, as set by mpirun.
 int num_processes_here() {
   const char* const size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   return std::max(1, size == nullptr ? 1 : std::atoi(size));
@@ -127,7 +128,7 @@ void require_memory(const train::TrainConfig& config, const train::Spread& sprea
                         train::available_memory(), who);
 }
 
-// Ranks would otherwise train apart, each a whole run.
+// Requires --comm under mpirun: without it, each process would train a whole run of its own.
 void require_chosen_comm(const TrainOptions& o) {
   if (!o.comm.empty()) return;
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
@@ -141,10 +142,10 @@ void require_chosen_comm(const TrainOptions& o) {
 }
 
 void note_signals() {
-  // For good: a signal that comes while the process leaves must not change how it ends.
+  // Never deleted: a signal that arrives while the process exits must not change how it ends.
   static const auto* const kept = new train::StopSignals();
   (void)kept;
-  // mpirun dies of a second Ctrl-C without a word to its ranks.
+  // A second Ctrl-C kills mpirun without telling its ranks, so they get a signal when it dies.
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
@@ -153,7 +154,7 @@ void train_model(const TrainOptions& o) {
   const auto file = as_usage([&] { return read_config(o.config); });
   const auto config = as_usage([&] { return train::resolve(file, o.flags); });
   LaunchOptions how{.comm = o.comm.empty() ? "threads" : o.comm, .timeout = o.timeout};
-  std::shared_ptr<const train::Corpus> text;  // that all ranks share
+  std::shared_ptr<const train::Corpus> text;  // shared by all ranks
   if (how.comm == "threads") {
     how.ranks = as_usage([&] { return num_threads_as_ranks(config.mesh); });
     train::TrainConfig fitted = config;

@@ -24,7 +24,7 @@ std::vector<std::string> subcommands_of(const CLI::App& command) {
   return names;
 }
 
-// `name` is the command's, with those before it.
+// `name` is the name of the command, preceded by those of its parent commands.
 std::string words_for(const std::string& argument, const CLI::App& command,
                       const std::string& name) {
   const bool is_option = argument.starts_with('-');

@@ -1,4 +1,4 @@
-// Names the argument that no command takes, and the one that may have been meant.
+// Error messages for arguments that no command takes.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,8 +6,8 @@
 
 namespace switchyard::cli {
 
-// Names the first such argument after a failed parse, and the closest that there is; empty: all
-// were taken.
+// Returns a message that names the first unknown argument of a failed parse and the closest known
+// one, or an empty string if all arguments were known.
 std::string words_for_unknown(const CLI::App& app);
 
 }  // namespace switchyard::cli

@@ -1,4 +1,4 @@
-// One rank, no other: what a plan is, and where dispatch puts the rows.
+// Plans and dispatches on a single rank, and prints where dispatch puts the rows.
 #include <cstdio>
 
 #include "switchyard/switchyard.h"
@@ -8,11 +8,11 @@ using namespace switchyard;
 int main() {
   const auto world = connect();  // a world of one rank
 
-  // Three experts; each expert's group of rows starts at a multiple of 2.
+  // Three experts. Each expert's group of rows starts at a multiple of 2.
   Dispatcher dispatcher(*world, ExpertPlacement::contiguous(3, world->size()),
                         {.plan = {.hidden = 1, .alignment = 2}});
 
-  // Three tokens of one element, two picks each.
+  // Three tokens of one element, with two picks each.
   const Tensor x = Tensor::from<float>({3, 1}, {10, 11, 12});
   const Tensor expert_ids = Tensor::from<std::int32_t>({3, 2}, {0, 2, 1, 0, 2, 1});
   const Tensor weights = Tensor::from<float>({3, 2}, {0.5, 0.5, 0.25, 0.75, 1.0, 0.0});
@@ -29,7 +29,7 @@ int main() {
     std::printf("\n");
   }
 
-  // Experts that do nothing, and weights that add up to 1, give the tokens back.
+  // The experts do nothing and the weights add up to 1, so combine returns the tokens.
   const Tensor y = dispatcher.combine(plan, rows, weights);
   for (const float value : y.span<float>()) std::printf("%g ", value);
   std::printf("\n");

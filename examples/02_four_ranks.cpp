@@ -1,4 +1,4 @@
-// Four ranks as threads, each with tokens of its own and two of the eight experts.
+// Runs four ranks as threads, each with its own tokens and two of the eight experts.
 #include <cstdio>
 
 #include "switchyard/switchyard.h"
@@ -9,10 +9,10 @@ int main() {
   run_ranks(4, [](Communicator& comm) {
     Dispatcher yard(comm, ExpertPlacement::contiguous(8, comm.size()), {.plan = {.hidden = 16}});
 
-    // Ranks may have different numbers of tokens, and none.
+    // Ranks may have different numbers of tokens, including none.
     const std::int64_t num_tokens = 3 * comm.rank();
     const Tensor x = Tensor::zeros({num_tokens, 16}, Dtype::f32);
-    Tensor expert_ids({num_tokens, 2}, Dtype::i32);  // from a router; here by turns
+    Tensor expert_ids({num_tokens, 2}, Dtype::i32);  // normally from a router; here round-robin
     Tensor weights({num_tokens, 2}, Dtype::f32);
     for (std::size_t i = 0; i < expert_ids.span<std::int32_t>().size(); ++i) {
       expert_ids.span<std::int32_t>()[i] = static_cast<std::int32_t>(i % 8);

@@ -1,4 +1,4 @@
-// Four ranks train one MoE layer to undo a fixed mixing of its input: forward, backward, and plain
+// Four ranks train one MoE layer to shift the elements of its input: forward, backward, and plain
 // gradient descent on the weights that each rank holds.
 #include <cstdio>
 
@@ -27,7 +27,7 @@ void train(Communicator& comm) {
   auto weights = MoeParameters::random(options, placement, comm.rank(), 1);
   MoeParameters gradients(options, placement, comm.rank());
 
-  // Every rank has other tokens; the target of element i is element i + 1.
+  // Every rank has different tokens. The target of element i is element i + 1, cyclically.
   Tensor x({64, kHidden}, Dtype::f32);
   std::uint32_t state = 1 + static_cast<std::uint32_t>(comm.rank());
   for (float& v : x.span<float>()) {
@@ -53,7 +53,7 @@ void train(Communicator& comm) {
       std::printf("step %d: loss %.3f\n", step, static_cast<double>(loss.span<float>()[0]));
     }
     layer.backward(weights.weights(), saved, d_y, {.d_x = d_x, .gradients = gradients.views()});
-    // The router is the same on every rank: its gradient is summed. Experts have one owner each.
+    // Every rank holds the same router, so its gradients are summed. Each expert has one owner.
     comm.all_reduce(gradients.views().router.gate);
     descend(weights.views().router.gate, gradients.views().router.gate);
     for (std::size_t e = 0; e < gradients.views().experts.size(); ++e) {

@@ -1,6 +1,6 @@
-// What a training engine needs around the layer: four ranks train a layer as dp = 2 × ep = 2, with
-// bounded buffers, a balance loss and loss-free balancing, and save it; then they go on, and go on
-// from the checkpoint as ep = 4. The loss does not depend on which.
+// Shows what a training engine needs around the layer. Four ranks train a layer as dp = 2 × ep = 2,
+// with bounded buffers, a balance loss and loss-free balancing, and save it. Then they continue
+// training it, and also continue from the checkpoint as ep = 4. Both give the same loss.
 #include <cstdio>
 #include <filesystem>
 
@@ -11,15 +11,15 @@ using namespace switchyard;
 namespace {
 
 constexpr std::int64_t kHidden = 16;
-constexpr std::int64_t kTokens = 64;  // of each rank
+constexpr std::int64_t kTokens = 64;  // per rank
 constexpr float kRate = 3.0F;
 
 MoeLayerOptions layer_options() {
   return {.hidden = kHidden,
           .intermediate = 32,
-          .router = RouterOptions::torchtitan(8, 2),  // its choice has a bias
+          .router = RouterOptions::torchtitan(8, 2),  // its choice uses a score bias
           .losses = {.balance = BalanceLoss::batch},
-          .sizing = Sizing::bounded(16)};  // too few: the first step is run again, exactly
+          .sizing = Sizing::bounded(16)};  // too few: the first step is repeated
 }
 
 struct Model {
@@ -27,7 +27,7 @@ struct Model {
   std::vector<MoeBlock*> moe_blocks() { return {&block}; }
 };
 
-// The same everywhere, before it is divided.
+// Returns the undivided model, the same on every rank.
 Model whole_model() {
   const auto whole = ExpertPlacement::contiguous(8, 1);
   return {{.name = "layers.0.mlp",
@@ -35,7 +35,7 @@ Model whole_model() {
            .placement = whole}};
 }
 
-// Tokens of the global batch, cut over the ranks of the world.
+// Returns this rank's tokens of the global batch.
 Tensor tokens_of(int rank) {
   Tensor x({kTokens, kHidden}, Dtype::f32);
   std::uint32_t state = 1 + static_cast<std::uint32_t>(rank);
@@ -63,7 +63,8 @@ void descend(const MoeViews& weights, const MoeGradients& gradients) {
   }
 }
 
-// Half the mean square of y − x, and its gradient.
+// Returns this rank's part of the loss, half the squared error of y − x averaged over the tokens of
+// all ranks, and stores its gradient in d_y.
 float loss_of(const Tensor& y, const Tensor& x, int num_ranks, Tensor& d_y) {
   const auto scale = 1.0F / static_cast<float>(kTokens * num_ranks);
   float loss = 0.0F;

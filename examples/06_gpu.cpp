@@ -1,5 +1,5 @@
-// A training step on a GPU that never waits for it: captured once into a CUDA graph, then replayed
-// with new tokens. Without a GPU it says so.
+// Captures a training step that never waits for the GPU into a CUDA graph, and replays it with new
+// tokens. Without a GPU, prints the reason.
 #include <cstdio>
 
 #include "switchyard/switchyard.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kTokens = 256;
 constexpr std::int64_t kHidden = 128;
 
-// Other numbers in every step.
+// Returns different tokens for every step.
 Tensor tokens_of(int step) {
   Tensor x({kTokens, kHidden}, Dtype::bf16);
   unsigned state = 12345U + static_cast<unsigned>(step);
@@ -23,7 +23,7 @@ Tensor tokens_of(int step) {
 }
 
 void train(const Device& device) {
-  // Room for every pick: with bounded sizing nothing of the routing has to come to the host.
+  // With room for every pick and bounded sizing, the host need not know the routing.
   const MoeLayerOptions options{.hidden = kHidden,
                                 .intermediate = 256,
                                 .router = RouterOptions::mixtral(8, 2),
@@ -44,13 +44,13 @@ void train(const Device& device) {
   };
 
   device.copy(tokens_of(0), x);
-  step();  // once as it is: takes the memory that the graph will use
+  step();  // runs once eagerly, to allocate the memory that the graph will use
   const CapturedGraph graph(device, step);
   const auto syncs = device.host_syncs();
   for (int i = 1; i <= 3; ++i) {
     device.copy(tokens_of(i), x);
     graph.replay();
-    layer.check();  // where the caller chooses to wait: throws if rows found no room
+    layer.check();  // waits, and throws if rows did not fit
     std::printf("replay %d: expert 0 got %lld rows\n", i,
                 static_cast<long long>(layer.stats().rows_by_expert[0]));
   }

@@ -1,4 +1,4 @@
-// The answers behind `switchyard info`.
+// Provides the information that `switchyard info` prints.
 #include "switchyard/build_info.h"
 
 #include <thread>

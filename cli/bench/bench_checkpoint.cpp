@@ -27,14 +27,14 @@ constexpr std::int64_t kHidden = 1024;
 constexpr int kFewestExperts = 16;
 constexpr const char* kPrefix = "mlp.";
 
-// Bytes of a file that go to one place in memory.
+// A range of bytes in a file, and the memory it is read into.
 struct FileRange {
   std::int64_t offset = 0;
   std::byte* into = nullptr;
   std::int64_t bytes = 0;
 };
 
-// Reads a file as plainly as can be: what loading is measured against.
+// Reads a file with plain reads, which loading is measured against.
 class PlainReader {
  public:
   explicit PlainReader(const fs::path& path)
@@ -59,7 +59,8 @@ class PlainReader {
   int descriptor_;
 };
 
-// As many experts as ranks, or more, that are about so large together.
+// Options for a layer with at least one expert per rank, whose experts have about `size` bytes in
+// total.
 MoeLayerOptions layer_of(std::uint64_t size, int num_ranks) {
   const int num_experts = std::max(kFewestExperts, num_ranks);
   const auto row = 3 * kHidden * size_of(Dtype::f32) * num_experts;
@@ -68,7 +69,7 @@ MoeLayerOptions layer_of(std::uint64_t size, int num_ranks) {
       .hidden = kHidden, .intermediate = inner, .router = {.num_experts = num_experts, .top_k = 1}};
 }
 
-// What the file and the rank's memory hold of the same experts.
+// Maps the bytes of this rank's experts in the file to the rank's memory for them.
 std::vector<FileRange> ranges_of(const Checkpoint& checkpoint, const ExpertPlacement& placement,
                                  int rank, const MoeViews& memory) {
   std::int64_t data_bytes = 0;
@@ -104,8 +105,8 @@ std::uint64_t checksum_of(std::span<const FileRange> ranges) {
 }
 
 struct CheckpointTimes {
-  std::vector<std::int64_t> bytes_by_rank;  // of experts that each read
-  std::int64_t expert_bytes = 0;            // of the file
+  std::vector<std::int64_t> bytes_by_rank;  // expert bytes that each rank reads
+  std::int64_t expert_bytes = 0;            // expert bytes in the file
   double save_seconds = 1e30;
   double load_seconds = 1e30;
   double ceiling_seconds = 1e30;
@@ -154,7 +155,7 @@ class CheckpointBench {
   const MoeLayerOptions& layer() const { return layer_; }
 
  private:
-  // Opened anew, as a job that begins would.
+  // Opens the file again, as a job that starts would.
   void load(const fs::path& path) {
     load_block(Checkpoint::open(path), kPrefix, placement_, comm_.rank(), parameters_.views());
   }
@@ -210,7 +211,7 @@ void print_table(const CheckpointTimes& m, const CheckpointBench& bench, const C
       m.ceiling_seconds / m.load_seconds * 100.0, repeat);
 }
 
-// A name of rank 0's, which all ranks use; the file is gone in the end.
+// A file with a name that all ranks get from rank 0. The destructor removes it.
 class BenchFile {
  public:
   BenchFile(Communicator& comm, const fs::path& folder) : is_first_(comm.rank() == 0) {

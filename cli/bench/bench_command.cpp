@@ -15,7 +15,7 @@
 namespace switchyard::cli {
 namespace {
 
-// "8192,2048,64,2" into so many positive numbers.
+// Parses a list such as "8192,2048,64,2" into `count` positive numbers.
 std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count,
                                       std::string_view names) {
   std::vector<std::int64_t> numbers;
@@ -57,7 +57,7 @@ void add_launch(CLI::App* command, LaunchOptions& launch,
   add_comm_options(command, launch);
 }
 
-// For benchmarks that run on CPUs and on GPUs.
+// Adds the options of benchmarks that run on CPUs and on GPUs.
 void add_launch_and_device(CLI::App* command, LaunchOptions& launch, DeviceChoice& device) {
   add_launch(command, launch, "Ranks [one a core, at most 8; with --device cuda 1]");
   add_device_options(
@@ -109,7 +109,7 @@ void add_dispatch(CLI::App& bench) {
   });
 }
 
-// T, H, I, E, K of the layers that people compare by.
+// T, H, I, E, K of layers that are commonly compared.
 const std::map<std::string, std::string> kNamedShapes{
     {"small", "4096,512,512,16,2"},        {"fine", "4096,512,256,64,8"},
     {"qwen3-30b", "16384,2048,768,128,8"}, {"olmoe", "16384,2048,1024,64,8"},

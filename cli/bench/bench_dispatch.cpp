@@ -15,7 +15,7 @@
 namespace switchyard::cli {
 namespace {
 
-// One operation, the pass that bounds it, and the best times of both.
+// One operation, the memory pass that bounds it, and the best time of each.
 struct MovementTimes {
   std::string op;
   std::int64_t bytes = 0;  // over all ranks

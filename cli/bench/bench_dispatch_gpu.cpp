@@ -24,20 +24,20 @@
 namespace switchyard::cli {
 namespace {
 
-// One operation and what it must move, over all ranks.
+// One operation and the bytes that it must move, over all ranks.
 struct GpuOperation {
   std::string op;
-  double floor_bytes = 0.0;  // a token going to a rank once
-  double rows_bytes = 0.0;   // every row being written, as a Dispatcher does
+  double floor_bytes = 0.0;  // if each token goes to a rank once
+  double rows_bytes = 0.0;   // if every row is written, as a Dispatcher does
   std::function<void()> run;
   CoolAndHot seconds = {};
-  std::int64_t host_syncs = 0;  // of one rank
+  std::int64_t host_syncs = 0;  // on one rank, in one call
 };
 
 struct GpuDispatchResult {
   std::vector<GpuOperation> operations;
   GpuOperation graphs;   // dispatch and combine, captured on each rank and replayed together
-  std::string no_graph;  // why they were not
+  std::string no_graph;  // why they were not captured; empty if they were
   CoolAndHot copy;       // bytes/s
   std::int64_t distinct_tokens = 0;
 };
@@ -89,7 +89,8 @@ class GpuDispatchBench {
     return {.plan = {.hidden = o_.hidden, .dtype = o_.dtype, .sizing = sizing}, .mover = o_.mover};
   }
 
-  // As a layer does, whose experts read rows from tokens; at one rank these are there already.
+  // Dispatches like a layer whose experts read their rows from tokens. A single rank has the tokens
+  // already, so it writes rows.
   void dispatch(Dispatcher& dispatcher, const Plan& plan) {
     if (comm_.size() == 1) return dispatch_rows(dispatcher, plan);
     (void)dispatcher.receive(plan, x_, weights_);
@@ -101,7 +102,7 @@ class GpuDispatchBench {
     dispatcher.combine(plan, {.rows = rows, .weights = weights_}, y_);
   }
 
-  // Operations that write rows come before those that read them.
+  // Lists the operations that write rows before those that read them.
   std::vector<GpuOperation> operations() {
     const GpuMovement m = movement();
     const auto ids = static_cast<double>(2 * o_.num_tokens * o_.top_k * size_of(Dtype::i32));
@@ -153,7 +154,7 @@ class GpuDispatchBench {
     operation.host_syncs = device_.host_syncs() - before;
     operation.seconds = time(comm, operation.run);
   }
-  // With a plan that stays as it is.
+  // Uses one plan for all replays.
   void measure_graphs(Communicator& ranks, GpuOperation& operation) {
     Dispatcher dispatcher(ranks, placement_, dispatcher_options(load_.sizing()), device_);
     const Plan plan = dispatcher.plan(ids_);
@@ -174,7 +175,7 @@ class GpuDispatchBench {
       throw InternalError("graphs gave other bits than the calls they were captured from");
     }
   }
-  // Taking memory may wait for the GPU, and so for other ranks: all are at the same point.
+  // Allocating may wait for the GPU, and so for other ranks, so all ranks do it at the same point.
   CoolAndHot take_copy_ceiling() {
     show_progress(comm_, "copying …");
     device_.synchronize();
@@ -201,7 +202,7 @@ nlohmann::ordered_json cool_and_hot(const CoolAndHot& v, double scale = 1.0) {
   return {{"cool", v.cool * scale}, {"hot", v.hot * scale}};
 }
 
-// The time of a copy of so many bytes, as a share of the operation's time.
+// Returns the time to copy that many bytes, as a fraction of the operation's time.
 CoolAndHot share(double bytes, const GpuOperation& operation, const CoolAndHot& copy) {
   return {bytes / copy.cool / operation.seconds.cool, bytes / copy.hot / operation.seconds.hot};
 }

@@ -29,12 +29,12 @@ MoeLayerOptions layer_options(const BenchLayerOptions& o, const Sizing& bounded)
 
 namespace {
 
-// Over all ranks; times are the best of all rounds.
+// Results over all ranks. Times are the best of all rounds.
 struct LayerResult {
   double forward = 1e30;
   double forward_backward = 1e30;
   double ceiling = 0.0;                           // GFLOP/s
-  std::vector<LayerStats::Stage> forward_stages;  // of the best round, mean over ranks
+  std::vector<LayerStats::Stage> forward_stages;  // in the best round, mean over ranks
   std::vector<LayerStats::Stage> backward_stages;
   std::int64_t activation_bytes = 0;
   std::int64_t bytes_on_wire = 0;
@@ -68,7 +68,7 @@ class LayerBench {
 
   LayerResult run() {
     LayerResult result;
-    train();  // fills the caches and the memory that is kept
+    train();  // warms up the caches and the memory that the device keeps
     for (int i = 0; i < o_.repeat; ++i) {
       show_progress(comm_, fmt::format("round {} of {} …", i + 1, o_.repeat));
       result.forward = std::min(result.forward, timed(comm_, [&] { infer(); }));
@@ -97,7 +97,7 @@ class LayerBench {
     return Device::cpu({.num_threads = threads, .cores = cores});
   }
 
-  // Every pick of every rank could go to one.
+  // All picks of all ranks could go to one rank.
   std::int64_t worst_rows() const { return o_.num_tokens * o_.top_k; }
 
   LayerInput input() const {
@@ -146,7 +146,7 @@ double gigaflop(const BenchLayerOptions& o, double products) {
          static_cast<double>(o.hidden * o.intermediate) * 1e-9;
 }
 
-// Milliseconds by stage; a stage of both directions has both.
+// Milliseconds by direction and stage.
 nlohmann::ordered_json stages_json(const LayerResult& r) {
   nlohmann::ordered_json json;
   for (const auto& stage : r.forward_stages) json["forward"][stage.name] = stage.seconds * 1e3;
@@ -183,7 +183,7 @@ void print_json(const BenchLayerOptions& o, const LayerResult& r, const Communic
       {"ceiling_gflops", r.ceiling},
       {"fraction_of_ceiling", r.ceiling > 0.0 ? achieved / r.ceiling : 0.0},
       {"fraction_outside_gemm", time_outside_gemm(r) / r.forward_backward},
-      {"host_syncs_forward", 0},  // a CPU has no device to wait for
+      {"host_syncs_forward", 0},  // there is no device to wait for
       {"host_syncs_backward", 0},
       {"activation_bytes_per_token",
        static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens)},

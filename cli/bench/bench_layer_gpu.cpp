@@ -68,7 +68,7 @@ class GpuLayerBench {
   }
 
  private:
-  // On the same stream.
+  // Makes a device on the same stream that also times the stages.
   Device timing_device() const {
     CudaOptions options = o_.device.cuda(comm_.rank());
     options.stream = {stream_};
@@ -89,7 +89,8 @@ class GpuLayerBench {
                                                       .top_k = o_.top_k,
                                                       .num_experts = o_.num_experts}));
   }
-  // Several ranks would not have the memory for all rows each.
+  // Several ranks cannot each have room for the worst case, so an exact forward finds what is
+  // needed.
   GpuLoad find_load() {
     if (comm_.size() == 1) return {o_.num_tokens * o_.top_k, o_.num_tokens};
     MoeLayer layer(comm_, placement_, exact_options(o_), device_);
@@ -120,7 +121,7 @@ class GpuLayerBench {
     return comm.size() == 1 ? time_on_gpu(stream_, work) : time_on_ranks(comm, device_, work);
   }
   void count_syncs(GpuLayerResult& r) {
-    train(layer_);  // fills the memory that is kept
+    train(layer_);  // warms up the memory that the device keeps
     SavedForBackward saved;
     auto before = device_.host_syncs();
     layer_.forward(weights_.weights(), input(), y_, &saved);
@@ -131,7 +132,7 @@ class GpuLayerBench {
     r.syncs_backward = device_.host_syncs() - before;
     layer_.check();
   }
-  // Every rank has a graph of its own, and all of them are replayed together.
+  // Every rank captures its own graph, and all ranks replay theirs together.
   void time_graphs(Communicator& ranks, GpuLayerResult& r) {
     MoeLayer layer(ranks, placement_, layer_.options(), device_);
     const auto time_graph = [&](const std::function<void()>& step) {
@@ -142,10 +143,10 @@ class GpuLayerBench {
       return seconds;
     };
     r.forward_replay = time_graph([&] { infer(layer); });
-    ranks.barrier();  // all graphs are gone before a rank uses the GPU, and waits there for others
+    ranks.barrier();  // all graphs are destroyed before a rank's work waits for others on the GPU
     r.replay = time_graph([&] { train(layer); });
   }
-  // Taking memory may wait for the GPU, and so for other ranks: all are at the same point.
+  // Allocating may wait for the GPU, and so for other ranks, so all ranks do it at the same point.
   void take_ceilings(GpuLayerResult& r) {
     device_.synchronize();
     comm_.barrier();

@@ -1,4 +1,4 @@
-// The benchmarks of `switchyard bench`, and what each is told.
+// The benchmarks of `switchyard bench` and their options.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ struct BenchDispatchOptions {
   bool json = false;
 };
 
-// Plan, dispatch, combine and their backwards beside their ceilings.
+// Measures plan, dispatch, combine and their backwards, and compares them with their ceilings.
 void bench_dispatch(const BenchDispatchOptions& options);
-// With --device cuda: beside copies within the memory of GPUs, and as graphs, too.
+// The same with --device cuda: compares with copies within GPU memory, and also measures graphs.
 void bench_dispatch_gpu(const BenchDispatchOptions& options);
 
 enum class BenchSizing { exact, bounded };
@@ -42,34 +42,34 @@ struct BenchLayerOptions {
   int num_experts = 16;
   std::int64_t top_k = 2;
   LaunchOptions launch;
-  int threads = 0;  // of each rank; 0: the cores divided by the ranks
+  int threads = 0;  // per rank; 0: the cores divided by the ranks
   DeviceChoice device;
   Dtype dtype = Dtype::f32;
   BenchSizing sizing = BenchSizing::exact;
   RoutingKind routing = RoutingKind::router;
   WeightStage weight_stage = MoeLayerOptions{}.weight_stage;
   Keep keep = Keep::rows;
-  bool losses = false;  // balance and z, global
+  bool losses = false;  // the balance loss and the z-loss, global
   int repeat = 10;
   bool json = false;
 };
 
 MoeLayerOptions layer_options(const BenchLayerOptions& options, const Sizing& bounded);
 
-// The whole layer, beside the matrix library's own speed.
+// Measures the whole layer, and compares it with the matrix library's own speed.
 void bench_layer(const BenchLayerOptions& options);
-// With --device cuda: beside what GPUs reach.
+// The same with --device cuda: compares with the ceilings of the GPUs.
 void bench_layer_gpu(const BenchLayerOptions& options);
 
 struct BenchCheckpointOptions {
   LaunchOptions launch;
-  std::uint64_t size = std::uint64_t{1} << 30;  // bytes of all experts, about
-  std::filesystem::path folder;                 // empty: the system's for temporary files
+  std::uint64_t size = std::uint64_t{1} << 30;  // approximate bytes of all experts
+  std::filesystem::path folder;                 // empty: the system's folder for temporary files
   int repeat = 5;
   bool json = false;
 };
 
-// Saving experts and loading them again, beside plain reads of the same bytes.
+// Measures saving and loading experts, and compares loading with plain reads of the same bytes.
 void bench_checkpoint(const BenchCheckpointOptions& options);
 
 }  // namespace switchyard::cli

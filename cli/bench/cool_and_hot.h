@@ -8,26 +8,26 @@
 
 namespace switchyard::cli {
 
-// Medians, taken as bench/gpu_timing.py takes them. A GPU that was idle runs faster than one that
-// is hot: a figure is compared with a ceiling of the same heat.
+// Medians, measured the same way as in bench/gpu_timing.py. A GPU that was idle runs faster than a
+// hot one, so a result is compared with a ceiling measured at the same heat.
 struct CoolAndHot {
   double cool = 0.0;  // in five bursts of at most 20 ms or one round, each after a pause
-  double hot = 0.0;   // after a third of a second of the same work
+  double hot = 0.0;   // after more than 0.3 s of the same work
 };
 
 inline CoolAndHot operator*(const CoolAndHot& v, double factor) {
   return {v.cool * factor, v.hot * factor};
 }
-// `amount` a second, where v are seconds; or the seconds, where it is a rate.
+// Returns `amount` per second if v is in seconds, or seconds if v is a rate.
 inline CoolAndHot operator/(double amount, const CoolAndHot& v) {
   return {amount / v.cool, amount / v.hot};
 }
 
-// Seconds of one call of a work, which only fills a stream.
+// Returns the seconds that one call of `work` takes. `work` only enqueues onto a stream.
 using Timer = std::function<CoolAndHot(const std::function<void()>& work)>;
 
-// A GPU under load for more than some 30 ms draws all the power that it may, and slows down: so
-// bursts end before that, unless one round takes longer.
+// A GPU under load for more than about 30 ms reaches its power limit and slows down, so bursts end
+// before that, unless one round takes longer.
 struct Heat {
   static constexpr int kBursts = 5;
   static constexpr std::chrono::milliseconds kPause{150};

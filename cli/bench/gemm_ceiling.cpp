@@ -7,7 +7,7 @@
 #include "bench/cpu_ceiling.h"
 #include "launch.h"
 
-// Of the OpenMP runtime that oneDNN is built with.
+// From the OpenMP runtime that oneDNN is built with.
 extern "C" void omp_set_num_threads(int num_threads);
 
 namespace switchyard::cli {
@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kSize = 2048;
 constexpr double kGigaflop = 2.0 * kSize * kSize * kSize * 1e-9;
 
-// Products of bf16 are quick where the CPU has units for them.
+// bf16 products are fast if the CPU has units for them, so more of them are timed.
 int num_products(Dtype dtype) { return dtype == Dtype::f32 ? 1 : 4; }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -39,7 +39,7 @@ Tensor some_matrix(Dtype dtype) {
   return matrix;
 }
 
-// One product at a time, for as many threads of the library as this thread allows.
+// Runs one product at a time, on as many OpenMP threads as the calling thread allows.
 class Product {
  public:
   explicit Product(Dtype dtype)
@@ -79,7 +79,7 @@ class Product {
 
 struct GemmCeiling::Data {
   CeilingOptions options;
-  std::vector<Product> products;  // one a thread
+  std::vector<Product> products;  // one per thread
 };
 
 bool has_gemm_ceiling() { return true; }
@@ -117,12 +117,12 @@ double GemmCeiling::threaded(Communicator& comm) {
   Tensor seconds = Tensor::zeros({1}, Dtype::f32);
   comm.barrier();
   if (comm.rank() == 0) {
-    // A thread that may go everywhere: the library's threads are where their maker may be.
+    // Uses a thread that may run on all cores, because the library's threads inherit its affinity.
     std::thread maker([&] {
       allow_all_cores();
       omp_set_num_threads(options.threads * comm.size());
       Product& product = data_->products.front();
-      product.run();  // makes the library's threads
+      product.run();  // creates the library's threads
       const auto begin = std::chrono::steady_clock::now();
       for (int n = 0; n < times; ++n) product.run();
       seconds.span<float>()[0] = static_cast<float>(seconds_since(begin));

@@ -30,7 +30,7 @@ Memory take(std::size_t bytes) {
   return {data, [](void* old) { cudaFree(old); }};
 }
 
-// Seconds of each of so many rounds in a row.
+// Returns the seconds of each of `rounds` consecutive rounds.
 std::vector<double> time_rounds(cudaStream_t stream, int rounds,
                                 const std::function<void()>& work) {
   std::vector<cudaEvent_t> events(static_cast<std::size_t>(rounds) + 1);
@@ -67,14 +67,14 @@ double cool_seconds(cudaStream_t stream, const std::function<void()>& work) {
   return median(std::move(seconds));
 }
 
-// The GPU is never left idle between the load and the rounds.
+// Keeps the GPU busy from the load until the end of the rounds.
 double hot_seconds(cudaStream_t stream, const std::function<void()>& work, double estimate) {
   const int load = static_cast<int>(std::ceil(Heat::kLoad / estimate));
   for (int i = 0; i < load; ++i) work();
   return median(time_rounds(stream, kRounds, work));
 }
 
-// The few functions of cuBLAS that are needed, without linking it: nobody must have it.
+// The few cuBLAS functions that are needed, loaded at run time so that cuBLAS stays optional.
 struct Cublas {
   using Create = int (*)(void**);
   using SetStream = int (*)(void*, cudaStream_t);
@@ -148,7 +148,7 @@ CoolAndHot gemm_ceiling(void* stream, const DenseProduct& p, std::string& reason
   const auto a = filled(p.m, p.k);
   const auto b = filled(p.n, p.k);
   const auto c = take(bytes(p.m, p.n));
-  // CUDA_R_16BF or CUDA_R_32F; CUBLAS_COMPUTE_32F, whose f32 products are not made of TF32 ones.
+  // CUDA_R_16BF or CUDA_R_32F; CUBLAS_COMPUTE_32F, which does not use TF32 for f32 products.
   const int type = p.dtype == Dtype::bf16 ? 14 : 0;
   constexpr int kCompute32F = 68;
   const float one = 1.0F;

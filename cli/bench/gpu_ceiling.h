@@ -1,4 +1,4 @@
-// What a GPU reaches on its own: a plain copy, and one dense product by its vendor's library.
+// The speed that a GPU reaches on its own, for a plain copy and for one dense cuBLAS product.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,20 @@
 
 namespace switchyard::cli {
 
-// Seconds that one call of `work`, which only fills the stream (a cudaStream_t), takes the GPU; hot
-// is the median of eleven.
+// Returns the seconds that one call of `work` takes on the GPU; hot is the median of eleven. `work`
+// only enqueues onto the stream (a cudaStream_t).
 CoolAndHot time_on_gpu(void* stream, const std::function<void()>& work);
 
-// Bytes read and written a second by a copy within a GPU's memory, timed by `timer`: where that is
-// time_on_ranks, all ranks copy at once, and this is the part of one.
+// Returns the bytes that a copy within GPU memory reads and writes per second, timed by `timer`. If
+// that is time_on_ranks, all ranks copy at once and this is the rate of one.
 CoolAndHot copy_ceiling(void* stream, int ordinal, const Timer& timer);
 
 struct DenseProduct {
   std::int64_t m = 0, n = 0, k = 0;
   Dtype dtype = Dtype::bf16;
 };
-// FLOP/s of one product [m, k] · [n, k]ᵀ by cuBLAS; zeros, and the reason, where it is not there.
+// Returns the FLOP/s of one product [m, k] · [n, k]ᵀ with cuBLAS. If cuBLAS is not available,
+// returns zeros and sets `reason`.
 CoolAndHot gemm_ceiling(void* stream, const DenseProduct& product, std::string& reason);
 
 }  // namespace switchyard::cli

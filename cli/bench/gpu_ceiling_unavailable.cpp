@@ -1,4 +1,4 @@
-// Stands in for the ceilings of a GPU where the build has no CUDA: no device reaches them.
+// Replaces the GPU ceilings in a build without CUDA, where there is no device to measure.
 #include "bench/gpu_ceiling.h"
 #include "switchyard/error.h"
 

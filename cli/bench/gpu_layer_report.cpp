@@ -29,14 +29,14 @@ GpuMovement movement_of(const BenchLayerOptions& o, const GpuLayerResult& r) {
           .row_bytes = o.hidden * size_of(o.dtype)};
 }
 
-// The bytes that forward moves; forward and backward together move twice as many.
+// Returns the bytes that forward must move; forward and backward together move twice as many.
 double forward_movement_bytes(const BenchLayerOptions& o, const GpuLayerResult& r) {
   const GpuMovement movement = movement_of(o, r);
   return movement.scatter_bytes() + movement.gather_bytes();
 }
 
-// The bytes that a stage must move; 0 for stages that are bound by arithmetic. One rank that
-// dispatches at all makes rows.
+// Returns the bytes that a stage must move, or 0 for a stage that is bound by arithmetic. If a
+// single rank dispatches at all, it writes rows.
 double bytes_of(const BenchLayerOptions& o, const GpuLayerResult& r, std::string_view stage) {
   const GpuMovement movement = movement_of(o, r);
   if (stage == "combine" || stage == "dispatch_backward") return movement.gather_bytes();

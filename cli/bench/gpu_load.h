@@ -12,8 +12,8 @@
 namespace switchyard::cli {
 
 struct GpuLoad {
-  std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs,
-  std::int64_t token_capacity = 0;   // and tokens
+  std::int64_t capacity = 0;         // an eighth more rows than the fullest rank needs
+  std::int64_t token_capacity = 0;   // an eighth more tokens than any rank receives
   std::int64_t distinct_tokens = 0;  // over all pairs of ranks
 
   Sizing sizing() const { return Sizing::bounded(capacity, Overflow::fail, token_capacity); }

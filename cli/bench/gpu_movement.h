@@ -1,22 +1,21 @@
-// The bytes that movement between experts must read and write, whoever does it.
+// The bytes that any implementation of dispatch and combine must read and write.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cli {
 
-// Counts over all ranks.
+// All counts are over all ranks.
 struct GpuMovement {
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 1;
-  // Tokens that each rank has for each, itself among them: what must arrive where a token goes to
-  // a rank once.
+  // Tokens that each rank sends to each rank, including itself, if a token goes to a rank once.
   std::int64_t distinct_tokens = 0;
   std::int64_t row_bytes = 0;
 
-  // Dispatch and combine_backward, where tokens arrive once and are found again by their rows.
+  // Dispatch and combine_backward, if tokens arrive once and rows refer to them.
   double scatter_bytes() const { return bytes(num_tokens + distinct_tokens); }
-  // The same where every row is written.
+  // Dispatch and combine_backward, if every row is written.
   double scatter_rows_bytes() const { return bytes(num_tokens + num_tokens * top_k); }
   // Combine and dispatch_backward.
   double gather_bytes() const { return bytes(num_tokens + num_tokens * top_k); }

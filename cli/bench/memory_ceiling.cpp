@@ -1,5 +1,5 @@
-// Written apart from the library's kernels, so that they are not measured against themselves. The
-// dtype does not matter to memory; sums treat the bytes as floats.
+// Independent of the library's kernels, so that these are not measured against themselves. The
+// dtype does not matter to memory bandwidth, so sums treat the bytes as floats.
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -91,7 +91,7 @@ void fence() {}
 
 #endif
 
-// Whole cache lines: what is beyond them is too little to matter.
+// Rounds down to whole cache lines; the remainder is too small to matter.
 std::int64_t whole_lines(std::int64_t bytes) { return bytes / 64 * 64; }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace switchyard::cli {
 
-// f32 or bf16 in −1 … 1.
+// Returns random f32 or bf16 values in −1 … 1.
 Tensor random_rows(const Shape& shape, Dtype dtype, std::uint64_t seed);
 
 }  // namespace switchyard::cli

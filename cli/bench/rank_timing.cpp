@@ -15,7 +15,7 @@ std::int64_t nanoseconds_now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// The same on every rank, so that all of them do as many rounds.
+// Returns the same value on every rank, so that all ranks derive the same number of rounds from it.
 double seconds_a_round(Communicator& comm, const Device& device, int rounds,
                        const std::function<void()>& work) {
   device.synchronize();

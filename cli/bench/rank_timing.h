@@ -1,4 +1,4 @@
-// How long GPUs take for work that ranks do together.
+// Times GPU work that ranks do together.
 #pragma once
 
 #include <functional>
@@ -9,9 +9,9 @@
 
 namespace switchyard::cli {
 
-// Collective, over ranks of one host: seconds of one call of `work`, which fills the stream of this
-// rank's device, on all ranks. Many calls in a row are timed, from when the first rank begins
-// to when the last one's device has done all of them.
+// Collective, over ranks of one host. Returns the seconds of one call of `work` on all ranks;
+// `work` enqueues onto the stream of this rank's device. Times many consecutive calls, from when
+// the first rank begins until the last rank's device has finished all of them.
 CoolAndHot time_on_ranks(Communicator& comm, const Device& device,
                          const std::function<void()>& work);
 

@@ -8,7 +8,7 @@
 namespace switchyard::cli {
 namespace {
 
-// How likely each expert is to be drawn.
+// Returns the relative probability of drawing each expert.
 std::vector<double> expert_weights(const RoutingOptions& options, std::mt19937_64& random) {
   std::vector<double> weights(static_cast<std::size_t>(options.num_experts), 1.0);
   if (options.kind == RoutingKind::zipf) {

@@ -9,11 +9,11 @@
 namespace switchyard::cli {
 
 enum class RoutingKind {
-  balanced,    // (t·K + k) mod E: every expert gets the same number
-  uniform,     // K distinct experts, drawn evenly
-  zipf,        // K distinct experts, drawn by 1/rank over shuffled experts
-  one_expert,  // the first pick is always expert 0, the others are drawn evenly
-  router,      // what a router of random weights picks; only where there is one
+  balanced,    // (t·K + k) mod E: every expert gets the same number of picks
+  uniform,     // K distinct experts, drawn uniformly
+  zipf,        // K distinct experts, drawn with weights 1, 1/2, 1/3, … in shuffled order
+  one_expert,  // the first pick is always expert 0, the others are drawn uniformly
+  router,      // the picks of a router with random weights; only for layers
 };
 
 struct RoutingOptions {
@@ -24,9 +24,9 @@ struct RoutingOptions {
   std::uint64_t seed = 1;
 };
 
-// [T, K] i32, the whole sequence; a rank takes its slice.
+// Returns the routing of all ranks' tokens, [T, K] i32.
 Tensor make_routing(const RoutingOptions& options);
-// This rank's part of it.
+// Returns this rank's slice of make_routing().
 Tensor make_local_routing(const Communicator& comm, const RoutingOptions& options);
 
 }  // namespace switchyard::cli

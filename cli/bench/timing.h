@@ -1,4 +1,4 @@
-// How long something takes on all ranks together.
+// Times work that all ranks do together.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace switchyard::cli {
 
-// Collective: seconds from when all ranks are ready until the last has ended.
+// Collective. Returns the seconds from when all ranks are ready until the last one is done.
 template <typename Fn>
 double timed(Communicator& comm, const Fn& fn) {
   comm.barrier();

@@ -13,12 +13,12 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr int kMostFolds = 4;  // in one name: a layer, an expert, and some to spare
+constexpr int kMostFolds = 4;  // per name: a layer, an expert, and some to spare
 
 using Ids = std::set<std::int64_t>;
 
 struct Item {
-  std::size_t unfolded = 0;  // so many characters, from the left, may still fold
+  std::size_t unfolded = 0;  // this many characters, from the left, may still fold
   std::string kind;
   FoldedName result;
 };
@@ -33,7 +33,7 @@ std::string_view digits_at(std::string_view text, std::size_t at) {
   return digits;
 }
 
-// layers.2 before layers.10.
+// Orders numbers by value: layers.2 comes before layers.10.
 bool natural_less(std::string_view a, std::string_view b) {
   const auto at = static_cast<std::size_t>(
       std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -46,7 +46,7 @@ bool natural_less(std::string_view a, std::string_view b) {
   return x == y ? a < b : std::pair(x.size(), x) < std::pair(y.size(), y);
 }
 
-// "{0…3,7}", or the number itself.
+// Formats ids as "{0…3,7}", or a single one as the number itself.
 std::string ranges_of(const Ids& ids) {
   if (ids.size() == 1) return std::to_string(*ids.begin());
   std::vector<std::string> ranges;
@@ -65,7 +65,7 @@ struct Part {
   std::size_t size = 0;
 };
 
-// The last part of the item that may still fold and is a number.
+// Returns the last part of the item that may still fold and is a number.
 std::optional<Part> last_number(const Item& item) {
   std::string_view rest = std::string_view(item.result.name).substr(0, item.unfolded);
   for (;;) {
@@ -77,7 +77,7 @@ std::optional<Part> last_number(const Item& item) {
   }
 }
 
-// Folds the last number of each item that may still fold; false if there was none.
+// Folds the last number of each item that may still fold. Returns false if there was none.
 bool fold_once(std::vector<Item>& items) {
   struct Fold {
     Item item;

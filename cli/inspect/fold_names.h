@@ -1,4 +1,4 @@
-// Folds names that differ in numbers only, so that a person can read a list of thousands.
+// Folds names that differ only in numbers, so that a list of thousands stays readable.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@
 namespace switchyard::cli {
 
 struct FoldedName {
-  std::string name;   // "layers.{0…47}.experts.{0…3,7}.up_proj.weight"
-  std::string first;  // of the names in it
+  std::string name;   // such as "layers.{0…47}.experts.{0…3,7}.up_proj.weight"
+  std::string first;  // the first of the names folded into it
   std::int64_t count = 1;
 };
 
-// `kinds` has the name of everything and what it is; only what is of the same kind folds. In order
-// of name, by numbers where there are numbers.
+// `kinds` maps each name to its kind; only names of the same kind are folded together. Returns them
+// ordered by name, with numbers in numeric order.
 std::vector<FoldedName> fold_names(const std::map<std::string, std::string>& kinds);
-// The same list, but nothing folded.
+// Returns the same list without folding anything.
 std::vector<FoldedName> list_names(const std::map<std::string, std::string>& kinds);
 
-// A part of a name, as "17", that is a number written the usual way; −1 if it is not one.
+// Returns the value of a part of a name that is a plain number, such as "17", or −1 if it is not
+// one.
 std::int64_t number_in(std::string_view part);
 
 }  // namespace switchyard::cli

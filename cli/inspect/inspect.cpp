@@ -1,4 +1,4 @@
-// switchyard inspect: what a checkpoint holds, and what each rank would read of it.
+// switchyard inspect: shows what a checkpoint holds and what each rank would read of it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 struct InspectOptions {
   std::string path;
-  int num_ranks = 0;  // 0: nothing is said of ranks
-  bool all = false;   // nothing is folded
+  int num_ranks = 0;  // 0: ranks are not reported
+  bool all = false;   // lists every tensor instead of folding names
   bool json = false;
 };
 
@@ -90,7 +90,7 @@ void add_ranks(InspectReport& report, const std::vector<FoundBlock>& blocks,
   }
 }
 
-// Each takes about a kilobyte here; the largest models have a tenth of so many.
+// Each tensor takes about a kilobyte here. The largest models have a tenth of this limit.
 void require_few_tensors(const Checkpoint& checkpoint) {
   constexpr std::size_t kMostTensors = 500'000;
   const auto count = checkpoint.names().size();
@@ -99,7 +99,8 @@ void require_few_tensors(const Checkpoint& checkpoint) {
                                 checkpoint.path().string(), count, kMostTensors));
 }
 
-// The newest, of a folder of checkpoints: each of them is a whole.
+// Returns the newest checkpoint if `path` is a folder of them, each being complete by itself;
+// otherwise returns `path`.
 std::filesystem::path checkpoint_at(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return path;

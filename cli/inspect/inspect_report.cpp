@@ -43,7 +43,7 @@ std::size_t num_characters(std::string_view text) {
   }));
 }
 
-// The width of a column: that of the longest, within reason.
+// Returns the width of a column: that of its longest text, up to a limit.
 template <typename Lines, typename Text>
 std::size_t width_of(const Lines& lines, const Text& text) {
   constexpr std::size_t kMost = 80;

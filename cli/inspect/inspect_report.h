@@ -1,4 +1,4 @@
-// What inspect prints: a table for people, or a JSON object a line.
+// The output of inspect: a table for people, or one JSON object per line.
 #pragma once
 
 #include <string>
@@ -12,17 +12,17 @@ namespace switchyard::cli {
 struct InspectReport {
   struct File {
     std::string path;
-    std::int64_t bytes = 0;  // of the tensors below
+    std::int64_t bytes = 0;  // of the tensors counted in num_tensors
     std::int64_t num_tensors = 0;
     std::int64_t num_unlisted = 0;  // in the file, but not in the index
   };
   struct Tensors {
     FoldedName names;
-    TensorInfo info;  // of each
+    TensorInfo info;  // the same for each of them
   };
   struct Blocks {
     FoldedName prefixes;
-    FoundBlock block;  // the first
+    FoundBlock block;  // the first of them
   };
 
   std::string path;
@@ -32,9 +32,9 @@ struct InspectReport {
   std::int64_t num_tensors = 0;
   std::int64_t bytes = 0;
   std::vector<Blocks> blocks;
-  std::int64_t num_optimizer_blocks = 0;  // which are not among them
+  std::int64_t num_optimizer_blocks = 0;  // not included in `blocks`
   RankReads ranks;
-  std::int64_t replicated_bytes = 0;          // of what every rank reads
+  std::int64_t replicated_bytes = 0;          // bytes that every rank reads
   std::vector<std::string> not_counted = {};  // prefixes of blocks that are not whole
 };
 

@@ -15,9 +15,9 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr std::int64_t kMostExperts = 65536;  // more is not a router
+constexpr std::int64_t kMostExperts = 65536;  // with more rows, the matrix is not a router
 
-// Where the dot behind the first so many parts of a name is.
+// Returns the position of the dot after the first `num_parts` parts of a name.
 std::size_t end_of_parts(std::string_view name, int num_parts) {
   auto end = name.find('.');
   for (int i = 1; i < num_parts && end != std::string_view::npos; ++i) {
@@ -34,7 +34,7 @@ class Block {
 
   const std::string& prefix() const { return prefix_; }
 
-  // Null if there is none, or not of so many extents, or no name.
+  // Returns null if the name is empty, or if there is no such tensor with that many extents.
   const TensorInfo* find(std::string_view name, std::size_t num_extents) const {
     if (name.empty()) return nullptr;
     const auto found = tensors_.find(prefix_ + std::string(name));
@@ -42,8 +42,8 @@ class Block {
     return fits ? &found->second : nullptr;
   }
 
-  // Calls fn(name behind the stem, info) for every tensor under it whose name there has at most
-  // so many parts. What is deeper is passed over, so that blocks within blocks cost no more.
+  // Calls fn(name after the stem, info) for every tensor under the stem whose name there has at
+  // most `most_parts` parts. Skips deeper names in one jump, so nested blocks cost no more.
   template <typename Fn>
   void for_each(std::string_view stem, int most_parts, const Fn& fn) const {
     const auto whole = prefix_ + std::string(stem);
@@ -66,7 +66,7 @@ class Block {
   std::string prefix_;
 };
 
-// A name that conversions ask for, and how many extents its tensor has.
+// A name that conversions need, and the number of extents of its tensor.
 struct Needed {
   std::string_view name;
   std::size_t num_extents;
@@ -83,14 +83,14 @@ void add(FoundBlock& result, std::string_view name, const TensorInfo& info) {
   result.is_readable = result.is_readable && info.is_readable;
 }
 
-// `main` tells what the experts are: [e, …], with the intermediate extent at `dim`, `per` times.
+// Describes the experts by `main` [e, …], whose extent `dim` is `per` times the intermediate size.
 void set_packed(FoundBlock& result, const TensorInfo& main, std::size_t dim, std::int64_t per) {
   result.num_held = main.shape[0];
   result.intermediate = main.shape[dim] / per;
   result.dtype = main.dtype;
 }
 
-// Every tensor of as many experts, so that scales and biases are among them.
+// Adds every tensor with as many experts, and so their scales and biases too.
 void add_packed(FoundBlock& result, const Block& block) {
   block.for_each("experts.", 1, [&](std::string_view name, const TensorInfo& info) {
     if (info.shape.empty() || info.shape[0] != result.num_held) return;
@@ -150,13 +150,13 @@ bool has_kempner_forge(FoundBlock& result, const Block& block) {
   return true;
 }
 
-// The matrices of an expert by itself: gate, up and down.
+// The matrices of an expert that has its own tensors: gate, up and down.
 constexpr std::array<std::string_view, 3> kProjections{"gate_proj.weight", "up_proj.weight",
                                                        "down_proj.weight"};
 constexpr std::array<std::string_view, 3> kMixtral{"w1.weight", "w3.weight", "w2.weight"};
-using Matrices = std::array<bool, 3>;  // that are there
+using Matrices = std::array<bool, 3>;  // which of the three exist
 
-// Experts have a gate if any of them has.
+// Counts the complete experts and notes missing matrices. If any expert has a gate, all need one.
 void count_held(FoundBlock& result, const std::map<std::int64_t, Matrices>& experts,
                 const std::array<std::string_view, 3>& names) {
   const bool gated =
@@ -172,7 +172,7 @@ void count_held(FoundBlock& result, const std::map<std::int64_t, Matrices>& expe
 }
 
 bool has_separate(FoundBlock& result, const Block& block, std::string_view system) {
-  constexpr int kMostParts = 4;  // 7.up_proj.weight, and one to spare
+  constexpr int kMostParts = 4;  // as in 7.up_proj.weight, and one to spare
   std::map<std::int64_t, Matrices> experts;
   bool is_mixtral = false;
   block.for_each("experts.", kMostParts, [&](std::string_view name, const TensorInfo& info) {
@@ -247,7 +247,8 @@ std::optional<FoundBlock> block_of(const TensorInfos& tensors, const std::string
   return result;
 }
 
-// Of experts placed contiguously: the first `more` ranks have one more than the others.
+// Returns the owner of an expert if experts are placed contiguously: the first `more` ranks have
+// one more than the others.
 std::size_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks) {
   const auto least = num_experts / num_ranks;
   const auto more = num_experts % num_ranks;
@@ -287,8 +288,8 @@ RankReads reads_of_ranks(const std::vector<FoundBlock>& blocks, int num_ranks) {
   const auto ranks = static_cast<std::size_t>(num_ranks);
   RankReads result{.expert_bytes = std::vector<std::int64_t>(ranks)};
   std::set<std::int64_t> sizes;
-  std::int64_t everywhere = 0;             // bytes that every rank reads of packed experts
-  std::vector<std::int64_t> until(ranks);  // and so many only the ranks before this one
+  std::int64_t everywhere = 0;             // bytes of packed experts that every rank reads
+  std::vector<std::int64_t> until(ranks);  // additional bytes that only ranks before this one read
   for (const FoundBlock& block : blocks) {
     if (!block.is_whole()) continue;
     sizes.insert(block.num_experts);

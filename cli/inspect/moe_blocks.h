@@ -1,4 +1,4 @@
-// The MoE blocks among the tensors of a checkpoint, by the names that conversions look for.
+// Finds the MoE blocks of a checkpoint by the tensor names that conversions look for.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@ using TensorInfos = std::map<std::string, TensorInfo, std::less<>>;
 
 struct FoundBlock {
   std::string prefix;
-  std::string layout = {};  // "Hugging Face, packed"
+  std::string layout = {};  // such as "Hugging Face, packed"
   std::int64_t num_experts = 0;
-  std::int64_t num_held = 0;  // in the checkpoint: fewer where it is one rank's
+  std::int64_t num_held = 0;  // experts in the checkpoint; fewer if it is one rank's part
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::string dtype = {};                 // of the experts
   std::vector<std::string> bias = {};     // of the router: "gate", "score"
   std::int64_t shared_intermediate = 0;   // 0: no shared expert
-  bool is_readable = true;                // all of its tensors are
-  std::vector<std::string> missing = {};  // names that conversions would not find
+  bool is_readable = true;                // true if all of its tensors are readable
+  std::vector<std::string> missing = {};  // names that conversions need and would not find
 
-  std::vector<std::string> expert_tensors = {};               // their names
-  std::map<std::int64_t, std::int64_t> bytes_of_expert = {};  // in tensors of their own
-  std::int64_t packed_bytes = 0;                              // in tensors of all experts
+  std::vector<std::string> expert_tensors = {};               // names
+  std::map<std::int64_t, std::int64_t> bytes_of_expert = {};  // in tensors of a single expert
+  std::int64_t packed_bytes = 0;                              // in tensors that hold all experts
 
   bool is_whole() const { return num_held == num_experts && missing.empty(); }
-  // Whether an optimizer keeps it for a block: then it has the form of one.
+  // True if this is the state that an optimizer keeps for a block, which has the same form.
   bool is_optimizers() const;
 };
 
-// In order of prefix.
+// Returns the blocks in the order of their router tensors' names.
 std::vector<FoundBlock> find_moe_blocks(const TensorInfos& tensors);
 
-// What ranks read if experts are placed contiguously, over all blocks that are whole. Files may
-// have thousands of sizes, and there may be thousands of ranks: it holds no product of the two.
+// The bytes that ranks read if experts are placed contiguously, over all blocks that are whole.
+// There may be thousands of sizes and thousands of ranks, so this does not store their product.
 struct RankReads {
   struct Experts {
     std::int64_t num_experts = 0;

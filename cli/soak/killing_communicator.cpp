@@ -5,7 +5,7 @@
 namespace switchyard::cli {
 namespace {
 
-// There are no tensors of bytes; every element has two or more.
+// There is no one-byte dtype, so bytes are moved as elements of two.
 constexpr std::int64_t kUnitBytes = 2;
 
 TensorView view_of(std::byte* data, std::int64_t rows, std::int64_t row_bytes,

@@ -1,4 +1,4 @@
-// A communicator one of whose ranks ends at a chosen collective.
+// A communicator that can end a rank at a chosen collective.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace switchyard::cli {
 
-// Does what another communicator does, and calls `before(n)` as it comes to its n-th collective.
+// Forwards to another communicator, and calls `before(n)` ahead of the n-th collective.
 class KillingCommunicator final : public Communicator, public MappedBuffers {
  public:
   KillingCommunicator(Communicator& inner, std::function<void(std::int64_t)> before);

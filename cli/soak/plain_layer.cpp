@@ -61,7 +61,7 @@ std::vector<double> project(const Doubles& matrix, const Doubles& bias,
   return out;
 }
 
-// Adds weight · expert(x), or expert(weight · x) at the stage input, to y.
+// Adds weight · expert(x) to y, or expert(weight · x) if the weight stage is `input`.
 void add_expert(const ExpertsOptions& o, const PlainExpert& expert, const double* x, double weight,
                 double* y) {
   const bool weighs_input = o.weight_stage == WeightStage::input;
@@ -96,7 +96,7 @@ std::vector<double> scores_of(const RouterOptions& router, std::vector<double> l
   return logits;
 }
 
-// By expert, over all tokens.
+// Returns the number of picks of each expert, over all tokens.
 std::vector<double> picks_of(const PlainStep& step) {
   std::vector<double> picks(at(step.options.router.num_experts));
   for (const auto id : step.ids) {
@@ -105,7 +105,7 @@ std::vector<double> picks_of(const PlainStep& step) {
   return picks;
 }
 
-// By expert: GradientScale::global.
+// Returns the output scale of each expert for GradientScale::global, or all 1 if it is off.
 std::vector<double> output_scales(const PlainStep& step) {
   std::vector<double> scales = picks_of(step);
   const double mean =
@@ -116,7 +116,7 @@ std::vector<double> output_scales(const PlainStep& step) {
   return scales;
 }
 
-// The routing weights of a token's K picks.
+// Returns the routing weights of a token's K picks.
 std::vector<double> weights_of(const PlainStep& step, const std::vector<double>& scores,
                                std::int64_t token) {
   const RouterOptions& router = step.options.router;
@@ -217,7 +217,7 @@ PlainResult compute(const PlainStep& step) {
                         (num_valid * static_cast<double>(top_k)) * scores[e] / total / num_valid;
     }
   }
-  // d_y of padding meets rows of zeros.
+  // Padding adds nothing to the loss: its rows of y are 0.
   result.loss = std::inner_product(result.y.values.begin(), result.y.values.end(),
                                    step.d_y.values.begin(), 0.0) +
                 step.d_losses.balance * result.balance + step.d_losses.z * result.z;

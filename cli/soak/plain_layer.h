@@ -1,4 +1,4 @@
-// The slow, obvious layer to check results by: one loop an idea, double precision, one process.
+// A slow, obvious layer to check results against: plain loops in double precision in one process.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::cli {
 
-// A matrix or vector; empty where there is none.
+// A matrix or vector; empty if there is none.
 struct Doubles {
   std::int64_t columns = 0;
   std::vector<double> values = {};
@@ -20,26 +20,26 @@ struct Doubles {
   double* row(std::int64_t r) { return values.data() + r * columns; }
   const double* row(std::int64_t r) const { return values.data() + r * columns; }
 };
-// f32 or bf16 in the host's memory, rows apart or not.
+// Converts an f32 or bf16 view in host memory, whose rows may be strided.
 Doubles doubles_of(const ConstTensorView& view);
 
 using PlainExpert = BasicExpertTensors<Doubles>;
-using PlainWeights = BasicMoeTensors<Doubles>;  // of all experts
+using PlainWeights = BasicMoeTensors<Doubles>;  // with all experts
 PlainWeights doubles_of(const MoeWeights& weights);
-// Every tensor of them, in the same order for equal options.
+// Lists all tensors, in the same order for equal options.
 std::vector<Doubles*> tensors_of(PlainWeights& weights);
 
-// Everything that a step's loss ⟨y, d_y⟩ + the weighed losses of the router depends on.
+// Everything that the loss of a step depends on: ⟨y, d_y⟩ plus the weighted losses of the router.
 struct PlainStep {
   const MoeLayerOptions& options;
   Doubles x;    // [T, H]
   Doubles d_y;  // [T, H]
   PlainWeights weights;
-  std::vector<std::int32_t> ids = {};  // [T·K] as routed; −1: none
-  std::vector<bool> is_kept = {};      // [T·K] whether the assignment has a row
+  std::vector<std::int32_t> ids = {};  // [T·K] as routed; −1: no pick
+  std::vector<bool> is_kept = {};      // [T·K]: true if the assignment has a row
   std::vector<bool> is_valid = {};     // [T]
-  Doubles given_weights = {};          // [T, K]; none: the router's
-  Doubles added_weights = {};          // [T, K] on top of either; none: 0
+  Doubles given_weights = {};          // [T, K]; if empty, the router's weights are used
+  Doubles added_weights = {};          // [T, K], added to either; if empty, 0
   RouterLosses d_losses = {};
 };
 
@@ -51,8 +51,8 @@ struct PlainResult {
 };
 PlainResult compute(const PlainStep& step);
 
-// How far the worst of a token's picks scores below the best expert that it did not pick; at most 0
-// where the router picked the best.
+// Returns, for the worst token, how far its lowest-scoring pick lies below the best expert that it
+// did not pick. This is at most 0 if the router picked the best experts.
 double worst_choice(const PlainStep& step);
 
 }  // namespace switchyard::cli

@@ -1,4 +1,4 @@
-// switchyard soak: random cases until the time is over, every step of them checked.
+// switchyard soak: runs random cases until the time is up, and checks every step.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <sys/prctl.h>
@@ -34,13 +34,13 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kProgressEvery = 2s;
-constexpr std::int64_t kWarmCases = 20;  // before memory is looked at
-constexpr auto kLongestCase = 15min;     // beyond every deadline of its collectives
+constexpr std::int64_t kWarmCases = 20;  // cases to run before memory is measured
+constexpr auto kLongestCase = 15min;     // longer than all deadlines of its collectives
 
 struct SoakCommand {
   double minutes = 1.0;
-  std::int64_t cases = 0;  // 0: as many as there is time for
-  std::int64_t only = -1;  // the case to run alone
+  std::int64_t cases = 0;  // 0: as many as time allows
+  std::int64_t only = -1;  // the only case to run; −1: run all
   std::uint64_t seed = 1;
   std::string ranks = "random";
   std::string comm = "threads";
@@ -49,7 +49,7 @@ struct SoakCommand {
   int num_ranks() const { return ranks == "random" ? 0 : std::stoi(ranks); }
 };
 
-// Without what the allocator has free and keeps.
+// Returns the resident memory, without free memory that the allocator keeps.
 std::int64_t resident_bytes() {
   ::malloc_trim(0);
   std::int64_t total = 0;
@@ -70,8 +70,8 @@ std::int64_t open_descriptors() {
 
 double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// After a kill MPI is not finalised, which mpirun calls a failure of the job unless it is told
-// otherwise. Its parameters reach ranks by their environment.
+// After a kill MPI is not finalised, which mpirun reports as a failure of the job unless this
+// parameter is set. Ranks see mpirun's parameters in their environment.
 constexpr const char* kLetsRanksLeave = "orte_allowed_exit_without_sync";
 bool may_kill(const std::string& comm) {
   const char* const value = std::getenv(fmt::format("OMPI_MCA_{}", kLetsRanksLeave).c_str());
@@ -96,7 +96,7 @@ std::string words_for_failure(const SoakCommand& o, const SoakCase& c, const std
                      c.number, c.seed, error, c.words(), command_for(o, c));
 }
 
-// Ends the process if a case does not end: what hangs cannot be thrown out of.
+// Ends the process if a case does not finish: an exception cannot end a case that hangs.
 class CaseWatch {
  public:
   CaseWatch() : thread_([this](const std::stop_token& stop) { watch(stop); }) {}
@@ -122,10 +122,10 @@ class CaseWatch {
   std::condition_variable_any wake_;
   std::string words_;
   Clock::time_point deadline_ = Clock::now() + kLongestCase;
-  std::jthread thread_;  // the last member: it uses the others
+  std::jthread thread_;  // declared last, because it uses the other members
 };
 
-// Runs the cases of one process: all of them over threads, or a rank's part over processes.
+// Runs cases in one process: all ranks of them if ranks are threads, otherwise one rank's part.
 class Soak {
  public:
   Soak(Communicator& world, const SoakCommand& o, const DeviceChoice& device)
@@ -148,7 +148,7 @@ class Soak {
     std::fflush(stdout);
   }
 
-  // Returns whether all was right.
+  // Returns true if all cases passed.
   bool run() {
     for (std::int64_t number = std::max<std::int64_t>(0, o_.only); goes_on(); ++number) {
       const SoakCase c = draw_case(o_.seed, number, limits_);
@@ -182,7 +182,7 @@ class Soak {
   }
 
  private:
-  // Collective: all ranks go on, or none.
+  // Collective. All ranks go on, or none does.
   bool goes_on() {
     const bool is_over =
         o_.only >= 0   ? figures_.cases > 0
@@ -227,7 +227,7 @@ class Soak {
 };
 
 bool soak(const SoakCommand& o) {
-  // Threads come and go: arenas of theirs would grow for a while and hide what leaks.
+  // Threads come and go; arenas of their own would grow for a while and hide leaks.
   ::mallopt(M_ARENA_MAX, 1);
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   bool passed = false;
@@ -237,7 +237,8 @@ bool soak(const SoakCommand& o) {
     run.print_beginning();
     const bool is_right = run.run();
     if (world.rank() == 0) run.print_figures();
-    // mpirun ends all ranks when one leaves with an error, or without having finalised MPI.
+    // mpirun kills all ranks when one exits with an error, or without having finalised MPI, so
+    // ranks exit only after the output is written.
     std::fflush(stdout);
     world.barrier();
     passed = is_right;

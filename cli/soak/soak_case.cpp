@@ -10,7 +10,8 @@ namespace switchyard::cli {
 namespace {
 
 constexpr int kMostRanks = 8;
-// A layer's multiplications for all tokens; a step takes some tenths of a second with the oracle.
+// Limits a layer's multiplications for all tokens, so that a step with the oracle takes only some
+// tenths of a second.
 constexpr std::int64_t kMostWork = 1 << 20;
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

@@ -1,4 +1,5 @@
-// Random cases: each is a pure function of a seed and a number, so that it can be run again alone.
+// Random cases. Each is a pure function of a seed, a number and the limits, so that it can be rerun
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace switchyard::cli {
 
-// One random number after the other.
+// Draws random numbers one after another.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : seed_(seed) {}
@@ -38,21 +39,21 @@ class Draw {
 // Where a layer's picks come from.
 enum class PickSource { router, given_ids, given_weights };
 
-// How much room there is for rows, and what becomes of those that find none.
+// How much room there is for rows, and what happens to those that do not fit.
 enum class Room { exact, plenty, replay, refuse, drop };
 
 struct SoakLayer {
-  MoeLayerOptions options;  // with exact sizing; the room of the case comes on top
+  MoeLayerOptions options;  // with exact sizing; SoakCase::room decides the sizing
   Biases biases = Biases::none;
   PickSource source = PickSource::router;
-  double skew = 0.0;       // of given ids: 0 even, 1 most go to few experts
+  double skew = 0.0;       // of given ids: 0 is uniform, with 1 most go to few experts
   bool drops_ids = false;  // some given ids are −1
   bool has_padding = false;
   RouterLosses d_losses = {};
-  std::int64_t capacity = 0;         // rows of a rank, unless the room is exact
-  std::vector<std::int64_t> owners;  // of experts, modulo the ranks; none: contiguous
+  std::int64_t capacity = 0;         // rows per rank, unless the room is exact
+  std::vector<std::int64_t> owners;  // of experts, modulo the ranks; empty: contiguous
 
-  // Whether the bits are promised to be those of one rank.
+  // True if the results must have the same bits as on one rank.
   bool has_bits_of_one_rank(Room room) const;
   ExpertPlacement placement(int num_ranks) const;
 };
@@ -61,7 +62,7 @@ enum class KillKind { throws, silent };
 
 struct SoakKill {
   int rank = 0;
-  std::int64_t collective = 1;  // that the rank does not come to, counted from 1
+  std::int64_t collective = 1;  // the collective that the rank does not enter, counted from 1
   KillKind kind = KillKind::throws;
 };
 
@@ -69,18 +70,18 @@ struct SoakCase {
   std::uint64_t seed = 0;
   std::int64_t number = 0;
   int num_ranks = 1;
-  int num_groups = 1;  // rank r belongs to group r modulo this, and each has its own experts
-  int threads = 1;     // of a rank, on CPUs
+  int num_groups = 1;  // rank r belongs to group r % num_groups; each group has its own experts
+  int threads = 1;     // per rank, on CPUs
   Room room = Room::exact;
   std::vector<SoakLayer> layers = {};
   std::vector<std::vector<std::int64_t>> tokens = {};  // [step][rank]
   std::optional<SoakKill> kill = {};
-  int bad_step = -1;  // before which one rank brings an id of no expert
+  int bad_step = -1;  // before this step, one rank gives an id that no expert has; −1: never
 
   int num_steps() const { return static_cast<int>(tokens.size()); }
-  // Tokens of the group's ranks, in rank order.
+  // Returns the token counts of the group's ranks, in rank order.
   std::vector<std::int64_t> tokens_of_group(int step, int group) const;
-  // A seed for this part of the case.
+  // Returns a seed for this part of the case.
   std::uint64_t seed_for(std::string_view what, int step = 0, std::size_t layer = 0,
                          int group = 0) const;
   std::string words() const;
@@ -88,9 +89,9 @@ struct SoakCase {
 
 // The ranks and movers that cases may have.
 struct CaseLimits {
-  int ranks = 0;  // 0: any of 1 to 8
+  int ranks = 0;  // 0: any number from 1 to 8
   bool is_gpu = false;
-  bool maps_memory = true;  // whether ranks may use the direct mover
+  bool maps_memory = true;  // true if ranks may use the direct mover
 };
 SoakCase draw_case(std::uint64_t seed, std::int64_t number, const CaseLimits& limits);
 

@@ -64,7 +64,7 @@ void for_each_tensor(const BasicExpertTensors<View>& expert, const std::string& 
   call("down_bias", expert.down_bias);
 }
 
-// The router and the shared expert, whose gradients are over each rank's own tokens.
+// Visits the router and the shared expert, whose gradients cover only each rank's own tokens.
 template <typename View, typename Fn>
 void for_each_replicated(const BasicMoeTensors<View>& views, const Fn& fn) {
   if (views.router.gate.data() != nullptr) fn("d.router.gate", views.router.gate);
@@ -72,7 +72,7 @@ void for_each_replicated(const BasicMoeTensors<View>& views, const Fn& fn) {
   for_each_tensor(views.shared, "d.shared.", fn);
 }
 
-// The tensors of an expert, or of what every rank has.
+// List the tensors of an expert, or those that every rank has.
 std::vector<ConstTensorView> tensors_of(const ExpertWeights& expert) {
   std::vector<ConstTensorView> tensors;
   for_each_tensor(expert, "", [&](const auto&, const auto& view) { tensors.push_back(view); });
@@ -102,8 +102,8 @@ bool has_kinks(Activation activation) {
   }
 }
 
-// At a kink the gradient jumps, and rounding decides on which side of it a value is. A handful of
-// bf16's values do so in a step, so that only what is grossly wrong shows.
+// At a kink the gradient jumps, and rounding decides which side of it a value is on. In bf16 this
+// affects a handful of values per step, so only gross errors can be detected.
 double slope_tolerance(const MoeLayerOptions& o) {
   const bool jumps =
       has_kinks(o.activation) || (o.shared_intermediate > 0 && has_kinks(o.shared_activation));
@@ -125,13 +125,14 @@ void require_near(const std::string& name, const Doubles& ours, const Doubles& e
   }
 }
 
-// The slope of the loss along a direction, by differences, against a gradient times the direction.
+// Compares the slope of the loss along a random direction, computed by finite differences, with the
+// gradient times that direction.
 class Slopes {
  public:
   Slopes(PlainStep& step, std::uint64_t seed, double tolerance, double noise)
       : step_(step), draw_(seed), tolerance_(tolerance), noise_(noise) {}
 
-  // Each value beside its gradient.
+  // gradients[i] is the gradient of values[i].
   void require_slope(const std::string& name, const std::vector<Doubles*>& values,
                      const std::vector<const Doubles*>& gradients) {
     std::vector<double> direction;
@@ -196,7 +197,7 @@ PlainStep plain_step(const SoakLayer& layer, const MoeWeights& weights, const So
   if (!whole.valid) return step;
   const auto valid = whole.valid->span<std::int32_t>();
   for (std::size_t t = 0; t < valid.size(); ++t) step.is_valid[t] = valid[t] != 0;
-  // It is not looked at, and the loss must not either.
+  // The layer ignores d_y of padding, so the loss must ignore it too.
   for (std::int64_t t = 0; t < whole.x.rows(); ++t) {
     if (!step.is_valid[static_cast<std::size_t>(t)]) {
       std::fill_n(step.d_y.row(t), step.d_y.columns, 0.0);
@@ -285,7 +286,7 @@ void require_plain(const SoakCase& c, std::size_t l, const SoakInput& whole,
   const Doubles d_weights = doubles_of(result.d_weights);
   slopes.require_slope("d_weights", {&step.added_weights}, {&d_weights});
   PlainWeights gradients = doubles_of(result.gradients->weights());
-  if (layer.source == PickSource::given_weights) gradients.router = {};  // which are left alone
+  if (layer.source == PickSource::given_weights) gradients.router = {};  // backward skips these
   auto values = tensors_of(step.weights);
   auto given = constant(tensors_of(gradients));
   keep_common(values, given);

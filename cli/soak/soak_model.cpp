@@ -20,7 +20,7 @@ Tensor random_tensor(Draw& draw, const Shape& shape, Dtype dtype) {
   return result;
 }
 
-// Distinct experts for every token, some of them −1 where the layer says so.
+// Returns distinct experts for every token; some are −1 if the layer drops ids.
 Tensor random_ids(Draw& draw, const SoakLayer& layer, std::int64_t num_tokens) {
   const RouterOptions& router = layer.options.router;
   Tensor ids({num_tokens, router.top_k}, Dtype::i32);
@@ -79,14 +79,14 @@ SoakInput slice_of(const SoakInput& whole, std::int64_t first, std::int64_t last
   return in;
 }
 
-// One forward of one layer, and what it leaves for its backward; in the device's memory.
+// The tensors of one forward and backward of one layer, in device memory.
 struct SoakModel::Pass {
   Tensor x, d_y;
   std::optional<Tensor> ids, weights, valid;
   Tensor y, d_x, d_weights;
   std::optional<MoeParameters> gradients;
   SavedForBackward saved;
-  Tensor routed_ids, slots;  // in the host's memory, as the next
+  Tensor routed_ids, slots;  // in host memory
   RouterLosses losses;
 
   LayerInput input() const {

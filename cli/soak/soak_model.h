@@ -1,4 +1,4 @@
-// The layers of a case on one rank, and the steps that they make.
+// The layers of a case on one rank, and the steps that they run.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace switchyard::cli {
 
-// A layer's input in one step: the global sequence of a group, or a rank's part of it; in the
-// host's memory.
+// The input of a layer in one step, in host memory: the global sequence of a group, or a rank's
+// part of it.
 struct SoakInput {
   Tensor x, d_y;                       // [T, H]
   std::optional<Tensor> ids = {};      // [T, K]
@@ -22,19 +22,19 @@ struct SoakInput {
 SoakInput make_input(const SoakCase& c, int step, std::size_t layer, int group);
 SoakInput slice_of(const SoakInput& whole, std::int64_t first, std::int64_t last);
 
-// A layer's results of one step, in the host's memory.
+// The results of a layer in one step, in host memory.
 struct SoakResult {
   Tensor y, d_x;     // [T, H]
   Tensor d_weights;  // [T, K]
   Tensor ids;        // [T, K] as routed
   Tensor slots;      // [T, K]
   RouterLosses losses = {};
-  std::optional<MoeParameters> gradients = {};  // of the rank's experts
+  std::optional<MoeParameters> gradients = {};  // with those of the rank's own experts
   PlanStatus status = {};
-  bool is_refused = false;  // since rows found no room: check() said so
+  bool is_refused = false;  // true if check() threw because rows did not fit
 };
 
-// Whether a layer is as it was drawn, or the plainest with the same results.
+// Whether a layer has the options that were drawn, or the plainest ones with the same results.
 enum class Form { as_drawn, plain };
 
 class SoakModel {
@@ -42,9 +42,10 @@ class SoakModel {
   // Collective.
   SoakModel(Communicator& comm, const SoakCase& c, Form form, const Device& device);
 
-  // Collective: forward through all layers, then backward through all of them.
+  // Collective. Runs forward through all layers, then backward through all of them.
   std::vector<SoakResult> step(const std::vector<SoakInput>& inputs);
-  // Collective: what forward of the first layer throws.
+  // Collective. Returns the message of the InvalidArgument that the first layer's forward throws,
+  // or an empty string.
   std::string error_of_forward(const SoakInput& input);
 
   const ExpertPlacement& placement(std::size_t layer) const { return layers_[layer]->placement(); }
@@ -65,7 +66,7 @@ class SoakModel {
   std::vector<MoeParameters> weights_;
 };
 
-// All experts of a layer on one rank, in the host's memory.
+// Returns all weights of a layer as one rank has them, in host memory.
 MoeParameters whole_weights(const SoakCase& c, std::size_t layer);
 
 }  // namespace switchyard::cli

@@ -22,11 +22,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kTimeout = 120s;         // against hangs
-constexpr auto kTimeoutOfSilence = 5s;  // that survivors of a silent rank wait
+constexpr auto kTimeout = 120s;         // only reached by a hang
+constexpr auto kTimeoutOfSilence = 5s;  // how long survivors of a silent rank wait
 constexpr const char* kKilled = "this rank was told to die";
 
-// A group's inputs, and the results of one rank alone; [step][layer].
+// The inputs of a group and the results of one rank alone, [step][layer].
 struct Reference {
   std::vector<std::vector<SoakInput>> inputs;
   std::vector<std::vector<SoakResult>> results;
@@ -55,7 +55,7 @@ std::string place(int step, std::size_t layer) {
   return fmt::format("step {}, layer {}", step, layer);
 }
 
-// Says where, if `check` throws.
+// Adds `where` to any error that `check` throws, except for a CommunicationError.
 template <typename Check>
 void checked_at(const std::string& where, const Check& check) {
   try {
@@ -67,7 +67,8 @@ void checked_at(const std::string& where, const Check& check) {
   }
 }
 
-// One rank alone is compared with the oracle; layers that may differ from it are compared later.
+// Compares the results of one rank alone with the oracle. Layers whose results may differ from
+// those of one rank are compared later.
 void check_reference(const SoakCase& c, const Reference& reference) {
   for (int s = 0; s < c.num_steps(); ++s) {
     for (std::size_t l = 0; l < c.layers.size(); ++l) {
@@ -92,7 +93,7 @@ class RankRun {
         group_(group_number),
         model_(group, c, Form::as_drawn, device) {}
 
-  // Returns how many errors there were that had to come.
+  // Returns the number of expected errors that occurred.
   std::int64_t run() {
     for (int s = 0; s < case_.num_steps(); ++s) {
       if (s == case_.bad_step) try_bad_ids(s);
@@ -142,7 +143,7 @@ class RankRun {
     }
   }
 
-  // The plan counts as dropped, by owner, exactly the picks that have no slot.
+  // Checks that the plan counts, by owner, exactly the picks without a slot as dropped.
   void require_dropped(const SoakResult& all, const SoakLayer& layer,
                        const ExpertPlacement& placement) const {
     if (case_.room != Room::drop || layer.options.capacity.factor > 0.0) return;
@@ -157,7 +158,7 @@ class RankRun {
                                          all.status.dropped, dropped));
   }
 
-  // The last rank with tokens brings an id that is no expert's: all ranks must hear of it.
+  // The last rank with tokens gives an id that no expert has. All ranks must report that error.
   void try_bad_ids(int s) {
     const auto by_rank = case_.tokens_of_group(s, group_);
     int guilty = comm_.size() - 1;
@@ -190,7 +191,7 @@ class RankRun {
   std::int64_t num_errors_ = 0;
 };
 
-// Collective.
+// Collective. Returns the number of expected errors that occurred.
 std::int64_t run_rank(Communicator& comm, const SoakCase& c, const SoakOptions& options,
                       const std::vector<Reference>& references) {
   const Device device = device_for(c, options.device, comm.rank());
@@ -201,18 +202,18 @@ std::int64_t run_rank(Communicator& comm, const SoakCase& c, const SoakOptions& 
     RankRun run(group, c, options, references[static_cast<std::size_t>(group_number)], device,
                 group_number);
     const std::int64_t num_errors = run.run();
-    // On a GPU nothing is taken apart while others are in a step.
+    // On a GPU, nothing may be destroyed while other ranks are in a step.
     device.synchronize();
     comm.barrier();
     return num_errors;
-  } catch (const std::exception& error) {  // before the others only see that this rank has left
+  } catch (const std::exception& error) {  // tells the others why this rank leaves
     comm.abort(error.what());
     group.abort(error.what());
     throw;
   }
 }
 
-// How a rank's part of a case ended in which one rank was to die.
+// How a rank's part of a case ended, if one rank was to be killed.
 struct Ending {
   enum class Kind { finished, was_killed, heard_of_it, other } kind = Kind::other;
   std::string message = {};
@@ -242,11 +243,11 @@ Ending run_killed_rank(Communicator& comm, const SoakCase& c, const SoakOptions&
   }
 }
 
-// Empty if this is how it must end.
+// Returns an empty string if this is how the rank must end.
 std::string complaint_about(const Ending& ending, int rank, const SoakCase& c, bool was_killed) {
   const bool is_victim = rank == c.kill->rank;
   if (ending.kind == Ending::Kind::other) return ending.message;
-  if (!was_killed) {  // there were fewer collectives
+  if (!was_killed) {  // there were not that many collectives
     if (ending.kind == Ending::Kind::finished) return {};
     return fmt::format("rank {} failed though nobody was killed: {}", rank, ending.message);
   }
@@ -321,7 +322,7 @@ void run_on_processes(Communicator& world, const SoakCase& c, const SoakOptions&
   std::vector<Reference> references(static_cast<std::size_t>(c.num_groups));
   std::int64_t num_errors = 0;
   bool was_killed = false;
-  // An error of any of these leaves `world` as it is.
+  // Errors in `body` leave `world` usable.
   const auto on_all = [&](const std::function<void(Communicator&)>& body) {
     const auto error = try_on_ranks(world, body);
     if (!error.empty()) throw std::runtime_error(error);

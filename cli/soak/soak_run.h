@@ -1,4 +1,4 @@
-// Runs a case on its ranks and checks every step of it.
+// Runs a case on its ranks and checks every step.
 #pragma once
 
 #include <atomic>
@@ -16,19 +16,19 @@ struct SoakFigures {
   std::int64_t steps = 0;
   std::int64_t tokens = 0;
   std::int64_t kills = 0;
-  std::int64_t errors = 0;  // that had to come, and came: overflows and bad ids
+  std::int64_t errors = 0;  // expected errors that occurred: overflows and bad ids
 };
 
 struct SoakOptions {
   DeviceChoice device;
   bool kills = true;
-  // A bit of a result of this case is flipped, to prove that somebody notices; −1: of none.
+  // Flips a bit in a result of this case, to prove that the checks notice; −1: none.
   std::int64_t broken_case = -1;
 };
 
-// Throw what is wrong.
+// Throws an error that says what is wrong.
 void run_on_threads(const SoakCase& c, const SoakOptions& options, SoakFigures& figures);
-// Collective: the same error on every rank, and `world` is usable afterwards.
+// Collective. Throws the same error on every rank, and leaves `world` usable.
 void run_on_processes(Communicator& world, const SoakCase& c, const SoakOptions& options,
                       SoakFigures& figures);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kTolerance = 1e-5;
 constexpr double kLooseTolerance = 1e-4;
-constexpr double kFloor = 1e-6;  // of ‖dx‖₂
+constexpr double kFloor = 1e-6;  // times ‖dx‖₂
 
 void require_same(const std::string& tensor, const ConstTensorView& ours,
                   const ConstTensorView& recorded, Dtype dtype) {
@@ -23,7 +23,7 @@ void require_same(const std::string& tensor, const ConstTensorView& ours,
                                     name_of(dtype), ours.shape().to_string()));
 }
 
-// By the rule, and ‖dx‖₂² as recorded.
+// Judges a difference by its rule; `dx_squared` is the recorded ‖dx‖₂².
 Comparison judge(const Difference& difference, double dx_squared) {
   Comparison result{.tensor = difference.tensor,
                     .error = std::sqrt(difference.error_squared),
@@ -39,7 +39,7 @@ Comparison judge(const Difference& difference, double dx_squared) {
   return result;
 }
 
-// Which part of what is allowed the error takes.
+// Returns the error as a fraction of what is allowed.
 double badness(const Comparison& c) {
   if (c.error == 0.0) return 0.0;
   const double part = c.error / c.allowed;

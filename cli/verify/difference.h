@@ -1,4 +1,4 @@
-// How far tensors are from recorded ones, and how far they may be.
+// Measures how far tensors are from recorded ones, and judges whether that is allowed.
 #pragma once
 
 #include <cmath>
@@ -12,9 +12,9 @@ namespace switchyard::cli {
 
 enum class Rule {
   equal,
-  near,  // ‖ours − recorded‖₂ ≤ 1e-5·‖recorded‖₂; if that is zero, ≤ 1e-6·‖dx‖₂
-  near_small,     // 1e-4: what is left of differences between nearly equal numbers
-  near_or_noise,  // or ≤ 1e-6·‖dx‖₂ in any case: a router's gradient may be zero in truth
+  near,  // ‖ours − recorded‖₂ ≤ 1e-5·‖recorded‖₂, or ≤ 1e-6·‖dx‖₂ if ‖recorded‖₂ is zero
+  near_small,     // like near with 1e-4, for differences of nearly equal numbers
+  near_or_noise,  // near, or ≤ 1e-6·‖dx‖₂: a router's exact gradient may be zero
 };
 
 struct Difference {
@@ -27,7 +27,7 @@ struct Difference {
 // One rank's differences, in the same order on every rank.
 class Differences {
  public:
-  // Adds to the tensor's difference; where views are none, only names it.
+  // Adds to the tensor's difference. If both views are null, only lists the tensor.
   void add(const std::string& tensor, const ConstTensorView& ours, const ConstTensorView& recorded,
            Rule rule = Rule::near);
   void add_ids(const std::string& tensor, const Tensor& ours, const ConstTensorView& recorded);
@@ -40,23 +40,23 @@ class Differences {
   std::vector<Difference> all_;
 };
 
-// One tensor beside the recorded one, on the rank where it fares worst.
+// One tensor compared with the recorded one, over all ranks or on the worst rank.
 struct Comparison {
   std::string tensor;
-  std::optional<int> rank = {};  // none where the case was not recorded by rank
-  double error = 0.0;            // ‖ours − recorded‖₂; of expert ids, how many differ
+  std::optional<int> rank = {};  // the worst rank; empty if the case was not recorded by rank
+  double error = 0.0;            // ‖ours − recorded‖₂; for expert ids, how many differ
   double recorded = 0.0;         // ‖recorded‖₂
   double allowed = 0.0;
-  bool by_floor = false;  // allowed is what rounding leaves of a tensor that is zero in truth
+  bool by_floor = false;  // within the rounding error of a tensor whose exact value is zero
 
   bool ok() const { return std::isfinite(error) && error <= allowed; }
 };
 
 using RankDifferences = std::vector<std::vector<Difference>>;  // [ranks][tensors]
 
-// Each tensor over all ranks.
+// Judges each tensor over all ranks.
 std::vector<Comparison> judge_sum(const RankDifferences& by_rank);
-// Each tensor on the rank where it fares worst.
+// Judges each tensor on the rank where it is worst.
 std::vector<Comparison> judge_worst(const RankDifferences& by_rank);
 
 }  // namespace switchyard::cli

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMostRanks = 64;  // that a file may start
+constexpr int kMostRanks = 64;  // the most that a file may ask for
 
 [[noreturn]] void refuse(const std::string& reason) { throw InvalidArgument(reason); }
 
@@ -25,7 +25,7 @@ T choose(const std::map<std::string, T>& choices, const std::string& key, const 
   return found->second;
 }
 
-// Rank 0 gets none, the others the more the higher they are.
+// Rank 0 gets no tokens, and each further rank gets more than the one before.
 std::vector<std::int64_t> uneven_offsets(std::int64_t num_tokens, int num_ranks) {
   std::vector<std::int64_t> offsets;
   const std::int64_t ranks = num_ranks;
@@ -41,7 +41,7 @@ std::vector<std::int64_t> even_offsets(std::int64_t num_tokens, int num_ranks) {
   return offsets;
 }
 
-// Numbers with a fraction or an exponent must still fit the integers that some are read as.
+// Rejects floating-point numbers that do not fit an int, because some of them are read as integers.
 json parse_settings(const std::string& text) {
   return json::parse(text, [](int /*depth*/, json::parse_event_t event, const json& value) {
     constexpr double kMost = std::numeric_limits<int>::max();
@@ -53,7 +53,7 @@ json parse_settings(const std::string& text) {
   });
 }
 
-// In turns to all ranks but the last, which gets none.
+// Places experts round-robin on all ranks but the last, which gets none.
 ExpertPlacement uneven_placement(int num_experts, int num_ranks) {
   std::vector<std::int32_t> owners;
   for (int e = 0; e < num_experts; ++e) owners.push_back(e % (num_ranks - 1));
@@ -123,7 +123,7 @@ void GoldenCase::read_hugging_face(const std::string& class_name, const std::str
                                     {"OlmoeSparseMoeBlock", Model::olmoe},
                                     {"DeepseekV3MoE", Model::deepseek_v3}},
                                    class_name, "class");
-  // Versions differ in what they call the same numbers.
+  // Different versions have different names for the same number.
   const auto first_of = [&](std::initializer_list<const char*> keys) -> std::int64_t {
     for (const char* key : keys) {
       if (c.contains(key)) return c.at(key);
@@ -156,7 +156,7 @@ void GoldenCase::read_hugging_face(const std::string& class_name, const std::str
   }
 }
 
-// Numbers of the description are trusted once the file has as many experts.
+// The numbers in the description are trusted if the recorded router has that many experts.
 void GoldenCase::check_size() const {
   const Router router(options_.router);
   const auto gate = file_.tensor(fmt::format("weight.{}", weight_names().router));

@@ -1,4 +1,4 @@
-// Cases that other systems recorded: inputs, weights, results and gradients of one MoE layer.
+// Cases recorded by other systems: inputs, weights, results and gradients of one MoE layer.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace switchyard::cli {
 
 enum class Peer { kempner_forge, hugging_face };
 
-// The recorded names of the weights, and behind "d." of their gradients.
+// The recorded names of the weights; with the prefix "d." those of their gradients.
 struct WeightNames {
   std::string_view router;
-  std::string_view score_bias;  // where it has a gradient
-  std::string_view gate;  // of the experts; may be the name of up too, where both are packed in one
+  std::string_view score_bias;  // if it has a gradient
+  std::string_view gate;        // of the experts; the same as `up` if both are packed in one tensor
   std::string_view up;
   std::string_view down;
-  std::string_view shared;  // what shared experts' names begin with
+  std::string_view shared;  // prefix of the shared expert's names
 };
 
 // How a case is divided over ranks.
@@ -35,7 +35,7 @@ struct Division {
   std::vector<std::int64_t> token_offsets = {};
 };
 
-// What one rank computes with, and what was recorded for it.
+// The inputs of one rank, and the results that were recorded for it.
 struct RankCase {
   ConstTensorView x;   // [T, H]
   ConstTensorView dy;  // [T, H]
@@ -54,16 +54,16 @@ struct RankCase {
 
 class GoldenCase {
  public:
-  // InvalidArgument if the file is no recorded case.
+  // Throws InvalidArgument if the file is not a recorded case.
   static GoldenCase read(const std::filesystem::path& path);
 
   const std::string& name() const { return name_; }
   Peer peer() const { return peer_; }
   const MoeLayerOptions& options() const { return options_; }
   const WeightNames& weight_names() const;
-  // The ranks it was recorded with; 0: the result is the same for any number.
+  // The number of ranks it was recorded with; 0: the result is the same for any number.
   int num_ranks() const { return num_ranks_; }
-  // What the recorded aux_loss weighs the balance loss with.
+  // The factor of the balance loss in the recorded aux_loss.
   float aux_weight() const { return aux_weight_; }
 
   std::vector<Division> divisions(int num_ranks) const;
@@ -81,7 +81,7 @@ class GoldenCase {
   Peer peer_ = Peer::kempner_forge;
   MoeLayerOptions options_;
   int num_ranks_ = 0;
-  std::int64_t num_tokens_ = 0;  // of all ranks, for a case that was not recorded by rank
+  std::int64_t num_tokens_ = 0;  // over all ranks, for a case that was not recorded by rank
   float aux_weight_ = 1.0F;
 };
 

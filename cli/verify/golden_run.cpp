@@ -31,12 +31,13 @@ void compare_routing(const SavedForBackward& saved, const Device& device, const 
   if (!recorded.aux_loss) return;
   out.add("aux_loss", {}, {});
   out.add("z_loss", {}, {});
-  if (recorded.x.rows() == 0) return;  // they divided by zero
+  if (recorded.x.rows() == 0) return;  // the recorded losses were divided by zero
   out.add("aux_loss", as_tensor(golden.aux_weight() * saved.losses().balance), *recorded.aux_loss);
   out.add("z_loss", as_tensor(saved.losses().z), *recorded.z_loss);
 }
 
-// What training leaves behind: of each rank by itself, as they do it.
+// Compares the statistics that training leaves behind, for each rank separately, as in
+// KempnerForge.
 void compare_statistics(const MoeLayer& layer, const RankCase& recorded, Differences& out) {
   const auto& picks = layer.pick_counts().picks;
   if (recorded.expert_counts) out.add("expert_counts", as_floats(picks), *recorded.expert_counts);
@@ -64,14 +65,14 @@ void compare_experts(const GoldenCase& golden, const MoeGradients& ours, const M
   }
 }
 
-// A bias of the logits has the gradient that a bias of the gate has, the sum of theirs over tokens:
-// the layer is given one, of zeros, to learn it by.
+// A score bias added to the logits has the same gradient as a gate bias: the sum of the logits'
+// gradients over tokens. The layer is given a gate bias of zeros to obtain that gradient.
 bool learns_score_bias(const GoldenCase& golden) {
   return golden.options().router.score_bias == ScoreBias::logits;
 }
 
-// What every rank has a gradient of over its own tokens. Recorded by rank, or as their sum: then
-// rank 0 compares it.
+// Compares the gradients that every rank has over its own tokens. They are recorded by rank, or as
+// their sum, which rank 0 compares.
 void compare_replicated(Communicator& comm, const GoldenCase& golden, const MoeGradients& ours,
                         const MoeWeights& recorded, Differences& out) {
   const bool by_rank = golden.num_ranks() > 0;

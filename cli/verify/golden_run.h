@@ -13,12 +13,12 @@ namespace switchyard::cli {
 
 struct GoldenRun {
   std::vector<Comparison> comparisons = {};
-  std::string error = {};  // the layer's, if it threw
+  std::string error = {};  // the message, if the layer threw
 
   bool ok() const;
 };
 
-// Collective; the result is the same on every rank. An error of the layer leaves `comm` usable.
+// Collective. Returns the same result on every rank. An error in the layer leaves `comm` usable.
 GoldenRun run_golden_case(Communicator& comm, const GoldenCase& golden, const Division& division,
                           const DeviceChoice& device);
 

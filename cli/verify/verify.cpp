@@ -1,4 +1,4 @@
-// switchyard verify: computes recorded cases again and compares.
+// switchyard verify: recomputes recorded cases and compares the results.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,11 +27,11 @@ struct VerifyOptions {
   std::string comm = "threads";
   std::chrono::seconds timeout = kDefaultTimeout;
   DeviceChoice device;
-  std::vector<int> ranks = {1, 2, 4};  // over threads, for cases that do not say
+  std::vector<int> ranks = {1, 2, 4};  // as threads, for cases recorded without a number of ranks
   bool json = false;
 };
 
-// A file is itself; a folder, its *.safetensors by name.
+// Returns a file itself, or the *.safetensors files of a folder, sorted by name.
 std::vector<fs::path> files_of(const fs::path& path) {
   if (!fs::exists(path)) {
     throw InvalidArgument(fmt::format("there is no file or folder {}", path.string()));
@@ -64,12 +64,12 @@ std::vector<CaseReport> empty_reports(const std::vector<GoldenCase>& cases) {
   return reports;
 }
 
-// The numbers of ranks that a case is for.
+// Returns the numbers of ranks to run a case with.
 std::vector<int> sizes_of(const GoldenCase& golden, const std::vector<int>& ranks) {
   return golden.num_ranks() == 0 ? ranks : std::vector{golden.num_ranks()};
 }
 
-// Collective: runs what is for as many ranks as there are.
+// Collective. Runs the cases that apply to this number of ranks.
 void run_cases(Communicator& comm, const std::vector<GoldenCase>& cases,
                const std::vector<int>& ranks, const DeviceChoice& device,
                std::vector<CaseReport>& reports) {
@@ -95,7 +95,7 @@ std::vector<CaseReport> verify_on_threads(const std::vector<GoldenCase>& cases,
   auto reports = empty_reports(cases);
   for (const int size : all_sizes) {
     const auto run = [&](Communicator& comm, const DeviceChoice& device) {
-      auto others = empty_reports(cases);  // all ranks have the same results; one is enough
+      auto others = empty_reports(cases);  // discarded: all ranks have the same results
       run_cases(comm, cases, options.ranks, device, comm.rank() == 0 ? reports : others);
     };
     launch_on(options.device, {.comm = "threads", .ranks = size, .timeout = options.timeout}, run);
@@ -123,7 +123,7 @@ void print(const std::vector<CaseReport>& reports, const VerifyOptions& options)
   }
 }
 
-// Prints what was found; true if at least one case ran and none failed.
+// Prints the results. Returns true if at least one case ran and none failed.
 bool verify(const VerifyOptions& options) {
   const auto cases = read_cases(options.paths);
   if (options.comm == "threads") {
@@ -136,8 +136,8 @@ bool verify(const VerifyOptions& options) {
   launch_on(options.device, how, [&](Communicator& comm, const auto& device) {
     const auto reports = verify_on(comm, cases, device);
     if (comm.rank() == 0) print(reports, options);
-    // mpirun ends all ranks when one leaves with an error, or after a failed case without having
-    // finalised MPI: not before all is said.
+    // mpirun kills all ranks when one exits with an error, or, after a failed case, without having
+    // finalised MPI, so ranks exit only after the output is written.
     std::fflush(stdout);
     comm.barrier();
     passed = all_passed(reports);

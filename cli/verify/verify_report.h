@@ -1,4 +1,4 @@
-// What verify prints: a table for people, or a JSON object a line.
+// The output of verify: a table for people, or one JSON object per line.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace switchyard::cli {
 
-// One case: its runs, or why there is none.
+// One case: its runs, or the reason why it was skipped.
 struct CaseReport {
   struct Run {
     int num_ranks = 0;

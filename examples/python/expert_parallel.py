@@ -24,7 +24,7 @@ BATCH, LENGTH = 4, 64
 
 
 def make_model():
-    torch.manual_seed(0)  # the same on all ranks
+    torch.manual_seed(0)  # the same weights on all ranks
     config = Qwen3MoeConfig(vocab_size=256, hidden_size=64, intermediate_size=128,
                             moe_intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                             num_key_value_heads=2, head_dim=16, num_experts=8,
@@ -41,14 +41,14 @@ def parallelize(model, mesh):
 
 def train(model, text, steps):
     optimizer = torch.optim.AdamW(st.parameter_groups(model), lr=3e-3)
-    random = torch.Generator().manual_seed(dist.get_rank())  # other tokens on every rank
+    random = torch.Generator().manual_seed(dist.get_rank())  # different tokens on every rank
     for step in range(steps):
         starts = torch.randint(len(text) - LENGTH, (BATCH,), generator=random)
         ids = torch.stack([text[s:s + LENGTH] for s in starts])
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.zero_grad()
         loss.backward()
-        st.reduce_gradients(model)  # over the ranks that experts are divided over
+        st.reduce_gradients(model)  # averages over the ranks that experts are divided over
         st.clip_grad_norm_(model, 1.0)
         optimizer.step()
         if step % 10 == 0 or step == steps - 1:
@@ -59,7 +59,7 @@ def train(model, text, steps):
 
 
 def save_and_load(model, folder):
-    """The checkpoint has global tensors: an unmodified model reads it, on one rank or on any."""
+    """Saves a checkpoint of global tensors, and loads it into an unmodified model on each rank."""
     dcp.save(get_model_state_dict(model), checkpoint_id=folder)
     whole = make_model()
     parameters = whole.state_dict()

@@ -1,9 +1,9 @@
 """Finetunes a tiny Qwen3-MoE with Switchyard's experts, generates with it, saves and loads it.
 
-    python examples/python/finetune.py          # some ten seconds on a CPU
+    python examples/python/finetune.py          # about ten seconds on a CPU
 
-The model is random and its text is this file, byte by byte, so that nothing is downloaded. With a
-model of your own, only the argument experts_implementation="switchyard" is new.
+The model has random weights and trains on the bytes of this file, so nothing is downloaded. With
+your own model, only the argument experts_implementation="switchyard" is new.
 """
 import pathlib
 import tempfile

@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts layer in plain PyTorch: a router, a plan, and experts over it.
+"""Trains a Mixture-of-Experts layer in plain PyTorch: a router, a plan, and experts over it.
 
     python examples/python/layer.py
 """
@@ -8,7 +8,7 @@ import switchyard.torch as st
 
 
 class MoeLayer(torch.nn.Module):
-    """y[t] = Σ_k weight[t, k] · expert(x[t]), for the top_k experts of every token."""
+    """Computes y[t] = Σ_k weight[t, k] · expert_k(x[t]) over the top_k experts of every token."""
 
     def __init__(self, hidden, intermediate, num_experts, top_k):
         super().__init__()

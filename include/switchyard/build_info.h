@@ -1,4 +1,4 @@
-// What this build can do, and what of it can be used on this machine now.
+// Reports what this build supports and what is usable on this machine now.
 #pragma once
 
 #include <string>
@@ -12,21 +12,22 @@ namespace switchyard {
 struct Feature {
   std::string name;
   bool available = false;
-  std::string detail;  // a version or a description, or why it cannot be used
+  std::string detail;  // a version or a description, or the reason it is unavailable
 };
 
-// A GPU that is there.
+// A GPU that is present on this machine.
 struct Gpu {
   int ordinal = 0;
   std::string name;
-  std::vector<int> reaches = {};  // GPUs whose memory it reaches, besides its own
-  bool is_under_mps = false;      // processes share it by way of MPS
+  std::vector<int> reaches = {};  // ordinals of the other GPUs whose memory it can access
+  bool is_under_mps = false;      // true if processes share the GPU through MPS
 };
 
 SWITCHYARD_API std::string_view version();
-// Products of CPUs have the same bits where this text is equal: "oneDNN 2.6.0 for avx512_core".
+// Identifies the CPU matmul library and its instruction set, such as "oneDNN 2.6.0 for
+// avx512_core". Matrix products on CPUs have the same bits wherever this text is equal.
 SWITCHYARD_API std::string cpu_numerics();
-// Libraries that the build may be made with.
+// Returns the compiler and the optional libraries, and whether this build includes them.
 SWITCHYARD_API std::vector<Feature> build_features();
 SWITCHYARD_API std::vector<Feature> devices();
 SWITCHYARD_API std::vector<Gpu> gpus();

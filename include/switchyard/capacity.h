@@ -1,16 +1,19 @@
-// How many of a rank's picks an expert takes, and how far its output counts. (How many rows a rank
-// has room for is another matter: Sizing.)
+// Limits on how many of a rank's picks an expert takes, and scaling of its output in training.
+// (Sizing is a different limit: the number of rows in a rank's buffers.)
 #pragma once
 
 namespace switchyard {
 
-// Which picks an expert keeps when a rank has more for it than its capacity,
-// max(1, ceil(T · K / E · factor)) for the T tokens of the rank. The others become −1: they are
-// neither sent nor computed, and the weights that stay are not renormalised. What is dropped
-// depends on how tokens are divided over ranks, and so do the results.
+// Selects the picks that an expert keeps when a rank has more for it than its capacity. The
+// capacity is max(1, ceil(T · K / E · factor)) for the T tokens of the rank, padding excluded. The
+// other picks become −1: they are neither sent nor computed, and the remaining weights are not
+// renormalised. Which picks are dropped depends on how tokens are divided over ranks, and so do the
+// results.
 enum class CapacityRule {
-  first_come,      // for each of the K picks by itself, the first tokens (KempnerForge)
-  highest_weight,  // over all of them, those with the highest routing weights
+  // Applies the capacity to each pick index k separately and keeps the first tokens (KempnerForge).
+  first_come,
+  // Applies the capacity to all K together and keeps the picks with the highest routing weights.
+  highest_weight,
 };
 
 struct Capacity {
@@ -18,14 +21,16 @@ struct Capacity {
   CapacityRule rule = CapacityRule::first_come;
 };
 
-// Multiplies an expert's output, in training only, so that experts with few rows learn as fast as
-// those with many. The factor counts as constant in backward; n are picks before any are dropped.
+// Selects a factor that multiplies an expert's output, in training only, so that experts with few
+// rows learn as fast as experts with many. Backward treats the factor as a constant. n is the
+// number of picks of the expert, before any are dropped.
 enum class GradientScale {
   off,
-  // KempnerForge: (rows for the owner's rank / experts of that rank) / n. Depends on the number of
+  // KempnerForge: (rows of the owner's rank / experts of that rank) / n. Depends on the number of
   // ranks.
   rank,
-  // (n of all experts / E) / n, over all ranks of the batch: the same however they are divided.
+  // (sum of n over all experts / E) / n, over all ranks of the batch. Does not depend on how the
+  // batch is divided over ranks.
   global,
 };
 

@@ -1,4 +1,4 @@
-// Where a rank computes.
+// The CPU threads or the GPU that a rank computes on.
 #pragma once
 
 #include <cstdint>
@@ -14,103 +14,113 @@ namespace switchyard {
 class DeviceBackend;
 
 struct CpuOptions {
-  int num_threads = 1;          // the calling thread is one of them
-  std::vector<int> cores = {};  // thread i stays on cores[i]; thread 0 is the caller's own affair
+  int num_threads = 1;          // including the calling thread
+  std::vector<int> cores = {};  // thread i > 0 is pinned to cores[i]; thread 0, the caller, is not
 };
 
-// A queue of work on a GPU: a cudaStream_t; null: the device's own, which takes turns with CUDA's
-// default stream.
+// A queue of work on a GPU (a cudaStream_t). Null stands for the device's own stream, which
+// synchronises with CUDA's default stream.
 struct Stream {
   void* handle = nullptr;
 
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
-// Which kernels a GPU uses where it has a choice. Their results agree within rounding.
+// Selects the kernels that a GPU uses where it has a choice. Their results agree within rounding.
 enum class CudaKernels {
-  best,      // those of the GPU's own kind where there are any (Hopper), otherwise portable ones
-  portable,  // those that every GPU from sm_80 on can run: to check the others by
+  best,      // kernels for this kind of GPU (Hopper) where there are any, otherwise portable ones
+  portable,  // kernels that run on every GPU from sm_80 on; a reference for the others
 };
 
-// A program's own allocator of a GPU's memory, as frameworks have one.
+// A program's own allocator of GPU memory, such as a framework's.
 struct DeviceAllocator {
-  // Memory for work on the stream, aligned to 256 bytes; null where there is no more. Called while
-  // a graph is captured, too.
+  // Returns memory for work on the stream, aligned to 256 bytes, or null if there is none left.
+  // Also called while a graph is being captured.
   std::function<void*(std::int64_t bytes, Stream stream)> allocate = {};
-  // The work that used the memory is on the stream already.
+  // Frees memory. The work that used it is already on the stream.
   std::function<void(void* memory, Stream stream)> free = {};
 };
 
 struct CudaOptions {
-  int ordinal = 0;     // which GPU
-  Stream stream = {};  // what is used until set_stream
-  // Events around the stages of a layer, for LayerStats. They cost microseconds and are left out
-  // while a graph is captured.
+  int ordinal = 0;     // the number of the GPU
+  Stream stream = {};  // used until set_stream
+  // Times the stages of a layer with events, for LayerStats. Costs microseconds per stage; nothing
+  // is timed while a graph is being captured.
   bool time_stages = false;
   CudaKernels kernels = CudaKernels::best;
-  // With one, the device keeps no memory between calls, but for small tables. Calls may then use
-  // different streams without waiting for each other, and captured steps need not have run before.
+  // An allocator to use instead of the device's own memory pool. With one, the device keeps no
+  // memory between calls except small tables. Calls may then use different streams without waiting
+  // for each other, and a step need not run before it is captured.
   DeviceAllocator allocator = {};
 };
 
-// A device and the memory it keeps for reuse; copies are the same device. Shared by the layers of a
-// rank, and used by one thread at a time. Results do not depend on the number of threads.
+// A device and the memory that it keeps for reuse. Copies refer to the same device. The layers of a
+// rank share it, and one thread at a time may use it. Results do not depend on the number of
+// threads.
 //
-// On a GPU calls put their work on the device's stream and return at once, except where they say
-// that they wait. Tensors given to it are in its memory, and stay as they are until the stream has
-// come by. Memory is reused in the order of one stream: after set_stream the new stream must wait
-// for what the old one was given. While a stream is being captured into a graph nothing is
-// allocated: run the step once before, so that its memory is there, and keep the device and what
-// the step was given for as long as the graph is used.
+// On a GPU, calls enqueue their work on the device's stream and return at once, unless their
+// comment says that they wait. Tensors given to a GPU must be in its memory, and must not be
+// changed or freed until the stream has passed the work that uses them. Memory is reused in the
+// order of one stream, so after set_stream the new stream must wait for the work on the old one.
+// Nothing is allocated while a stream is being captured into a graph: run the step once before, so
+// that its memory exists, and keep the device and the step's arguments as long as the graph is in
+// use.
 class SWITCHYARD_API Device {
  public:
-  Device();  // the CPU, on the calling thread alone
+  // The CPU, using only the calling thread.
+  Device();
   static Device cpu(const CpuOptions& options);
-  // Throws Unsupported, with the reason, where there is no such GPU or the build has no CUDA.
+  // Returns a GPU. Throws Unsupported, with the reason, if there is no such GPU or the build has no
+  // CUDA.
   static Device cuda(const CudaOptions& options = {});
-  // What a device does is its backend. Its type is the library's own, for its parts and its tests.
+  // Wraps a backend. DeviceBackend is internal; this is for the library's own parts and tests.
   explicit Device(std::shared_ptr<const DeviceBackend> backend);
   Device(const Device&) = default;
   Device& operator=(const Device&) = default;
-  // A move is a copy: it would leave no device behind otherwise.
+  // A move copies, because it would otherwise leave an object without a device behind.
   // NOLINTNEXTLINE(performance-move-constructor-init)
   Device(Device&& other) noexcept : Device(static_cast<const Device&>(other)) {}
   Device& operator=(Device&& other) noexcept { return *this = static_cast<const Device&>(other); }
   ~Device() = default;
 
-  // Where its tensors lie.
+  // The kind of memory that its tensors are in.
   Memory memory() const;
   int num_threads() const;
-  // Memory that was taken, also what other ranks reach of it; in use or kept for reuse.
+  // The number of bytes currently allocated, in use or kept for reuse, including memory that other
+  // ranks access.
   std::int64_t bytes_held() const;
 
-  // Uninitialised, in the device's memory; kept for reuse when the last view of it is gone.
+  // Returns an uninitialised tensor in the device's memory. The memory is kept for reuse when the
+  // last view of it is gone.
   Tensor empty(const Shape& shape, Dtype dtype) const;
-  // In the device's memory; `from` may be anywhere. Waits if memory of the host is involved.
+  // Returns a copy in the device's memory of a tensor in host memory or in the device's own. Waits
+  // if host memory is involved.
   Tensor copy_of(const ConstTensorView& from) const;
-  // Waits for the stream.
+  // Returns a copy in host memory. Waits for the stream.
   Tensor to_host(const ConstTensorView& from) const;
-  // Of equal shape and dtype, anywhere. Waits if memory of the host is involved.
+  // Copies between tensors of equal shape and dtype, each in host memory or in the device's. Waits
+  // if host memory is involved.
   void copy(const ConstTensorView& from, const TensorView& to) const;
-  // In the device's memory; rows may lie apart.
+  // Fills a tensor in the device's memory with zeros. The view may have any row stride.
   void set_zero(const TensorView& view) const;
 
-  // The stream that the calls that follow use; on a CPU there is none.
+  // The stream that subsequent calls use. A CPU has none.
   Stream stream() const;
   void set_stream(Stream stream) const;
-  // Waits for all work on the stream; not counted in host_syncs().
+  // Waits for all work on the stream. Not counted in host_syncs().
   void synchronize() const;
-  // How often the library has waited for this GPU so far; 0 on a CPU.
+  // The number of times that the library has waited for this GPU; 0 on a CPU.
   std::int64_t host_syncs() const;
 
-  // Cuts 0 … count − 1 into pieces, calls piece(first, last) for each on the device's threads, and
-  // returns when all are done; the first error is thrown here. How it is cut depends on the number
-  // of threads: what is computed for one index must not depend on what comes with it. Only on CPUs.
+  // Splits 0 … count − 1 into ranges, calls piece(first, last) for each on the device's threads,
+  // and returns when all are done. The half-open ranges depend on the number of threads, so the
+  // result for an index must not depend on the rest of its range. Rethrows the first error. Throws
+  // Unsupported on a GPU.
   void parallel_for(std::int64_t count,
                     const std::function<void(std::int64_t first, std::int64_t last)>& piece) const;
 
  private:
-  friend const DeviceBackend& backend_of(const Device& device);  // for the library's own parts
+  friend const DeviceBackend& backend_of(const Device& device);  // internal
 
   std::shared_ptr<const DeviceBackend> backend_;
 };

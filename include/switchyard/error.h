@@ -1,4 +1,4 @@
-// The exceptions that cross the library's boundary. Every message names the values involved.
+// The exceptions that the library throws. Every message names the values involved.
 #pragma once
 
 #include <memory>
@@ -16,29 +16,29 @@ class SWITCHYARD_API Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The caller passed something the contract does not allow.
+// Thrown if an argument violates the contract of a function.
 class SWITCHYARD_API InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-// A sound request that this build, backend or machine cannot serve.
+// Thrown if a valid request cannot be served by this build, backend or machine.
 class SWITCHYARD_API Unsupported : public Error {
  public:
   using Error::Error;
 };
 
-// A collective that could not be completed. The communicator it came from is unusable afterwards.
+// Thrown if a collective could not be completed. The communicator is unusable afterwards.
 class SWITCHYARD_API CommunicationError : public Error {
  public:
   explicit CommunicationError(const std::string& message, std::vector<int> ranks = {})
       : Error(message), ranks_(std::move(ranks)), world_ranks_(ranks_) {}
 
-  // The ranks that died, gave up or did not arrive, as the communicator numbers them; empty where
-  // that cannot be known.
+  // The ranks that died, gave up or did not arrive, numbered as in the communicator. Empty if they
+  // cannot be known.
   const std::vector<int>& ranks() const { return ranks_; }
-  // The same ranks as the communicator numbers them that this one was split off from, directly or
-  // not.
+  // The same ranks, numbered as in the world: the root communicator that this one was split off
+  // from, directly or indirectly.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
  private:
@@ -46,22 +46,22 @@ class SWITCHYARD_API CommunicationError : public Error {
 
   std::vector<int> ranks_;
   std::vector<int> world_ranks_;
-  std::weak_ptr<const void> world_;  // whose numbers those are
+  std::weak_ptr<const void> world_;  // the world that world_ranks_ refers to
 };
 
-// A file could not be written, or lost bytes while it was read.
+// Thrown if a file could not be written, or was truncated while it was being read.
 class SWITCHYARD_API StorageError : public Error {
  public:
   using Error::Error;
 };
 
-// A device, its driver or its memory failed.
+// Thrown if a device, its driver or its memory failed.
 class SWITCHYARD_API DeviceError : public Error {
  public:
   using Error::Error;
 };
 
-// A broken invariant of the library: always our bug.
+// Thrown if an invariant of the library is broken, which is always a bug in the library.
 class SWITCHYARD_API InternalError : public Error {
  public:
   using Error::Error;

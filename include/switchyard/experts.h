@@ -25,11 +25,11 @@ enum class Activation {
   geglu,           // gelu(gate) · up
   geglu_tanh,      // gelu_tanh(gate) · up
   reglu,           // relu(gate) · up
-  gelu,            // up alone: u · Φ(u), exactly
-  gelu_tanh,       // up alone: its approximation by tanh
-  relu,            // up alone
-  relu2,           // up alone: relu(u)²
-  silu,            // up alone
+  gelu,            // up only: u · Φ(u), exact
+  gelu_tanh,       // up only: gelu with the tanh approximation
+  relu,            // up only
+  relu2,           // up only: relu(u)²
+  silu,            // up only
 };
 constexpr int kNumActivations = 11;
 constexpr bool has_gate(Activation activation) {
@@ -52,11 +52,11 @@ constexpr bool has_gate(Activation activation) {
 }
 SWITCHYARD_API std::string_view name_of(Activation activation);
 
-// Where a row's routing weight w enters.
+// Selects where a row's routing weight w is applied.
 enum class WeightStage {
   output,      // w · expert(x), multiplied when rows are combined
-  activation,  // the same number, multiplied before the down projection
-  input,       // expert(w · x): another function (TorchTitan's score_before_experts)
+  activation,  // equal in exact arithmetic, multiplied before the down projection
+  input,       // expert(w · x), a different function (TorchTitan's score_before_experts)
 };
 SWITCHYARD_API std::string_view name_of(WeightStage stage);
 
@@ -66,19 +66,20 @@ struct ExpertsOptions {
   Dtype dtype = Dtype::f32;       // of rows and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
-  float clamp_limit = 7.0F;  // for clamped_swiglu and limited_swiglu; may be infinite
+  float clamp_limit = 7.0F;  // for clamped_swiglu and limited_swiglu; positive, may be infinite
   // For clamped_swiglu: 1.702 and 1 in gpt-oss and MiniMax-M3, 1 and 0 in DeepSeek-V4.
   float gate_alpha = 1.702F;
   float up_offset = 1.0F;
 
-  // Values that a row leaves for backward: 2I with a gate, I without.
+  // The number of values per row that forward keeps for backward: 2I with a gate, I without.
   std::int64_t inner_width() const {
     return has_gate(activation) ? 2 * intermediate : intermediate;
   }
 };
 
-// One expert. Matrices are (out, in) with any row stride, so that views into packed, interleaved or
-// separate storage are used where they lie. A default view is none: no gate, no bias.
+// The tensors of one expert. Matrices are (out, in) with any row stride, so views into packed,
+// interleaved or separate storage are used in place. Biases are contiguous. A default view means
+// that there is no such tensor: no gate, no bias.
 template <typename View>
 struct BasicExpertTensors {
   View gate = {};       // [I, H]
@@ -89,12 +90,14 @@ struct BasicExpertTensors {
   View down_bias = {};  // [H]
 };
 using ExpertWeights = BasicExpertTensors<ConstTensorView>;
-using ExpertViews = BasicExpertTensors<TensorView>;  // to be read and written
-// Views that receive gradients, of the weights' dtype or f32.
+// Views to be read and written.
+using ExpertViews = BasicExpertTensors<TensorView>;
+// Views that receive gradients, in the dtype of the weights or f32.
 using ExpertGradients = ExpertViews;
 
-// The experts of packed tensors: gate_up [e, 2I, H] (the gates first), or [e, I, H] without gates;
-// down [e, H, I]; biases [e, 2I] and [e, H], or none. Views, not copies.
+// The experts of a rank as packed tensors: gate_up [e, 2I, H] (gates first), or [e, I, H] without
+// gates; down [e, H, I]; biases [e, 2I] or [e, I], and [e, H], or none. unpack() returns views, not
+// copies.
 template <typename View>
 struct BasicPackedExperts {
   View gate_up = {};
@@ -109,64 +112,71 @@ SWITCHYARD_API std::vector<ExpertWeights> unpack(const PackedExperts& packed,
 SWITCHYARD_API std::vector<ExpertViews> unpack(const PackedExpertViews& packed,
                                                Activation activation = Activation::swiglu);
 
-// Which rows are whose: those of the plan, or of a foreign dispatcher.
+// The rows that belong to each expert, from a Plan or from another dispatcher.
 struct RowGroups {
   ConstTensorView row_offsets;  // [e + 1] i32: where each group begins
-  ConstTensorView group_rows;   // [e] i32: its rows before padding
-  std::int64_t alignment = 1;   // that every group begins at a multiple of
+  ConstTensorView group_rows;   // [e] i32: the rows of each group, without padding
+  std::int64_t alignment = 1;   // every group begins at a multiple of it
 
   SWITCHYARD_API static RowGroups of(const Plan& plan);
 };
 
-// Rows that are read from their tokens, and never made: only where Experts::reads_tokens. What is
-// called [R] of a row is then [T, K] of its assignment, and what is [R, H] of a row [T, H].
+// Rows that are read from their tokens instead of being materialised. Requires
+// Experts::reads_tokens. Tensors described below as [R] per row are then [T, K] per assignment, and
+// [R, H] per row becomes [T, H] per token.
 struct TokenRows {
   ConstTensorView x;            // [T, H]
   ConstTensorView row_sources;  // [R] i32: the assignment t·K + k of every row (Plan::row_sources)
   std::int64_t top_k = 1;       // K
 };
 
-// R rows; those beyond the groups, and pads, are neither read nor written. All tensors are in the
-// device's memory. On a GPU nobody checks what groups hold, and all tensors have the R rows of
-// `rows`, or of `row_sources`, or more.
+// The arguments of Experts::forward, for R rows. Padding rows, and rows beyond the groups, are
+// neither read nor written. All tensors are in the device's memory. On a GPU the contents of the
+// groups are not checked, and every tensor must have at least the R rows of `rows` or
+// `row_sources`.
 struct ExpertsInput {
-  ConstTensorView rows = {};  // [R, H]; none with `tokens`
-  // [R] f32, where the stage wants them here; with `tokens` [T, K], contiguous.
+  ConstTensorView rows = {};  // [R, H]; omit if `tokens` is given
+  // The routing weights, [R] f32, for the stages activation and input; with `tokens`, [T, K],
+  // contiguous.
   std::optional<ConstTensorView> row_weights = {};
   std::optional<TokenRows> tokens = {};
 };
 struct ExpertsOutput {
-  TensorView out;                        // [R, H]; may be the memory of rows
+  TensorView out;                        // [R, H]; may be the same memory as rows
   std::optional<TensorView> inner = {};  // [R, inner_width] for backward; none: nothing is kept
 };
 
-// Whether `inner` holds forward's values when backward begins, or backward computes them again.
+// Says whether `inner` still holds the values of forward, or backward must recompute them.
 enum class InnerRows { kept, to_be_computed };
 
-// For the stages output and activation d_out is the gradient of w · out, unweighted: row d_y[t].
+// The arguments of Experts::backward. For the stages output and activation, d_out is the gradient
+// of w · out, that is, d_y[t] not multiplied by w. For the stage input it is the gradient of out.
 struct ExpertsBackwardInput {
-  TensorView rows = {};                             // [R, H] as in forward, used up; or `tokens`
+  TensorView rows = {};  // [R, H] as in forward, overwritten; or use `tokens`
   std::optional<ConstTensorView> row_weights = {};  // [R] f32, with `tokens` [T, K]; none: 1
-  TensorView inner;                                 // [R, inner_width]; used up
+  TensorView inner;                                 // [R, inner_width]; overwritten
   InnerRows inner_rows = InnerRows::kept;
-  ConstTensorView d_out;  // [R, H]; with `tokens` d_y [T, H]
+  ConstTensorView d_out;  // [R, H]; with `tokens`, d_y [T, H]
   std::optional<TokenRows> tokens = {};
 };
 struct ExpertsBackwardOutput {
   TensorView d_rows;  // [R, H]
-  // [R] f32; with `tokens` [T, K], where assignments without a row are left as they are.
+  // The gradients of row_weights, [R] f32; with `tokens`, [T, K], where assignments without a row
+  // are left unchanged.
   std::optional<TensorView> d_row_weights = {};
-  std::span<const ExpertGradients> gradients;  // [e]; none: the experts are frozen
+  std::span<const ExpertGradients> gradients;  // [e]; empty: the experts are frozen
   GradientMode mode = GradientMode::overwrite;
 };
 
-// Not collective. Every choice of how a group is computed depends on its rows, the sizes of the
-// matrices and which biases there are alone, so the bits of a group's results do not depend on what
-// else is on this rank; for that, biases are given for all experts of a layer or for none.
+// Applies the experts of one rank to groups of rows. Not collective. How a group is computed
+// depends only on its rows, the sizes of the matrices and which biases exist, so the bits of its
+// results do not depend on what else is on this rank. For that to hold, give biases to all experts
+// of a layer or to none. Arguments that do not fit throw InvalidArgument.
 class SWITCHYARD_API Experts {
  public:
   explicit Experts(const ExpertsOptions& options, Device device = {});
-  Experts(const Experts&) = default;  // and no move, which would leave half of them behind
+  // Copied even when moved, because a move would leave an unusable object behind.
+  Experts(const Experts&) = default;
   Experts& operator=(const Experts&) = default;
 
   void forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
@@ -174,29 +184,30 @@ class SWITCHYARD_API Experts {
   void backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                 const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const;
 
-  // Throw InvalidArgument, naming the expert, if weights do not fit the options, or gradients the
-  // weights, or they are not in the device's memory.
+  // Throws InvalidArgument, naming the expert if its weights do not fit the options, its gradients
+  // do not fit the weights, or either is not in the device's memory.
   void check(std::span<const ExpertWeights> weights) const;
   void check(std::span<const ExpertWeights> weights,
              std::span<const ExpertGradients> gradients) const;
 
-  // Over all calls and threads so far: in matrix products, and in everything else.
+  // Time spent over all calls and threads so far, in matrix products and in everything else. Only
+  // CPUs record it.
   struct Seconds {
     double gemm = 0.0;
     double other = 0.0;
   };
   Seconds seconds_spent() const;
 
-  // Whether these experts can read their rows from tokens; depends on the device, sizes, dtype,
-  // options and which weights there are. The bits of all results are those of rows.
+  // True if these experts can read their rows from tokens. Depends on the device, the sizes, the
+  // dtype, the options and which weights exist. Results have the same bits either way.
   bool reads_tokens(std::span<const ExpertWeights> weights) const;
 
-  // What groups must be aligned to on this device.
+  // The number of rows that groups must be aligned to on this device.
   std::int64_t required_alignment() const { return 1; }
   const ExpertsOptions& options() const { return options_; }
 
  private:
-  // Checks weights and groups; how many rows tensors must have.
+  // Checks weights and groups, and returns the number of rows that the tensors must have.
   std::int64_t checked_rows(std::span<const ExpertWeights> weights, const RowGroups& groups,
                             const ConstTensorView& rows) const;
 

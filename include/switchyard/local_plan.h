@@ -1,5 +1,5 @@
-// The plan of a rank that is alone, in one tensor of the caller's: for frameworks that keep, save
-// and recompute tensors, and nothing else.
+// The plan of a single rank, stored in one tensor of the caller, for frameworks that keep, save and
+// recompute nothing but tensors.
 #pragma once
 
 #include <cstddef>
@@ -23,34 +23,39 @@ struct LocalPlanOptions {
   std::int64_t num_tokens = 0;  // T
   std::int64_t top_k = 0;       // K
   int num_experts = 0;
-  std::int64_t alignment = 1;  // each expert's group starts at a multiple of it
+  std::int64_t alignment = 1;  // every expert's group begins at a multiple of it
   DuplicateIds duplicate_ids = DuplicateIds::reject;
   SentinelIds sentinel_ids = SentinelIds::reject;
 
-  // Rows that are enough for every routing: T·K, and the padding that the alignment may add.
+  // Returns a number of rows that is enough for every routing: T·K plus the padding that the
+  // alignment may add. Throws InvalidArgument if the options are impossible.
   SWITCHYARD_API std::int64_t most_rows() const;
-  // i32 that the plan's tensor must have.
+  // Returns the number of i32 elements of the plan's tensor. Throws InvalidArgument if the options
+  // are impossible.
   SWITCHYARD_API std::int64_t num_words() const;
 };
 
-// Views of the plan's tensor. Copying or saving that tensor copies or saves the plan: whoever has
-// the options and the tensor has the plan. No function waits for a GPU unless it says so.
+// A plan as views of one tensor. Options and tensor together are the whole plan, so copying or
+// saving the tensor copies or saves the plan. No function waits for a GPU unless its comment says
+// so.
 //
-// Slots, groups and row sources mean what they mean in Plan. Rows that functions are given have the
-// plan's num_rows() or more; most_rows() are always enough.
+// Slots, groups and row sources mean the same as in Plan. Tensors of rows must have at least
+// num_rows() rows; most_rows() is always enough. Only a CPU checks that there are enough.
 class SWITCHYARD_API LocalPlan {
  public:
-  // memory [num_words] i32, contiguous, on 8 bytes, in the device's memory.
+  // Lays the plan over `memory` [num_words] i32, which is contiguous, aligned to 8 bytes, and in
+  // the device's memory. Reads and writes nothing.
   LocalPlan(Device device, const LocalPlanOptions& options, const TensorView& memory);
-  LocalPlan(const LocalPlan&) = default;  // and no move, which would leave views of nothing behind
+  // Copied even when moved, because a move would leave empty views behind.
+  LocalPlan(const LocalPlan&) = default;
   LocalPlan& operator=(const LocalPlan&) = default;
 
-  // Fills the tensor. expert_ids [T, K] i32 or i64, −1 = no pick. On a CPU bad ids throw; on a GPU
-  // they count as −1 until check().
+  // Makes the plan of expert_ids [T, K] i32 or i64, where −1 means no pick. On a CPU, throws
+  // InvalidArgument for bad ids. On a GPU, bad ids count as −1, and check() reports them.
   void make(const ConstTensorView& expert_ids) const;
-  // Throws InvalidArgument if make() met bad ids. (waits)
+  // Throws InvalidArgument if make() found bad ids. Waits for the GPU.
   void check() const;
-  // Rows that the experts use, padding included. (waits)
+  // The number of rows that the experts use, padding included. Waits for the GPU.
   std::int64_t num_rows() const;
 
   const LocalPlanOptions& options() const { return options_; }
@@ -58,7 +63,8 @@ class SWITCHYARD_API LocalPlan {
   ConstTensorView row_sources() const { return row_sources_; }  // [most_rows] i32
   RowGroups groups() const;
 
-  // x, y and their gradients are [T, H], rows [≥ num_rows, H]; as Dispatcher's functions.
+  // The movements of Dispatcher for a single rank. x, y and their gradients are [T, H]; rows and
+  // their gradients are [R, H] and row weights [R], with R ≥ num_rows().
   void dispatch(const DispatchInput& in, const DispatchOutput& out) const;
   void combine(const CombineInput& in, const TensorView& y) const;
   void combine_backward(const CombineBackwardInput& in, const CombineBackwardOutput& out) const;

@@ -1,37 +1,42 @@
-// The losses that keep a router's load even and its logits small.
+// Losses that balance a router's load and keep its logits small.
 #pragma once
 
 namespace switchyard {
 
-// Over whose tokens losses are.
+// Selects the tokens that losses cover.
 enum class LossScope {
-  global,  // those of all ranks: a step does not depend on how they are divided
-  rank,    // this rank's own (KempnerForge); of cut sequences, all of those that it has a part of
+  global,  // those of all ranks of the batch: a step does not depend on how they are divided
+  // Those of this rank (KempnerForge); for sequences that are split over ranks, all sequences of
+  // which this rank has a piece.
+  rank,
 };
 
-// Switch Transformer's: E · Σ_e f_e · P_e, with f_e = picks of expert e / (T · K) and P_e the mean
-// score of e over the T tokens. f_e counts as constant.
+// Selects the balance loss of Switch Transformer: E · Σ_e f_e · P_e, where f_e is the share of the
+// T · K picks that go to expert e, and P_e is the mean score of e over the T tokens. f_e is treated
+// as a constant in backward.
 enum class BalanceLoss {
   none,
   batch,     // over all tokens at once
-  sequence,  // for each sequence by itself; the mean of them
+  sequence,  // for each sequence separately; the loss is their mean
 };
 
-// Which scores P_e is the mean of.
+// Selects the scores that P_e averages.
 enum class LossScores {
   as_routed,
-  shares,  // s_e / Σ s of the token (DeepSeek-V3); for softmax scores the same
+  shares,  // each token's scores divided by their sum (DeepSeek-V3); the same for softmax
 };
 
 struct LossOptions {
   BalanceLoss balance = BalanceLoss::none;
   LossScores scores = LossScores::as_routed;
-  // The mean over tokens of logsumexp(logits)², without the score bias; at most 2⁴⁰ of each counts.
+  // Adds the z-loss: the mean over tokens of logsumexp(logits)², without the score bias. Each
+  // square is capped at 2⁴⁰.
   bool z = false;
   LossScope scope = LossScope::global;
 };
 
-// The losses of one forward, or the gradients that reach them: what the caller weighs them with.
+// The losses of one forward or, in backward, the gradients with respect to them, which are the
+// weights that the caller gives them.
 struct RouterLosses {
   float balance = 0.0F;
   float z = 0.0F;

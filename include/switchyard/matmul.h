@@ -1,4 +1,4 @@
-// Products of matrices on a device, for what surrounds MoE layers in a model.
+// Matrix products on a device, for the parts of a model around its MoE layers.
 #pragma once
 
 #include <span>
@@ -9,12 +9,13 @@
 
 namespace switchyard {
 
-// How a matrix lies in memory: as it is named, or as its transpose.
+// Says whether a matrix is stored as it is named, or as its transpose.
 enum class MatrixLayout { plain, transposed };
 
-// c [m, n] = a [m, k] · b [k, n], or c += a · b. A transposed a is a view [k, m], a transposed b
-// one [n, k]. a and b are f32 or bf16, c of the same dtype or f32; sums are made in f32 and rounded
-// once. Rows may lie apart; c shares no memory with a or b. With k = 0 the product is zeros.
+// A product c [m, n] = a [m, k] · b [k, n], or c += a · b. A transposed a is a view [k, m], a
+// transposed b a view [n, k]. a and b are both f32 or both bf16; c has the same dtype or f32. Sums
+// are accumulated in f32 and rounded once. Views may have any row stride; c shares no memory with a
+// or b. With k = 0 the product is zero.
 struct Matmul {
   ConstTensorView a;
   ConstTensorView b;
@@ -24,10 +25,10 @@ struct Matmul {
   GradientMode mode = GradientMode::overwrite;
 };
 
-// Bits depend on sizes, row strides and dtypes, not on the number of threads. InvalidArgument names
-// shapes that do not fit, and then nothing is written.
+// Computes one product. The bits depend on sizes, row strides and dtypes, not on the number of
+// threads. Throws InvalidArgument, naming what does not fit, and then writes nothing.
 SWITCHYARD_API void matmul(const Device& device, const Matmul& product);
-// Of products that do not use each other's results: threads are busy also where each is small.
+// Computes independent products together, so that threads stay busy even if each product is small.
 SWITCHYARD_API void matmul(const Device& device, std::span<const Matmul> products);
 
 }  // namespace switchyard

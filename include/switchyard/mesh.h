@@ -19,23 +19,25 @@ struct MeshAxis {
 
 struct AgreedAxes;
 
-// The world's ranks laid out along axes, outermost first: the last axis holds neighbouring ranks.
-// The world must outlive the mesh.
+// The ranks of a world laid out along named axes, outermost first: the last axis holds neighbouring
+// ranks. The world must outlive the mesh.
 class SWITCHYARD_API Mesh {
  public:
-  // The sizes multiply to the size of the world.
+  // Lays out the world along `axes`. Throws InvalidArgument unless their sizes multiply to the size
+  // of the world. Not collective.
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
-  Mesh(const Mesh&) = delete;  // nor moved: its groups are used where it is
+  Mesh(const Mesh&) = delete;  // not movable either: others keep pointers to its communicators
   Mesh& operator=(const Mesh&) = delete;
 
   Communicator& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
   bool has_axis(std::string_view axis) const;
   int size(std::string_view axis) const;
-  // Where this rank is along the axis.
+  // The position of this rank along the axis. Throws InvalidArgument if there is no such axis.
   int coordinate(std::string_view axis) const;
-  // The ranks that differ from this one along the given axes only, in the order of the world. The
-  // axes are given outermost first. Collective over the world when first asked for.
+  // Returns the communicator of the ranks that differ from this one only along the given axes, in
+  // the order of the world. Axes are listed outermost first. The first call for a list of axes is
+  // collective over the world; later calls return the same communicator.
   Communicator& comm(const std::vector<std::string>& axes);
 
  private:
@@ -46,9 +48,9 @@ class SWITCHYARD_API Mesh {
 
   Communicator& world_;
   std::vector<MeshAxis> axes_;
-  std::vector<int> strides_;  // ranks from one coordinate of an axis to the next
+  std::vector<int> strides_;  // distance in ranks between neighbours along each axis
   std::map<std::vector<std::string>, std::unique_ptr<Communicator>> comms_;  // by axes
-  std::shared_ptr<AgreedAxes> agreed_axes_;  // of reduce_gradients, from call to call
+  std::shared_ptr<AgreedAxes> agreed_axes_;  // state of reduce_gradients between calls
 };
 
 }  // namespace switchyard

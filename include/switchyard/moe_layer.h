@@ -26,11 +26,15 @@ namespace switchyard {
 struct MoeLayerData;
 struct Saved;
 
-// What a training forward keeps for backward, besides x, the routing and the plan.
+// Selects what a training forward keeps for backward, besides x, the routing and the plan.
 enum class Keep {
-  rows,         // the experts' inner values; at several ranks the received rows too
-  activations,  // the experts' inner values; rows are dispatched again in backward
-  nothing,      // rows are dispatched, and the inner values computed, again in backward
+  // Keeps the experts' inner values and, with several ranks, the received rows (with the peer
+  // mover, the received tokens).
+  rows,
+  // Keeps the experts' inner values. Backward dispatches the rows again.
+  activations,
+  // Keeps neither. Backward dispatches the rows again and recomputes the inner values.
+  nothing,
 };
 
 struct MoeLayerOptions {
@@ -40,7 +44,8 @@ struct MoeLayerOptions {
   Dtype dtype = Dtype::f32;  // of tokens and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
-  float clamp_limit = 7.0F;  // these three as in ExpertsOptions, for the shared expert too
+  // This and the next two are as in ExpertsOptions, and also apply to the shared expert.
+  float clamp_limit = 7.0F;
   float gate_alpha = 1.702F;
   float up_offset = 1.0F;
   std::int64_t shared_intermediate = 0;  // 0: no shared expert
@@ -54,43 +59,46 @@ struct MoeLayerOptions {
   MoverKind mover = MoverKind::automatic;
   CombineMode combine = CombineMode::per_assignment;
   Keep keep = Keep::rows;
-  SentinelIds sentinel_ids = SentinelIds::reject;  // among LayerInput::expert_ids
+  SentinelIds sentinel_ids = SentinelIds::reject;  // for LayerInput::expert_ids
 
   SWITCHYARD_API ExpertsOptions experts() const;
   SWITCHYARD_API ExpertsOptions shared_expert() const;
 };
 
-// Who takes part in a layer: every rank of every group, and groups lie within the batch.
-// Communicators must outlive the layer. An error that the ranks of one group of experts share
-// (logits that are not finite, bad ids) leaves the others usable unless their ranks would wait for
-// it; any other makes all communicators of several ranks unusable.
+// The communicators of a layer. Every rank of each communicator takes part in the layer, and the
+// ranks of `experts` and `sequence` lie within the batch. The communicators must outlive the layer.
+// An error that all ranks of an expert group share (non-finite logits, bad ids) leaves `experts`
+// usable; the other communicators become unusable only if their ranks would wait for that group.
+// Any other error makes communicators of several ranks unusable: all of them in training, only
+// `experts` in inference.
 struct LayerComms {
-  Communicator& experts;  // the ranks that experts are divided over
-  // The ranks whose tokens make up the batch, for what is `global`, and for statistics; null: those
-  // of `experts`.
+  Communicator& experts;  // the ranks that the experts are divided over
+  // The ranks whose tokens make up the batch, for options named `global` and for statistics. Null:
+  // the ranks of `experts`.
   Communicator* batch = nullptr;
-  // The ranks that sequences are cut over, for BalanceLoss::sequence; null: they are whole.
+  // The ranks that sequences are split over, for BalanceLoss::sequence. Null: sequences are whole.
   Communicator* sequence = nullptr;
 };
 
 struct LayerInput {
   ConstTensorView x;  // [T, H]; T may differ between ranks and be 0
-  // [T, K] i32 or i64, −1 = no pick: replays a choice.
+  // Expert ids to use instead of the router's choice, [T, K] i32 or i64; −1 means no pick.
   std::optional<ConstTensorView> expert_ids = {};
-  // [T, K] f32, only with expert_ids: their routing weights, for callers that have a router of
-  // their own. Then the layer's takes no part: its weights may be left out, its gradients are left
-  // alone, d_x lacks its part, and LayerBackwardOutput::d_weights are the gradients of these. The
-  // layer's options must have no losses. Weights of padding and of −1 are not looked at.
+  // Routing weights of expert_ids, [T, K] f32, for callers with their own router. Requires
+  // expert_ids, and options without losses. The layer's own router is then not used: its weights
+  // may be omitted, its gradients are left unchanged, and d_x excludes its part.
+  // LayerBackwardOutput::d_weights receives the gradients of these weights. Weights of padding and
+  // of −1 are ignored.
   std::optional<ConstTensorView> expert_weights = {};
-  // [T] i32: 0 marks padding. It is neither routed nor counted, its rows of y and d_x are 0, and
-  // what x and d_y hold there is not looked at.
+  // Marks padding with 0, [T] i32. Padding is neither routed nor counted, its rows of y and d_x are
+  // 0, and its rows of x and d_y are ignored.
   std::optional<ConstTensorView> valid = {};
-  // How x is cut into sequences; needed in training with BalanceLoss::sequence.
+  // How x is split into sequences. Required in training with BalanceLoss::sequence.
   std::optional<SequenceShard> sequence = {};
 };
 
-// What one training forward leaves for its backward, in the device's memory. x itself is not
-// copied: its memory must stay as it is until then.
+// The state that one training forward leaves for its backward, in the device's memory. x is not
+// copied, so the caller must keep it valid and unchanged until backward.
 class SWITCHYARD_API SavedForBackward {
  public:
   SavedForBackward();
@@ -98,13 +106,15 @@ class SWITCHYARD_API SavedForBackward {
   SavedForBackward(SavedForBackward&&) noexcept;
   SavedForBackward& operator=(SavedForBackward&&) noexcept;
 
-  // Memory of the device that is held, x included.
+  // The number of bytes of device memory held, including x; 0 if nothing is saved.
   std::int64_t bytes() const;
-  // Only after a forward.
+  // The plan of the forward. This and the next two throw InvalidArgument if no forward has filled
+  // this object, or backward has consumed it.
   const Plan& plan() const;
-  const Routing& routing() const;  // before capacity
-  // 0 where the layer's options have none. Waits for a GPU, at every call: the step may have been
-  // replayed.
+  // The routing, before capacity drops picks.
+  const Routing& routing() const;
+  // The losses of the forward; 0 for those that the layer's options do not include. Waits for a GPU
+  // on every call, because the step may have been replayed.
   RouterLosses losses() const;
 
  private:
@@ -114,74 +124,81 @@ class SWITCHYARD_API SavedForBackward {
 
 struct LayerBackwardInput {
   ConstTensorView d_y;         // [T, H]
-  RouterLosses d_losses = {};  // the gradients of what is trained by the layer's losses
+  RouterLosses d_losses = {};  // the weights of the layer's losses in the training loss
 };
 struct LayerBackwardOutput {
-  TensorView d_x;          // [T, H]
-  MoeGradients gradients;  // the router's and the shared expert's over this
-                           // rank's tokens, the experts' over everybody's
+  TensorView d_x;  // [T, H]
+  // The router's and the shared expert's over this rank's tokens; the experts' over the tokens of
+  // all ranks.
+  MoeGradients gradients;
   GradientMode mode = GradientMode::overwrite;
-  std::optional<TensorView> d_weights = {};  // [T, K] f32: of the routing weights
+  std::optional<TensorView> d_weights = {};  // [T, K] f32: gradients of the routing weights
 };
 
-// What happened in the last forward, and the backward after it.
+// Statistics of the last forward and of the backward that followed it.
 struct SWITCHYARD_API LayerStats {
   struct Stage {
     std::string_view name;
     double seconds = 0.0;
   };
 
-  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks, within the options' capacity
-  std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each, without what was dropped
-  std::vector<std::int64_t> bytes_by_expert;  // [E] of those rows
-  std::vector<std::int64_t> bytes_by_rank;    // [ranks] likewise
-  std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that found no room
-  std::int64_t over_capacity = 0;  // assignments of this rank that capacity dropped before that
+  std::vector<std::int64_t> rows_by_expert;   // [E] over all ranks, after MoeLayerOptions::capacity
+  std::vector<std::int64_t> rows_by_rank;     // [ranks] received by each, excluding dropped ones
+  std::vector<std::int64_t> bytes_by_expert;  // [E] of rows_by_expert
+  std::vector<std::int64_t> bytes_by_rank;    // [ranks] of rows_by_rank
+  std::vector<std::int64_t> dropped_by_rank;  // [ranks] assignments that did not fit a bounded plan
+  // Assignments of this rank that MoeLayerOptions::capacity dropped.
+  std::int64_t over_capacity = 0;
   bool overflow = false;
-  // Rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
+  // Bytes of rows, weights and slots that this rank exchanged; 0 for bounded plans on GPUs.
   std::int64_t bytes_on_wire = 0;
-  std::vector<Stage> forward;   // in order; on a GPU those that CudaOptions::time_stages times
+  std::vector<Stage> forward;   // in order; on a GPU, only with CudaOptions::time_stages
   std::vector<Stage> backward;  // in order
-  // [ranks] seconds that this rank waited for each to arrive, in collectives of the communicator:
-  // where devices meet in peer memory, these wait, and nobody counts it.
+  // Seconds that this rank waited for each rank to arrive in collectives of the communicator,
+  // [ranks]. Excludes waits of devices in peer memory, which are not measured.
   std::vector<double> waited_for;
 };
 
-// What training counted.
+// How often training picked each expert.
 struct PickCounts {
   std::vector<std::int64_t> picks;  // [E] assignments to each expert, before capacity
-  std::int64_t num_tokens = 0;      // without padding
+  std::int64_t num_tokens = 0;      // excluding padding
 };
 
-// All tensors are in the memory of the layer's device. On a GPU a step with bounded sizing
-// never waits for it: what only the routing knows is read when it is asked for, anew by every
-// call of pick_counts(), stats(), plan_status() and check(), which wait. With exact sizing forward
-// waits once.
+// A Mixture-of-Experts layer over the ranks of a communicator, forward and backward. The
+// constructor, forward and backward are collective: every rank calls them in the same order, with
+// or without tokens. y, d_x, d_weights and the experts' gradients have the same bits for every
+// number of ranks and threads, unless an option says otherwise. All tensors are in the memory of
+// the layer's device. The communicator must outlive the layer.
 //
-// The constructor, forward and backward are collective: every rank calls them in the same order,
-// with or without tokens. y, d_x, d_weights and the experts' gradients have the same bits at every
-// number of ranks and threads. The communicator must outlive the layer.
+// On a GPU, a step with bounded sizing never waits for the GPU; with exact sizing, forward waits
+// once. Results that depend on the routing stay on the GPU: pick_counts(), stats(), plan_status()
+// and check() fetch them on every call, which waits.
+//
+// Tensors that do not fit throw InvalidArgument on their own rank; the other ranks throw a
+// CommunicationError that quotes it.
 class SWITCHYARD_API MoeLayer {
  public:
   MoeLayer(Communicator& comm, const ExpertPlacement& placement, const MoeLayerOptions& options,
            Device device = {});
-  // As above for one communicator. Every rank of all of them makes the layer, with the same
-  // options.
+  // Makes a layer over several communicators. Collective over all of them; every rank gives the
+  // same options.
   MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
            const MoeLayerOptions& options, Device device = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
 
-  // For inference: keeps nothing. Logits that are not finite, and bad ids, are the same
-  // InvalidArgument on every rank, or a status of a bounded plan.
+  // Computes y [T, H] for inference and keeps nothing. Non-finite logits and bad ids throw the same
+  // InvalidArgument on every rank; with bounded sizing they are reported by plan_status() instead.
   Tensor forward(const MoeWeights& weights, const LayerInput& in);
-  // For training.
+  // Computes y [T, H] for training and fills `saved`.
   Tensor forward(const MoeWeights& weights, const LayerInput& in, SavedForBackward& saved);
-  // Into y [T, H]; keeps nothing if `saved` is null.
+  // Computes into the caller's y [T, H]. Keeps nothing if `saved` is null.
   void forward(const MoeWeights& weights, const LayerInput& in, const TensorView& y,
                SavedForBackward* saved);
 
-  // With the weights of the forward. Uses `saved` up, and counts its picks in the statistics.
+  // Computes the gradients of a training forward, given the same weights. Consumes `saved`, and
+  // counts its picks in the statistics.
   void backward(const MoeWeights& weights, SavedForBackward& saved, const LayerBackwardInput& in,
                 const LayerBackwardOutput& out);
   void backward(const MoeWeights& weights, SavedForBackward& saved, const ConstTensorView& d_y,
@@ -189,24 +206,25 @@ class SWITCHYARD_API MoeLayer {
     backward(weights, saved, LayerBackwardInput{.d_y = d_y}, out);
   }
 
-  // Counts what a training forward routed, for callers whose backward is not ours. A forward counts
-  // once, here or in backward; evaluation and a forward that is computed again do not count.
+  // Counts the picks of a training forward, for callers that do not call backward(). A forward is
+  // counted once, here or in backward; evaluation and recomputed forwards are not counted.
   void commit_pick_counts(SavedForBackward& saved);
-  // What this rank has counted since it last took them.
+  // The counts of this rank since the last take_pick_counts().
   PickCounts pick_counts() const;
-  // Collective over the batch's ranks: what all of them have counted; counting begins anew. Once a
-  // step, for LoadBalancer::update.
+  // Returns the counts summed over all ranks of the batch, and resets them. Collective over the
+  // batch. Call it once per step, for LoadBalancer::update.
   PickCounts take_pick_counts();
 
   LayerStats stats() const;
-  // The status of the last forward's plan, for bounded sizing.
+  // The status of the last forward's plan. Only informative with bounded sizing, because an exact
+  // plan throws.
   PlanStatus plan_status() const;
-  // Throws InvalidArgument, the same on every rank, if that reports bad ids, logits that are not
-  // finite, or an overflow that is not to be dropped: then y lacks what found no room.
+  // Throws InvalidArgument, the same on every rank, if the last plan reports bad ids, non-finite
+  // logits, or an overflow with Overflow::fail. On an overflow, y lacks the rows that did not fit.
   void check() const;
   const MoeLayerOptions& options() const;
   const ExpertPlacement& placement() const;
-  Communicator& communicator() const;  // of the experts
+  Communicator& communicator() const;  // that of the experts
 
  private:
   friend bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
@@ -215,24 +233,24 @@ class SWITCHYARD_API MoeLayer {
   std::unique_ptr<MoeLayerData> data_;
 };
 
-// Collective over the ranks of the layers' batch. Runs step(), which may run these layers any
-// number of times, forward and backward. If a layer of bounded sizing overflowed in it, on any
-// rank, the step is run again with exact sizing, and the layer's capacity has grown for the next:
-// the results are then those of a step that was exact from the beginning, and statistics are what
-// they were before plus what that step counted. Returns whether it ran again.
+// Runs step() and repeats it with exact sizing if a bounded layer overflowed on any rank.
+// Collective over the ranks of the layers' batch. step() may run the layers any number of times,
+// forward and backward. After a repeat, the results are those of a step that was exact from the
+// start, the statistics count that step only once, and the capacity of the layers that overflowed
+// has grown for the next step. Returns true if the step was repeated.
 //
-// So step() must be repeatable: it writes its results rather than adding to what was there, and
-// leaves optimizer steps, take_pick_counts() and check() to what follows. All bounded layers that
-// it runs must be listed, once or more; they share one batch. Layers that are to drop rows do not
-// make a step run again, but are exact too when another layer does.
+// step() must be repeatable: it overwrites its results instead of accumulating into them, and
+// leaves optimizer steps, take_pick_counts() and check() to the code after run_step. List every
+// bounded layer that it runs, at least once; all of them share one batch. Layers with
+// Overflow::drop do not cause a repeat, but are exact during a repeat caused by another layer.
 //
-// On a GPU the step may replay a graph that was captured from it. A graph has the sizes
-// it was captured with: so the step looks at layer.options().sizing, runs eagerly where that is
-// exact, and captures anew where the capacity has grown.
+// On a GPU, step() may replay a graph captured from it. A graph has fixed sizes, so step() must
+// check layer.options().sizing: if that is exact, run eagerly; if the capacity has grown, capture
+// again.
 //
-// Bad ids and logits that are not finite are an InvalidArgument, the same on every rank. Any other
-// error of step() is this rank's own; the others learn of it, and the layers' groups of several
-// ranks are unusable. After an error statistics are as before.
+// Bad ids and non-finite logits throw the same InvalidArgument on every rank. Any other error of
+// step() is thrown on its own rank only; the other ranks are told, and communicators of several
+// ranks become unusable. After an error, statistics are as they were before the call.
 SWITCHYARD_API bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step);
 
 }  // namespace switchyard

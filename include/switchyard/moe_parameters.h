@@ -1,4 +1,4 @@
-// Weights, or gradients, of an MoE layer: views of anybody's memory, and memory of one's own.
+// Weights or gradients of an MoE layer, as views of any memory or in memory of their own.
 #pragma once
 
 #include <cstdint>
@@ -15,44 +15,46 @@ namespace switchyard {
 
 struct MoeLayerOptions;
 
-// The router and the shared expert are the same on every rank; the routed experts are this rank's,
-// in ascending order of id.
+// The tensors of one rank's part of a layer. The router and the shared expert are the same on every
+// rank; the experts are those that this rank owns, in ascending order of id.
 template <typename View>
 struct BasicMoeTensors {
   BasicRouterTensors<View> router = {};
   std::vector<BasicExpertTensors<View>> experts = {};
-  BasicExpertTensors<View> shared = {};  // of the shared experts, side by side as one
+  BasicExpertTensors<View> shared = {};  // several shared experts are concatenated into one
 };
 using MoeWeights = BasicMoeTensors<ConstTensorView>;
 using MoeViews = BasicMoeTensors<TensorView>;  // to be read and written
-using MoeGradients = MoeViews;                 // which receive gradients
+using MoeGradients = MoeViews;                 // to receive gradients
 
 enum class Biases { none, all };  // all: of the gate and of the routed experts
 
-// One rank's part of a layer, in the memory of a device: its weights, or their gradients. Owns
-// packed memory, in which the tensors of one kind of all experts lie one after the other; or has a
-// share in that of others. Views share the ownership.
+// One rank's part of a layer in the memory of a device: its weights, or their gradients. Either
+// owns packed memory, which holds the tensors of one kind of all experts one after the other, or
+// shares the memory of others. Views share the ownership.
 class SWITCHYARD_API MoeParameters {
  public:
-  // Zeros.
+  // Allocates zeros.
   MoeParameters(const MoeLayerOptions& options, const ExpertPlacement& placement, int rank,
                 Biases biases = Biases::none, const Device& device = {});
-  // Evenly distributed in ±1/√fan-in; an expert's values depend on its id and the seed alone.
+  // Draws values uniformly between −1/√fan-in and 1/√fan-in. An expert's values depend only on its
+  // id and the seed.
   static MoeParameters random(const MoeLayerOptions& options, const ExpertPlacement& placement,
                               int rank, std::uint64_t seed, Biases biases = Biases::none,
                               const Device& device = {});
 
-  // Views of anybody's memory, which is the device's; whoever owns it stays the owner.
+  // Wraps views of the device's memory, whose ownership does not change. Throws InvalidArgument for
+  // a view in other memory.
   static MoeParameters of(MoeViews tensors, const Device& device = {});
 
-  // The same values in packed memory of a device; one of the two is the CPU, or they are the same.
-  // Waits for them to be there.
+  // Returns a copy in packed memory of `device`. Waits if either device is the CPU. Throws
+  // Unsupported unless one of the two is a CPU or they are the same device.
   MoeParameters copy_on(const Device& device) const;
 
-  // To be read; valid as long as this is.
+  // Views to be read, valid as long as this object.
   const MoeWeights& weights() const& { return weights_; }
   MoeWeights weights() && { return std::move(weights_); }
-  // To be read and written; valid as long as this is.
+  // Views to be read and written, valid as long as this object.
   const MoeViews& views() & { return views_; }
   MoeViews views() && { return std::move(views_); }
   void set_zero();
@@ -63,7 +65,7 @@ class SWITCHYARD_API MoeParameters {
   MoeParameters(MoeViews views, Device device);
 
   MoeViews views_;
-  MoeWeights weights_;  // of the same memory
+  MoeWeights weights_;  // views of the same memory
   Device device_;
 };
 

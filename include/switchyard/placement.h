@@ -1,4 +1,4 @@
-// Which rank owns which expert.
+// The assignment of experts to ranks.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,18 @@
 
 namespace switchyard {
 
-// Every expert has exactly one owner; a rank may own none. A rank holds its experts in ascending
-// order of id: that order is the order of their groups in the rank's rows.
+// Maps every expert to the one rank that owns it; a rank may own none. A rank holds its experts in
+// ascending order of id, which is also the order of their groups in its rows. Numbers that are out
+// of range throw InvalidArgument.
 class SWITCHYARD_API ExpertPlacement {
  public:
-  // Consecutive experts on consecutive ranks; the first num_experts mod num_ranks ranks own one
-  // more than the others.
+  // Places consecutive experts on consecutive ranks. The first num_experts mod num_ranks ranks own
+  // one expert more than the others.
   static ExpertPlacement contiguous(int num_experts, int num_ranks);
-  // owners[e] is the rank of expert e.
+  // Places expert e on rank owners[e].
   static ExpertPlacement from_owners(std::vector<std::int32_t> owners, int num_ranks);
-  // experts_of_rank[r] lists the experts of rank r; every one of num_experts is listed once.
+  // Places the experts listed in experts_of_rank[r] on rank r. Every expert must be listed exactly
+  // once.
   static ExpertPlacement from_lists(int num_experts,
                                     const std::vector<std::vector<int>>& experts_of_rank);
 
@@ -31,14 +33,14 @@ class SWITCHYARD_API ExpertPlacement {
     return owners_[static_cast<std::size_t>(expert)];
   }
   std::span<const std::int32_t> owners() const { return owners_; }
-  // Ascending.
+  // The experts of a rank, in ascending order.
   std::span<const std::int32_t> experts_of(int rank) const {
     if (rank < 0 || rank >= num_ranks()) [[unlikely]] {
       refuse_rank(rank);
     }
     return experts_[static_cast<std::size_t>(rank)];
   }
-  // The most experts that any rank owns.
+  // The largest number of experts that any rank owns.
   int max_experts_per_rank() const;
 
   friend bool operator==(const ExpertPlacement&, const ExpertPlacement&) = default;

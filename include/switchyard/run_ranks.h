@@ -1,4 +1,4 @@
-// Ranks as threads of this process.
+// Runs ranks as threads of this process.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ struct RankOptions {
   std::chrono::milliseconds timeout = ConnectOptions{}.timeout;
 };
 
-// Calls fn once for each of num_ranks ranks, each on a thread of its own, and returns when all have
-// ended. If a rank throws, the others are woken out of their collectives; the error that came first
-// is thrown here.
+// Calls fn on num_ranks threads, each with the communicator of one rank, and returns when all have
+// ended. If a rank throws, the others are woken out of their collectives, and the first error is
+// rethrown here.
 SWITCHYARD_API void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
                               const RankOptions& options = {});
 
-// The communicators of a group of num_ranks ranks in this process, for callers that have threads of
-// their own; each may be handed to any thread.
+// Returns the communicators of num_ranks ranks in this process, for callers that have their own
+// threads. Each may be used by any thread.
 SWITCHYARD_API std::vector<std::unique_ptr<Communicator>> make_thread_ranks(
     int num_ranks, const RankOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Reads safetensors files: named tensors behind a JSON header, mapped rather than loaded.
+// Reads safetensors files: named tensors behind a JSON header, memory-mapped rather than loaded.
 #pragma once
 
 #include <cstdint>
@@ -16,52 +16,55 @@ namespace switchyard {
 
 struct MappedFile;
 
-// What a file says of a tensor.
+// The description of a tensor in a file.
 struct TensorInfo {
-  std::string dtype;  // as the file has it: "BF16", "F8_E4M3"
+  std::string dtype;  // as the file spells it: "BF16", "F8_E4M3"
   std::vector<std::int64_t> shape;
-  std::int64_t bytes = 0;  // in the file
+  std::int64_t bytes = 0;  // size in the file
   bool is_readable = false;
 };
 
-// Tensors by name.
+// Tensors by name, in ascending order.
 struct NamedTensors : std::map<std::string, ConstTensorView> {
   using map::map;
 
-  // Why a file's other tensors cannot be read, so that none is taken for missing.
+  // The reasons why other tensors of the file cannot be read, by name, so that these are not taken
+  // for missing.
   std::map<std::string, std::string> unreadable = {};
 };
 
-// A file that was opened and found whole: every tensor lies within it, and every byte behind the
-// header belongs to exactly one. Only read, so threads may share it; copies share the mapping.
+// An open safetensors file that has been validated: every tensor lies within it, and every byte
+// after the header belongs to exactly one tensor. The object is immutable, so threads may share it;
+// copies share the mapping.
 //
-// Tensors of F32, BF16, F16, I32 and I64 with up to four extents can be read, and a scalar reads as
-// [1]. Others are listed but not read.
+// Tensors of F32, BF16, F16, I32 and I64 with up to four extents can be read; a scalar is read as
+// [1]. Other tensors are listed but cannot be read.
 class SWITCHYARD_API SafetensorsFile {
  public:
-  // Reads the header and maps the rest: memory is used as tensors are read. InvalidArgument says
-  // what is wrong with a file that cannot be opened or breaks the format. One that
-  // is shortened meanwhile is a StorageError. It must not be shortened or written to while a view
-  // of its tensors is in use: touching what is gone ends the process (SIGBUS).
+  // Opens a file: reads the header and maps the rest, so memory is used only as tensors are read.
+  // Throws InvalidArgument, with the reason, if the file cannot be opened or violates the format,
+  // and StorageError if it is truncated meanwhile. The file must not be truncated or written to
+  // while a view of its tensors is in use: accessing a truncated part ends the process with SIGBUS.
   static SafetensorsFile open(const std::filesystem::path& path);
-  // There is no move, which would leave no contents behind.
+  // Copied even when moved, because a move would leave an object without contents behind.
   SafetensorsFile(const SafetensorsFile&) = default;
   SafetensorsFile& operator=(const SafetensorsFile&) = default;
 
   const std::filesystem::path& path() const;
-  // What the header holds under "__metadata__"; empty where it has none.
+  // The contents of "__metadata__" in the header; empty if there is none.
   const std::map<std::string, std::string>& metadata() const;
-  // Of all tensors, ascending, including those that cannot be read.
+  // Returns the names of all tensors in ascending order, including those that cannot be read.
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const;
-  // Also of tensors that cannot be read. InvalidArgument if there is no such tensor.
+  // Returns the description of a tensor, readable or not. Throws InvalidArgument if there is no
+  // such tensor.
   TensorInfo info(std::string_view name) const;
 
-  // A contiguous view that keeps the mapping alive, also without this object. Where the file does
-  // not align a tensor to its elements, the view is of a copy instead, made anew by every call.
-  // InvalidArgument if there is no such tensor, Unsupported if it cannot be read.
+  // Returns a contiguous view, which keeps the mapping alive even without this object. If the file
+  // does not align the tensor to its element size, the view is of a copy, made anew by every call.
+  // Throws InvalidArgument if there is no such tensor, Unsupported if it cannot be read.
   ConstTensorView tensor(std::string_view name) const;
-  // tensor(name) of every tensor that can be read, and what tensor(name) says of the others.
+  // Returns tensor(name) of every readable tensor, and the reasons why the others cannot be read.
   NamedTensors tensors() const;
 
  private:

@@ -1,4 +1,4 @@
-// Sequences cut over ranks into shards of uneven length, without a padded token ever being made.
+// Sequences split over ranks into shards of uneven length, without padding tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,14 @@
 
 namespace switchyard {
 
-// `batch` sequences of `length` tokens, each cut into sp_size pieces of padded_length() tokens; the
-// last pieces may be shorter, or empty. A rank's tokens are those of its piece of every sequence,
-// sequence by sequence: local token (b, i) is global token b · length + offset() + i.
+// One rank's shard of `batch` sequences of `length` tokens. Each sequence is split into sp_size
+// pieces of padded_length() tokens; the last pieces may be shorter or empty. A rank's tokens are
+// its pieces of all sequences, sequence by sequence: local token (b, i) is global token b · length
+// + offset() + i.
 class SWITCHYARD_API SequenceShard {
  public:
-  // All tokens together can be counted by 64 bits.
+  // Describes the shard of sp_rank. Throws InvalidArgument if a size is negative, sp_size is 0,
+  // sp_rank is out of range, or batch · length does not fit 64 bits.
   SequenceShard(std::int64_t batch, std::int64_t length, int sp_size, int sp_rank);
 
   std::int64_t batch() const { return batch_; }
@@ -25,15 +27,15 @@ class SWITCHYARD_API SequenceShard {
   int sp_size() const { return sp_size_; }
   int sp_rank() const { return sp_rank_; }
 
-  // ceil(length / sp_size): the same on every rank.
+  // The length of a full piece, ceil(length / sp_size), the same on every rank.
   std::int64_t padded_length() const {
     return length_ / sp_size_ + (length_ % sp_size_ == 0 ? 0 : 1);
   }
-  // The first token of the piece, at most length.
+  // The position of the piece's first token in its sequence; at most length.
   std::int64_t offset() const { return offset_of(sp_rank_); }
-  // Tokens of the piece; may be 0.
+  // The number of tokens in the piece; may be 0.
   std::int64_t count() const { return count_of(sp_rank_); }
-  // Tokens of this rank: batch · count.
+  // The number of tokens of this rank, batch · count.
   std::int64_t num_tokens() const { return batch_ * count(); }
 
   std::int64_t offset_of(int sp_rank) const;
@@ -46,34 +48,38 @@ class SWITCHYARD_API SequenceShard {
   int sp_rank_;
 };
 
-// All but the slice are collective over `sp`, whose ranks are the shard's. Tensors are in the
-// memory of `device`, and so is what is returned; tensors in another are an InvalidArgument, of
-// which the other ranks learn.
+// All functions below except gather_sequence_backward_slice are collective over `sp`, whose ranks
+// are those of the shard. Tensors are in the memory of `device`, and so are the results. A tensor
+// that does not fit, or is in other memory, throws InvalidArgument; in a collective function the
+// other ranks throw a CommunicationError that quotes it.
 //
-// Where GPUs reach each other's memory, they move tokens themselves, through a buffer of 32 MiB a
-// rank that the communicator keeps, and the device with it: a call costs one small exchange of the
-// hosts, which copy nothing and do not wait for the GPUs. The first call makes the buffer. A rank
-// that fails later is a CommunicationError of a later call, and what was returned is NaN. Elsewhere
-// the hosts wait, and stage what crosses.
+// GPUs that can access each other's memory move tokens themselves, through a buffer of 32 MiB per
+// rank. The first call makes this buffer; the communicator keeps it and the device. A call then
+// costs the hosts one small exchange; they copy no tokens and do not wait for the GPUs. If a rank
+// fails later, a later call throws CommunicationError and the results are NaN. On CPUs, and between
+// GPUs without such access, the hosts stage the tokens, and wait.
 
-// local [batch · count, H] on every rank, rows apart or not → [batch, length, H].
+// Gathers the tokens of all ranks, local [batch · count, H] with any row stride, into whole
+// sequences [batch, length, H].
 SWITCHYARD_API Tensor gather_sequence(Communicator& sp, const SequenceShard& shard,
                                       const ConstTensorView& local, const Device& device = {});
 
-// The adjoint of gather_sequence where what follows it is replicated over sp: every rank holds the
-// whole gradient d_full [batch, length, H], equal on all, and takes its slice. Nothing is sent.
+// Computes the adjoint of gather_sequence if the computation after it is replicated over sp: every
+// rank holds the same whole gradient d_full [batch, length, H] and takes its own slice of it,
+// [batch · count, H]. Sends nothing.
 SWITCHYARD_API Tensor gather_sequence_backward_slice(const SequenceShard& shard,
                                                      const ConstTensorView& d_full,
                                                      const Device& device = {});
-// The adjoint where each rank did something else with the sequence: the d_full [batch, length, H]
-// of the ranks are parts of the gradient, added in rank order in f32.
+// Computes the adjoint of gather_sequence if each rank used the sequence differently: the d_full
+// [batch, length, H] of the ranks are partial gradients, which are added in rank order in f32.
+// Returns this rank's slice, [batch · count, H].
 SWITCHYARD_API Tensor gather_sequence_backward_sum(Communicator& sp, const SequenceShard& shard,
                                                    const ConstTensorView& d_full,
                                                    const Device& device = {});
 
-// combine for the shard's tokens, then gather_sequence: [batch, length, H], on the dispatcher's
-// device. Its adjoints are gather_sequence_backward_slice or _sum, whichever fits what follows, and
-// then combine_backward.
+// Combines the shard's tokens and then gathers them with gather_sequence. Returns whole sequences
+// [batch, length, H] on the dispatcher's device. The adjoint is gather_sequence_backward_slice or
+// _sum, whichever fits the computation that follows, and then combine_backward.
 SWITCHYARD_API Tensor combine_sequence(Dispatcher& dispatcher, const Plan& plan,
                                        const CombineInput& in, Communicator& sp,
                                        const SequenceShard& shard);

@@ -1,4 +1,4 @@
-// How many rows a rank has room for.
+// The number of rows in a rank's buffers.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,19 @@ namespace switchyard {
 // The policy for a rank that needs more rows than a bounded plan has room for.
 enum class Overflow {
   fail,  // check() throws the same error on every rank; rows beyond the capacity are not moved
-  // Every expert of the rank keeps rows up to a common level at which all of them fit, and what is
-  // left over goes to the experts in turn; beyond that an expert's highest tokens are dropped,
-  // without renormalising weights, and counted. Depends on the number of ranks, and so gives up
-  // equality of results between different numbers.
+  // Every expert of the rank keeps rows up to a common level at which all of them fit, and the
+  // remaining room is given to the experts in turn. Beyond that, an expert's highest tokens are
+  // dropped and counted, without renormalising weights. The result depends on the number of ranks.
   drop,
 };
 
-// How many rows a rank's buffers have.
+// The policy that determines the number of rows in a rank's buffers.
 class SWITCHYARD_API Sizing {
  public:
-  // What the routing needs.
+  // As many rows as the routing needs.
   static Sizing exact() { return {}; }
   // `capacity` rows on every rank, whatever the routing, and room for `token_capacity` tokens; 0:
-  // as many as rows.
+  // as many as rows. The capacity must be a multiple of the alignment and less than 2³¹.
   static Sizing bounded(std::int64_t capacity, Overflow overflow = Overflow::fail,
                         std::int64_t token_capacity = 0) {
     Sizing sizing;
@@ -36,8 +35,9 @@ class SWITCHYARD_API Sizing {
 
   bool is_bounded() const { return is_bounded_; }
   std::int64_t capacity() const { return capacity_; }
-  // Tokens that a rank has room to receive where tokens cross once (ranks on GPUs). Every one of
-  // them has a row at least, so that as many as rows are enough where all rows find room.
+  // The number of tokens that a rank has room to receive, where a token goes to a rank once
+  // (MoverKind::peer). Every received token has at least one row there, so a token capacity equal
+  // to the row capacity never overflows before the rows do.
   std::int64_t token_capacity() const { return token_capacity_ != 0 ? token_capacity_ : capacity_; }
   Overflow overflow() const { return overflow_; }
 

@@ -17,7 +17,7 @@
 
 namespace switchyard {
 
-// f16 is what checkpoints may hold: nothing computes in it.
+// The type of a tensor's elements. f16 occurs in checkpoints only: nothing computes in it.
 enum class Dtype : std::int8_t { f32, bf16, i32, i64, f16 };
 
 constexpr std::int64_t size_of(Dtype dtype) {
@@ -26,22 +26,23 @@ constexpr std::int64_t size_of(Dtype dtype) {
 }
 SWITCHYARD_API std::string_view name_of(Dtype dtype);
 
-// Where memory can be read and written: by the program itself, or by the kernels of a GPU alone.
+// The kind of memory that a tensor is in: accessible to the program itself, or only to the kernels
+// of a GPU.
 enum class Memory : std::int8_t { host, gpu };
 SWITCHYARD_API std::string_view name_of(Memory memory);
 
-// What a result does with what is there already.
+// Says whether a result replaces the previous contents of its tensor or is added to them.
 enum class GradientMode { overwrite, accumulate };
 
 // The upper half of an IEEE float. Arithmetic is done in float; converting back rounds to nearest
-// even and keeps NaNs NaN.
+// even and preserves NaNs.
 struct Bfloat16 {
   std::uint16_t bits = 0;
 };
 SWITCHYARD_API float to_float(Bfloat16 value);
 SWITCHYARD_API Bfloat16 to_bfloat16(float value);
 
-// IEEE's binary16. Every value of it is a float's.
+// An IEEE binary16 number. Every value is exactly representable as a float.
 struct Float16 {
   std::uint16_t bits = 0;
 };
@@ -60,7 +61,8 @@ struct DtypeOf<std::int64_t> : std::integral_constant<Dtype, Dtype::i64> {};
 template <>
 struct DtypeOf<Float16> : std::integral_constant<Dtype, Dtype::f16> {};
 
-// One to four extents, outermost first.
+// The extents of a tensor, one to four, outermost first. Constructors throw InvalidArgument for a
+// negative extent, or for more elements than can be addressed.
 class SWITCHYARD_API Shape {
  public:
   static constexpr int kMaxRank = 4;
@@ -77,9 +79,9 @@ class SWITCHYARD_API Shape {
     return extents_[static_cast<std::size_t>(dim)];
   }
   std::int64_t num_elements() const;
-  // Elements in one slice along the first dimension: [rows, …] has rows of this many elements.
+  // The number of elements per row, that is, per index of the first dimension.
   std::int64_t row_elements() const;
-  // The same shape with another first extent.
+  // Returns the same shape with another first extent.
   Shape with_rows(std::int64_t rows) const;
   std::string to_string() const;
 
@@ -101,11 +103,10 @@ SWITCHYARD_API void require_view(const void* data, Dtype dtype, const Shape& sha
                                  std::int64_t row_stride);
 }  // namespace detail
 
-// A view of rows: each row is contiguous, consecutive rows lie `row_stride` elements apart. A view
-// made from a Tensor shares its ownership, so its memory lives as long as the view does; a view of
-// foreign memory has no owner. Memory of a GPU is said to be: nobody can see it in a pointer. A
-// view that has elements points to memory that is aligned to them. One that was moved from is a
-// default one.
+// A view of rows: each row is contiguous, and consecutive rows are `row_stride` elements apart. A
+// view made from a Tensor shares its ownership and keeps its memory alive; a view of foreign memory
+// has no owner. GPU memory must be declared as such, because a pointer does not tell. The memory of
+// a non-empty view must be aligned to its elements. A moved-from view equals a default one.
 template <typename Byte>
 class BasicTensorView {
  public:
@@ -140,7 +141,7 @@ class BasicTensorView {
     return *this;
   }
 
-  // A mutable view is also a constant one.
+  // Converts a mutable view to a constant one.
   operator BasicTensorView<const std::byte>() const requires(!std::is_const_v<Byte>) {
     return {data_, dtype_, shape_, row_stride_, owner_, memory_};
   }
@@ -154,7 +155,7 @@ class BasicTensorView {
   std::int64_t row_bytes() const { return shape_.row_elements() * size_of(dtype_); }
   std::int64_t row_stride_bytes() const { return row_stride_ * size_of(dtype_); }
   std::int64_t bytes() const { return rows() * row_bytes(); }
-  // As far as the end of the last row.
+  // Returns the address of a row; index rows() gives the end. Throws InvalidArgument beyond that.
   Byte* row(std::int64_t index) const {
     if (index < 0 || index > rows()) [[unlikely]] {
       detail::refuse_row(index, shape_);
@@ -162,16 +163,17 @@ class BasicTensorView {
     return data_ + index * row_stride_bytes();
   }
   bool is_contiguous() const { return rows() <= 1 || row_stride_ == shape_.row_elements(); }
-  // Keeps the memory alive; null for foreign memory.
+  // The owner that keeps the memory alive; null for foreign memory.
   const Owner& owner() const { return owner_; }
 
-  // Rows begin … end − 1.
+  // Returns a view of rows begin … end − 1. Throws InvalidArgument if they are not within the view.
   BasicTensorView slice(std::int64_t begin, std::int64_t end) const {
     detail::require_slice(begin, end, shape_);
     return {row(begin), dtype_, shape_.with_rows(end - begin), row_stride_, owner_, memory_};
   }
 
-  // All elements in order; the view must be contiguous, of type T, and in the host's memory.
+  // Returns all elements in order. Throws InvalidArgument unless the view is contiguous, of type T,
+  // and in host memory.
   template <typename T>
   std::span<Element<T>> span() const {
     if (memory_ != Memory::host) detail::require_host(memory_, shape_);
@@ -200,14 +202,15 @@ class BasicTensorView {
 using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
-// Owns contiguous memory, aligned to a cache line, or has a share in that of a device. Moving is
-// cheap, and leaves a default tensor behind; copying is said: clone(), or Device::copy_of for what
-// is not in the host's memory.
+// Owns contiguous memory, aligned to a cache line, or shares memory of a device. A move is cheap
+// and leaves a default tensor behind. Copies are explicit: clone(), or Device::copy_of for a tensor
+// that is not in host memory.
 class SWITCHYARD_API Tensor {
  public:
   Tensor() = default;                       // [0] f32
-  Tensor(const Shape& shape, Dtype dtype);  // uninitialised, in the host's memory
-  // A contiguous view with an owner, whose memory this then shares.
+  Tensor(const Shape& shape, Dtype dtype);  // uninitialised, in host memory
+  // Returns a tensor that shares the memory of a contiguous view with an owner. Throws
+  // InvalidArgument for any other view.
   static Tensor of(const TensorView& owned);
   static Tensor zeros(const Shape& shape, Dtype dtype);
   template <typename T>

@@ -3,8 +3,8 @@ import enum
 
 
 class Activation(enum.IntEnum):
-    """What becomes of an expert's first products, gate g and up u; `limit`, `alpha` and `offset`
-    are constants of the experts."""
+    """The function applied to an expert's first products, gate g and up u. `limit`, `alpha` and
+    `offset` are constants of the experts."""
 
     SWIGLU = 0  # silu(g) · u
     CLAMPED_SWIGLU = 1  # g · sigmoid(alpha · g) · (u + offset), g at most limit, |u| at most limit
@@ -12,7 +12,7 @@ class Activation(enum.IntEnum):
     GEGLU = 3  # gelu(g) · u
     GEGLU_TANH = 4
     REGLU = 5  # relu(g) · u
-    GELU = 6  # of u alone, as the next four
+    GELU = 6  # of u alone, like the next four
     GELU_TANH = 7
     RELU = 8
     RELU2 = 9  # relu(u)²

@@ -1,4 +1,4 @@
-"""Arrays of numpy, and of anything that speaks DLPack, as the library takes and gives them."""
+"""Converts numpy arrays, and anything that supports DLPack, to and from the library's tensors."""
 from __future__ import annotations
 
 import ctypes
@@ -12,7 +12,7 @@ from . import _dlpack
 from ._device import DEFAULT_STREAM, Device, default_device
 from ._library import InvalidArgument, Unsupported, check, library
 
-# As the library numbers them; the last is only of checkpoints.
+# Dtypes in the library's numbering. The last one occurs only in checkpoints.
 NAMES = ("float32", "bfloat16", "int32", "int64", "float16")
 F32, BF16, I32, I64, F16 = range(5)
 _SIZES = (4, 2, 4, 8, 2)
@@ -24,7 +24,7 @@ Place = Tuple[str, int]
 
 
 class View:
-    """Contiguous memory of somebody's array, and the object that owns it."""
+    """The contiguous memory of an array, and the object that owns it."""
 
     __slots__ = ("pointer", "shape", "dtype", "place", "read_only", "owner")
 
@@ -39,15 +39,15 @@ class View:
 
     @property
     def pack(self) -> bytes:
-        """A switchyard_tensor."""
+        """The array as a switchyard_tensor."""
         extents = self.shape + (0,) * (4 - len(self.shape))
         return _TENSOR.pack(self.pointer, self.dtype, len(self.shape), *extents)
 
 
 class Array:
-    """Memory of the library's: bf16, which numpy lacks, and what is on a GPU.
+    """An array in memory of the library: bf16, which numpy lacks, or data on a GPU.
 
-    torch.from_dlpack(array), jax.numpy.from_dlpack(array) and their like share its memory.
+    torch.from_dlpack(array), jax.numpy.from_dlpack(array) and similar functions share its memory.
     """
 
     def __init__(self, pointer: int, shape: Tuple[int, ...], dtype: int, device: Device,
@@ -72,7 +72,7 @@ class Array:
 
     @property
     def dtype(self) -> str:
-        """"float32", "bfloat16", "int32" or "int64"."""
+        """One of "float32", "bfloat16", "int32" and "int64"."""
         return NAMES[self._dtype]
 
     @property
@@ -84,13 +84,13 @@ class Array:
         return self._device
 
     def numpy(self) -> np.ndarray:
-        """A numpy array: of this memory on a CPU, and a copy of a GPU's, which is waited for."""
+        """Returns a numpy array: a view on a CPU, or a copy from a GPU, which waits for it."""
         if _NUMPY[self._dtype] is None:
             raise Unsupported("numpy has no bfloat16: float32() widens it, and DLPack shares it")
         return self._bits(_NUMPY[self._dtype])
 
     def float32(self) -> np.ndarray:
-        """The values as a numpy array of float32; that of bfloat16 is a copy."""
+        """Returns the values as a numpy array of float32, which is a copy for bfloat16."""
         if self._dtype != BF16:
             return self.numpy().astype(np.float32, copy=False)
         return (self._bits(np.dtype(np.uint16)).astype(np.uint32) << 16).view(np.float32)
@@ -117,7 +117,7 @@ class Array:
             raise BufferError(f"the array is on {self.__dlpack_device__()}, not on {dl_device}")
         ours = self._device._stream.value
         if self._device.kind == "cuda" and stream != -1 and (stream or 1) != ours:
-            self._device.synchronize()  # what the consumer's stream does not wait for
+            self._device.synchronize()  # the consumer's stream does not wait for ours
         code, bits = _DLPACK_CODES[self._dtype]
         return _dlpack.make(self._pointer, self.__dlpack_device__(), code, bits, self._shape, self)
 
@@ -137,16 +137,16 @@ def _num_elements(shape: Sequence[int]) -> int:
 
 
 def _numpy_of(pointer: int, shape: Tuple[int, ...], dtype: np.dtype, owner: Any) -> np.ndarray:
-    """A numpy array of foreign memory, which keeps its owner."""
+    """Returns a numpy array over foreign memory that keeps the owner alive."""
     if _num_elements(shape) == 0:
         return np.empty(shape, dtype)
     memory = (ctypes.c_char * (_num_elements(shape) * dtype.itemsize)).from_address(pointer)
-    memory._owner = owner  # the buffer that numpy keeps
+    memory._owner = owner  # the buffer, which numpy keeps alive
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _dtype_of(array: np.ndarray, name: str) -> int:
-    kind = array.dtype.name  # "bfloat16" is that of ml_dtypes
+    kind = array.dtype.name  # "bfloat16" comes from ml_dtypes
     if not array.dtype.isnative or kind not in NAMES[:4]:
         raise InvalidArgument(f"{name} is {array.dtype}, but must be one of {', '.join(NAMES[:4])}")
     return NAMES.index(kind)
@@ -167,7 +167,7 @@ def _capsule_of(value: Any, place: Place, stream: int) -> Any:
     ours = {"stream": stream} if place[0] == "cuda" else {}
     try:
         return value.__dlpack__(max_version=(1, 0), **ours)
-    except TypeError:  # of before DLPack 1.0
+    except TypeError:  # a producer older than DLPack 1.0
         return value.__dlpack__(**ours)
 
 
@@ -202,7 +202,7 @@ def _is_contiguous(shape: Tuple[int, ...], strides: Tuple[int, ...]) -> bool:
 
 
 def _packed(tensor: _dlpack.Tensor, dtype: int) -> View:
-    """A contiguous copy of memory on a CPU."""
+    """Returns a contiguous copy of memory on a CPU."""
     size = _SIZES[dtype]
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides))
     bits = np.dtype(f"u{size}")
@@ -215,7 +215,7 @@ def _packed(tensor: _dlpack.Tensor, dtype: int) -> View:
 
 def view(value: AnyArray, name: str, *, writable: bool = False,
          stream: int = DEFAULT_STREAM) -> View:
-    """The memory of an array, or of a contiguous copy if it is on a CPU and not contiguous."""
+    """Returns a view of an array, or of a contiguous copy if it is a strided array on a CPU."""
     if isinstance(value, Array):
         result = View(value._pointer, value._shape, value._dtype, value._device.place, False, value)
     elif isinstance(value, np.ndarray):
@@ -235,7 +235,7 @@ def view(value: AnyArray, name: str, *, writable: bool = False,
 
 
 def view_on(device: Device, value: AnyArray, name: str, *, writable: bool = False) -> View:
-    """As view(), of an array that must be in the device's memory."""
+    """Like view(), but raises unless the array is in the device's memory."""
     result = view(value, name, writable=writable,
                   stream=device._stream.value or DEFAULT_STREAM)
     if result.place != device.place:
@@ -246,7 +246,7 @@ def view_on(device: Device, value: AnyArray, name: str, *, writable: bool = Fals
 
 def require_form(view_: View, name: str, dtypes: Sequence[int],
                  shape: Sequence[Optional[int]], letters: str) -> None:
-    """Raises where an array is of another dtype or shape; None is any extent."""
+    """Raises if an array has another dtype or shape. None stands for any extent."""
     fits = len(view_.shape) == len(shape) and all(
         wanted is None or wanted == extent for wanted, extent in zip(shape, view_.shape))
     if view_.dtype not in dtypes or not fits:
@@ -257,7 +257,7 @@ def require_form(view_: View, name: str, dtypes: Sequence[int],
 
 
 def empty(device: Device, shape: Sequence[int], dtype: int) -> Tuple[Result, View]:
-    """Memory for a result: a numpy array, or an Array of what numpy does not have."""
+    """Allocates a result: a numpy array, or an Array for anything that numpy does not support."""
     shape = tuple(int(extent) for extent in shape)
     if device.kind == "cpu" and _NUMPY[dtype] is not None:
         result: Result = np.empty(shape, _NUMPY[dtype])
@@ -280,12 +280,12 @@ def _on_gpu(device: Device, shape: Tuple[int, ...], dtype: int) -> Array:
         device._handle, device._stream, ctypes.c_int64(_num_elements(shape) * _SIZES[dtype]),
         ctypes.byref(buffer), ctypes.byref(data)))
     array = Array(data.value or 0, shape, dtype, device, None)
-    weakref.finalize(array, _free, buffer, device)  # which keeps the device until then
+    weakref.finalize(array, _free, buffer, device)  # keeps the device alive until then
     return array
 
 
 def zeros_like(device: Device, like: View) -> Tuple[Result, View]:
-    """As empty(), filled with zeros."""
+    """Like empty(), but filled with zeros."""
     result, memory = empty(device, like.shape, like.dtype)
     size = _num_elements(like.shape) * _SIZES[like.dtype]
     if device.kind == "cpu":
@@ -302,7 +302,7 @@ def _copy_in(device: Device, host: np.ndarray, memory: View) -> None:
 
 
 def put(array: AnyArray, device: Device) -> Result:
-    """A copy of an array on a CPU in the memory of a device. Waits."""
+    """Copies an array from a CPU to the memory of a device. Waits for the copy."""
     source = view(array, "array")
     if source.place[0] != "cpu":
         raise InvalidArgument(f"array is on {source.place[0]}:{source.place[1]}, but must be on a "
@@ -318,10 +318,10 @@ def put(array: AnyArray, device: Device) -> Result:
 
 
 def bfloat16(values: Any) -> Array:
-    """An Array of bfloat16 on the CPU: the values rounded to nearest even."""
+    """Returns an Array of bfloat16 on the CPU, with the values rounded to nearest even."""
     floats = np.ascontiguousarray(values, np.float32)
     bits = floats.view(np.uint32).reshape(floats.shape)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    quiet = (bits >> 16).astype(np.uint16) | np.uint16(0x40)  # a NaN stays one
+    quiet = (bits >> 16).astype(np.uint16) | np.uint16(0x40)  # a NaN stays a NaN
     halves = np.ascontiguousarray(np.where(np.isnan(floats), quiet, rounded))
     return Array(halves.ctypes.data, halves.shape, BF16, default_device(), halves)

@@ -1,4 +1,4 @@
-"""Checkpoints: named tensors in safetensors files, saved by some ranks and loaded by any others."""
+"""Checkpoints: named tensors in safetensors files that any number of ranks can save and load."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +19,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 class TensorInfo(NamedTuple):
     """A tensor as its file describes it."""
-    dtype: str  # as the file has it: "BF16", "F8_E4M3"
+    dtype: str  # as written in the file: "BF16", "F8_E4M3"
     shape: Tuple[int, ...]
     nbytes: int
     is_readable: bool
@@ -27,9 +27,10 @@ class TensorInfo(NamedTuple):
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
-    """A safetensors file, an index of several, or a folder of them: a mapping of names.
+    """A safetensors file, an index of several, or a folder of them, as a mapping by tensor name.
 
-    It was found whole when it was opened. Tensors are mapped, so only what is read is loaded.
+    Opening it checks that it is complete. Files are mapped, so only tensors that are read are
+    loaded.
     """
 
     def __init__(self, path: Path):
@@ -55,11 +56,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return len(self._tensors)
 
     def names(self, prefix: str = "") -> List[str]:
-        """The names that begin with `prefix`, ascending."""
+        """Returns the names that begin with `prefix`, in ascending order."""
         return sorted(name for name in self._tensors if name.startswith(prefix))
 
     def read(self, name: str) -> Result:
-        """A copy of a tensor as the file has it; bf16 is an Array. A scalar is [1]."""
+        """Returns a copy of a tensor in the file's dtype. bf16 is an Array, and a scalar is [1]."""
         info = self._tensors.get(name)
         if info is None:
             raise InvalidArgument(f"there is no tensor {name} in {self.path}")
@@ -84,9 +85,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def load_block(self, prefix: str, placement: ExpertPlacement, rank: int, into: MoeWeights, *,
                    device: Optional[Device] = None) -> None:
         """Copies a rank's part of the MoE block under `prefix`, such as "model.layers.3.mlp.", into
-        arrays, such as MoeLayer.zeros() gives; however many ranks saved it. Names are those of
-        Hugging Face Transformers. A tensor that does not fit, or that only one side has, is an
-        InvalidArgument, and then nothing is written. Not collective; waits."""
+        arrays, such as those of MoeLayer.zeros(). The number of ranks that saved it does not
+        matter. Names are those of Hugging Face Transformers. A tensor that does not fit, or that
+        only one side has, raises InvalidArgument before anything is written. Not collective;
+        waits."""
         if device is None:
             place = view(into.gate_up, "gate_up").place if into.gate_up is not None else ("cpu", 0)
             device = default_device(place)
@@ -97,7 +99,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 ctypes.c_int64(rank), pack_weights(views)))
 
     def close(self) -> None:
-        """Ends the mapping; what was read stays."""
+        """Unmaps the files. Arrays that were read stay valid."""
         self._handle.close()
 
     def __enter__(self) -> "Checkpoint":
@@ -108,18 +110,18 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Opens a checkpoint; its tensors are read when they are asked for."""
+    """Opens a checkpoint. Its tensors are read on request."""
     return Checkpoint(path)
 
 
 def read_header(path: Path) -> Dict[str, TensorInfo]:
-    """The names, dtypes and shapes of a safetensors file's tensors, or of a whole checkpoint's."""
+    """Returns the tensors of a safetensors file or a whole checkpoint: names, dtypes and shapes."""
     with Checkpoint(path) as checkpoint:
         return dict(checkpoint)
 
 
 class CheckpointBlock(NamedTuple):
-    """One rank's part of an MoE layer, or of what an optimizer keeps for one."""
+    """One rank's part of an MoE layer, or of the optimizer state of one."""
     prefix: str  # "model.layers.3.mlp."
     weights: MoeWeights
     placement: ExpertPlacement
@@ -127,7 +129,7 @@ class CheckpointBlock(NamedTuple):
 
 
 class _Packed:
-    """The structs of a save, and the memory that they point to."""
+    """The structs of a save call, and the memory that they point to."""
 
     def __init__(self, device: Device, tensors: Mapping[str, AnyArray],
                  blocks: Sequence[CheckpointBlock], metadata: Mapping[str, str]):
@@ -161,11 +163,12 @@ def save_checkpoint(comm: Communicator, path: Path, *,
                     blocks: Sequence[CheckpointBlock] = (),
                     metadata: Optional[Mapping[str, str]] = None, file_per_rank: bool = False,
                     device: Optional[Device] = None) -> None:
-    """Saves tensors and MoE blocks; collective, over ranks that share a file system.
+    """Saves tensors and MoE blocks. Collective over ranks that share a file system.
 
-    `tensors` are held whole by every rank that lists them. `path` becomes a safetensors file, or
-    with `file_per_rank` a folder of them and an index. Nothing appears there before everything is
-    on the disk. What cannot be saved is the same InvalidArgument or StorageError on every rank.
+    Every rank that lists a tensor in `tensors` holds all of it. `path` becomes a safetensors file,
+    or with `file_per_rank` a folder of files and an index. Nothing appears there before everything
+    is on disk. If something cannot be saved, every rank raises the same InvalidArgument or
+    StorageError.
     """
     device = device or default_device()
     tensors, metadata = tensors or {}, metadata or {}

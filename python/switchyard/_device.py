@@ -1,4 +1,4 @@
-"""Where functions and layers compute."""
+"""The devices that functions and layers compute on."""
 from __future__ import annotations
 
 import ctypes
@@ -9,30 +9,30 @@ from typing import Dict, Optional, Tuple
 
 from ._library import InvalidArgument, check, library
 
-# CUDA's name of its default stream, which other libraries' default streams are.
+# CUDA's handle of its default stream, which other libraries use by default too.
 DEFAULT_STREAM = 1
 _defaults: Dict[Tuple[str, int], "Device"] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_defaults.clear)  # whose threads the child does not have
+os.register_at_fork(after_in_child=_defaults.clear)  # a child process lacks their threads
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _free(handle: ctypes.c_void_p, process: int) -> None:
-    if process == os.getpid():  # a fork's child has none of the threads that freeing waits for
+    if process == os.getpid():  # a forked child lacks the threads that freeing waits for
         library.switchyard_device_free(handle)
 
 
 class Device:
     """A CPU or a GPU, and the memory that it keeps for reuse.
 
-    Device("cpu", threads=8) computes on 8 threads; without `threads` on every core that the process
-    may use. Device("cuda", 1) is the second GPU, where work goes to `stream`, a cudaStream_t as a
-    number; without one it is CUDA's default stream. Results do not depend on the number of threads.
-    Any thread may use a device: calls wait for each other.
+    Device("cpu", threads=8) computes on 8 threads; without `threads`, on every core that the
+    process may use. Device("cuda", 1) is the second GPU, whose work goes to `stream`, a
+    cudaStream_t as a number, or by default to CUDA's default stream. Results do not depend on the
+    number of threads. Any thread may use a device; its calls run one at a time.
     """
 
     def __init__(self, kind: str = "cpu", ordinal: int = 0, *, threads: Optional[int] = None,
@@ -55,17 +55,17 @@ class Device:
 
     @property
     def place(self) -> Tuple[str, int]:
-        """Where its memory is: the kind, and which one."""
+        """The location of its memory: the kind and the ordinal."""
         return self.kind, self.ordinal
 
     @property
     def host_syncs(self) -> int:
-        """How often calls have waited for this GPU so far."""
+        """The number of times that calls have waited for this GPU so far."""
         return library.switchyard_device_host_syncs(self._handle)
 
     @property
     def bytes_held(self) -> int:
-        """Memory in use, or kept for reuse."""
+        """The bytes of memory in use or kept for reuse."""
         return library.switchyard_device_bytes_held(self._handle)
 
     def synchronize(self) -> None:
@@ -79,7 +79,7 @@ class Device:
 
 
 def default_device(place: Tuple[str, int] = ("cpu", 0), threads: Optional[int] = None) -> Device:
-    """The device of functions that were given none; made when it is first asked for."""
+    """Returns the device for functions that are given none, creating it on first use."""
     kind, ordinal = place
     key = (kind, (threads or num_cores()) if kind == "cpu" else ordinal)
     with _lock:

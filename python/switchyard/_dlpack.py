@@ -1,4 +1,4 @@
-"""DLPack capsules, read and made with ctypes."""
+"""Reads and makes DLPack capsules with ctypes."""
 from __future__ import annotations
 
 import ctypes
@@ -32,7 +32,7 @@ _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 _api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-# A capsule that is being destroyed must not be counted again, so it comes as an address.
+# A capsule that is being destroyed must not be reference-counted again, so it is passed by address.
 _raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", _api))
 _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
@@ -40,7 +40,7 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 
 
 class Tensor(NamedTuple):
-    """The tensor of a capsule; strides are in elements."""
+    """The tensor in a capsule. Strides are in elements."""
     pointer: int
     device: Tuple[int, int]
     code: int
@@ -62,14 +62,15 @@ def _of(tensor: _DLTensor, read_only: bool) -> Tensor:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = (tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides
                else contiguous_strides(shape))
-    # Several values to an element are no dtype of ours: a width of 0 is none either.
+    # Elements of several lanes have no dtype here, and a width of 0 matches none.
     bits = tensor.bits if tensor.lanes == 1 else 0
     return Tensor((tensor.data or 0) + tensor.byte_offset, (tensor.device_type, tensor.device_id),
                   tensor.code, bits, shape, strides, read_only)
 
 
 def read(capsule: Any) -> Tensor:
-    """The tensor of a capsule, valid as long as the capsule is; it stays unused."""
+    """Returns the tensor of a capsule, which stays unconsumed. It is valid while the capsule
+    lives."""
     if _api.PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         pointer = _api.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         managed = _ManagedVersioned.from_address(pointer)
@@ -81,7 +82,7 @@ def read(capsule: Any) -> Tensor:
     return _of(_Managed.from_address(pointer).tensor, False)
 
 
-_exported: dict = {}  # by address: what consumers hold
+_exported: dict = {}  # by address: the tensors that consumers hold
 
 
 def _forget(pointer: int, exported: dict = _exported) -> None:
@@ -91,20 +92,20 @@ def _forget(pointer: int, exported: dict = _exported) -> None:
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _deleter = _DELETER(_forget)
 _DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-# Consumers may outlive this module: at the end of a program Python clears modules first.
+# Consumers may outlive this module, because Python clears modules first when it exits.
 for _immortal in (_exported, _deleter):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
 
 
 @_DESTRUCTOR
 def _destroy(capsule: int) -> None:
-    if _raw_is_valid(capsule, b"dltensor"):  # which no consumer has taken
+    if _raw_is_valid(capsule, b"dltensor"):  # no consumer has taken it
         _forget(_raw_pointer(capsule, b"dltensor"))
 
 
 def make(pointer: int, device: Tuple[int, int], code: int, bits: int, shape: Tuple[int, ...],
          owner: Any) -> Any:
-    """A capsule of contiguous memory, which keeps `owner` for as long as a consumer has it."""
+    """Returns a capsule of contiguous memory that keeps `owner` alive while a consumer holds it."""
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     strides = (ctypes.c_int64 * max(len(shape), 1))(*contiguous_strides(shape))
     managed = _Managed(

@@ -1,8 +1,8 @@
-"""One rank's plan, movement, experts and router as functions of arrays; nothing is kept.
+"""One rank's plan, movement, experts and router as stateless functions of arrays.
 
 T tokens of H values pick K of E experts each, whose matrices have I inner values. Arrays are
-numpy's or anything with DLPack, in the memory of one device: `device`, or the default one where
-the arrays are. Results are numpy arrays, or switchyard.Array for bf16 and on GPUs.
+numpy's or anything with DLPack, all in the memory of one device: `device`, or the default device
+where the arrays are. Results are numpy arrays, or switchyard.Array for bf16 and on GPUs.
 """
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _address(memory: Optional[View]) -> int:
 
 
 class Plan:
-    """Where every pick of a token goes: rows by expert, and then in the order of (token, k).
+    """The destination of every pick of a token: rows are ordered by expert, then by (token, k).
 
-    `array` [n] i32 holds it all. Each expert's rows begin at a multiple of `alignment`.
+    `array` [n] i32 holds all of it. Each expert's rows begin at a multiple of `alignment`.
     """
 
     def __init__(self, array: Result, memory: View, device: Device, form: Tuple[int, ...]):
@@ -49,38 +49,38 @@ class Plan:
 
     @property
     def most_rows(self) -> int:
-        """Rows that are enough for every routing."""
+        """The number of rows that is enough for any routing."""
         return checked(library.switchyard_plan_most_rows(words(*self._form)))
 
     def num_rows(self) -> int:
-        """The rows that the experts use, padding included. Waits for a GPU."""
+        """Returns the number of rows that the experts use, including padding. Waits for a GPU."""
         rows = ctypes.c_int64()
         check(library.switchyard_plan_num_rows(*self._call(), ctypes.byref(rows)))
         return rows.value
 
     def check(self) -> None:
-        """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU;
-        on a CPU the plan was not made then."""
+        """Raises InvalidArgument if the plan was made from bad ids. Waits for a GPU; on a CPU,
+        plan() itself has raised."""
         check(library.switchyard_plan_check(*self._call()))
 
     @property
     def slots(self) -> Result:
-        """[T, K] i32: the row of every pick; −1 where there is none. A copy from a GPU."""
+        """[T, K] i32: the row of every pick, or −1 if there is none. A copy if on a GPU."""
         return self._table(0, self.num_tokens * self.top_k).reshape(self.num_tokens, self.top_k)
 
     @property
     def row_offsets(self) -> Result:
-        """[E + 1] i32: where the rows of every expert begin. A copy from a GPU."""
+        """[E + 1] i32: where the rows of each expert begin. A copy if on a GPU."""
         return self._table(1, self.num_experts + 1)
 
     @property
     def group_rows(self) -> Result:
-        """[E] i32: how many rows every expert has, without padding. A copy from a GPU."""
+        """[E] i32: the number of rows of each expert, without padding. A copy if on a GPU."""
         return self._table(2, self.num_experts)
 
     @property
     def row_sources(self) -> Result:
-        """[most_rows] i32: the pick t·K + k of every row; of padding anything. A copy from a GPU.
+        """[most_rows] i32: the pick t·K + k of each row; undefined for padding. A copy if on a GPU.
         """
         return self._table(3, self.most_rows)
 
@@ -120,10 +120,10 @@ class Plan:
 
 def plan(expert_ids: AnyArray, num_experts: int, *, alignment: int = 1, sentinels: bool = False,
          device: Optional[Device] = None) -> Plan:
-    """A Plan for expert_ids [T, K], i32 or i64; −1 is no pick.
+    """Makes a Plan for expert_ids [T, K], i32 or i64; −1 is no pick.
 
-    Ids of `num_experts` and more are no pick either with `sentinels`, and otherwise an error: on a
-    GPU, where nothing waits, only Plan.check() tells.
+    With `sentinels`, ids of `num_experts` and above are no pick either. Otherwise they are an
+    error, which on a GPU, where nothing waits, only Plan.check() reports.
     """
     device, ids = _device_for(expert_ids, "expert_ids", device)
     require_form(ids, "expert_ids", (I32, I64), (None, None), "TK")
@@ -136,10 +136,10 @@ def plan(expert_ids: AnyArray, num_experts: int, *, alignment: int = 1, sentinel
 
 
 def dispatch(plan: Plan, x: AnyArray, *, exact: bool = False) -> Result:
-    """rows [R, H] of tokens x [T, H]: row slots[t, k] is x[t], and padding is 0.
+    """Returns rows [R, H] of tokens x [T, H]: row slots[t, k] is x[t], and padding is 0.
 
-    R is plan.most_rows; with `exact` it is plan.num_rows(), for which a GPU is waited for. Rows
-    beyond the plan's hold anything.
+    R is plan.most_rows, or with `exact` plan.num_rows(), which waits for a GPU. Rows beyond those
+    of the plan are undefined.
     """
     tokens = plan._tokens(x, "x")
     hidden = tokens.shape[1]
@@ -151,10 +151,10 @@ def dispatch(plan: Plan, x: AnyArray, *, exact: bool = False) -> Result:
 
 
 def combine(plan: Plan, rows: AnyArray, pick_weights: Optional[AnyArray] = None) -> Result:
-    """y [T, H]: y[t] = Σ_k pick_weights[t, k] · rows[slots[t, k]], in f32, k in order.
+    """Returns y [T, H]: y[t] = Σ_k pick_weights[t, k] · rows[slots[t, k]], in f32, k in order.
 
-    rows are [R, H] as dispatch gives them, pick_weights [T, K] f32, or 1 without them. So it is
-    also the gradient of dispatch.
+    rows are [R, H] as returned by dispatch(). pick_weights are [T, K] f32; without them every
+    weight is 1, which makes this the gradient of dispatch().
     """
     given = plan._some_rows(rows, "rows")
     weights = plan._picks(pick_weights, "pick_weights")
@@ -168,9 +168,9 @@ def combine(plan: Plan, rows: AnyArray, pick_weights: Optional[AnyArray] = None)
 
 def combine_backward(plan: Plan, d_y: AnyArray, rows: AnyArray,
                      pick_weights: AnyArray) -> Tuple[Result, Result]:
-    """(d_rows [R, H], d_pick_weights [T, K] f32) of combine(plan, rows, pick_weights).
+    """Returns (d_rows [R, H], d_pick_weights [T, K] f32) of combine(plan, rows, pick_weights).
 
-    Rows beyond the plan's, and padding, hold anything.
+    Padding and rows beyond those of the plan are undefined.
     """
     given = plan._tokens(d_y, "d_y")
     kept = plan._some_rows(rows, "rows", (given.dtype,), given.shape[1])
@@ -185,7 +185,7 @@ def combine_backward(plan: Plan, d_y: AnyArray, rows: AnyArray,
 
 
 class _Weights:
-    """The experts' arrays, checked: all of one dtype, which is that of tokens too."""
+    """The experts' arrays, checked. All have one dtype, which is also that of the tokens."""
 
     def __init__(self, device: Device, tokens: View, gate_up: AnyArray, down: AnyArray,
                  gate_up_bias: Optional[AnyArray], down_bias: Optional[AnyArray],
@@ -230,7 +230,7 @@ class _Weights:
 
 
 class ExpertsGradients(NamedTuple):
-    """Gradients of the experts' weights, of their shapes and dtype; None where frozen or absent."""
+    """Gradients of the experts' weights, in their shapes and dtype; None where frozen or absent."""
     gate_up: Optional[Result]
     down: Optional[Result]
     gate_up_bias: Optional[Result]
@@ -238,7 +238,8 @@ class ExpertsGradients(NamedTuple):
 
 
 class MoeGradients(NamedTuple):
-    """The result of moe_backward(): d_x [T, H], d_pick_weights [T, K] f32, and the experts'."""
+    """The result of moe_backward(): d_x [T, H], d_pick_weights [T, K] f32, and the experts'
+    gradients."""
     d_x: Result
     d_pick_weights: Result
     experts: ExpertsGradients
@@ -257,10 +258,10 @@ def experts(plan: Plan, rows: AnyArray, gate_up: AnyArray, down: AnyArray,
             gate_up_bias: Optional[AnyArray] = None, down_bias: Optional[AnyArray] = None, *,
             activation: Activation = Activation.SWIGLU,
             constants: Sequence[float] = DEFAULT_CONSTANTS) -> Result:
-    """The rows [R, H] of every expert through its two products; [R, H].
+    """Applies each expert's two products to its rows [R, H], and returns [R, H].
 
-    gate_up is [E, 2I, H] with the gates first ([E, I, H] without gates), down [E, H, I]; biases are
-    [E, 2I] and [E, H].
+    gate_up is [E, 2I, H] with the gates first ([E, I, H] without gates), and down is [E, H, I].
+    Biases are [E, 2I] and [E, H].
     """
     given = plan._some_rows(rows, "rows")
     weights = _Weights(plan.device, given, gate_up, down, gate_up_bias, down_bias, activation,
@@ -280,9 +281,9 @@ def experts_backward(plan: Plan, d_out: AnyArray, rows: AnyArray, gate_up: AnyAr
                      activation: Activation = Activation.SWIGLU,
                      constants: Sequence[float] = DEFAULT_CONSTANTS,
                      frozen: bool = False) -> Tuple[Result, ExpertsGradients]:
-    """(d_rows [R, H], gradients of the weights) of experts(), whose inner values it computes again.
+    """Returns (d_rows [R, H], gradients of the weights) of experts(). Recomputes the inner values.
 
-    `frozen` experts have no gradients. d_rows of padding and beyond the plan hold anything.
+    `frozen` experts have no gradients. d_rows of padding and beyond the plan are undefined.
     """
     given = plan._some_rows(d_out, "d_out")
     kept = plan._some_rows(rows, "rows", (given.dtype,), given.shape[1])
@@ -319,11 +320,11 @@ def moe(plan: Plan, x: AnyArray, pick_weights: AnyArray, gate_up: AnyArray, down
         gate_up_bias: Optional[AnyArray] = None, down_bias: Optional[AnyArray] = None, *,
         activation: Activation = Activation.SWIGLU,
         constants: Sequence[float] = DEFAULT_CONSTANTS, exact: bool = False) -> Result:
-    """Tokens x [T, H] through their experts and back; [T, H].
+    """Runs tokens x [T, H] through their experts and combines the results; [T, H].
 
-    y[t] = Σ_k pick_weights[t, k] · expert(x[t]), the sum in f32; pick_weights are [T, K] f32.
-    Weights are as experts() has them, x is of their dtype. With `exact` a GPU is waited for once,
-    which saves memory where many picks are none.
+    y[t] = Σ_k pick_weights[t, k] · expert(x[t]), summed in f32; pick_weights are [T, K] f32.
+    Weights are as in experts(), and x has their dtype. `exact` waits for a GPU once, which saves
+    memory where many ids are no pick.
     """
     tokens = plan._tokens(x, "x")
     picks = plan._picks(pick_weights, "pick_weights")
@@ -343,7 +344,7 @@ def moe_backward(plan: Plan, d_y: AnyArray, x: AnyArray, pick_weights: AnyArray,
                  activation: Activation = Activation.SWIGLU,
                  constants: Sequence[float] = DEFAULT_CONSTANTS, exact: bool = False,
                  frozen: bool = False) -> MoeGradients:
-    """The gradients of moe(), whose inner values it computes again; d_y is [T, H].
+    """Returns the gradients of moe() for d_y [T, H]. Recomputes the inner values.
 
     `frozen` experts have no gradients.
     """
@@ -395,17 +396,17 @@ class _Routed:
 
 class Routing(NamedTuple):
     """The result of route()."""
-    expert_ids: Result  # [T, K] i32; −1: no pick
+    expert_ids: Result  # [T, K] i32; −1 is no pick
     pick_weights: Result  # [T, K] f32
     first_non_finite: Result  # [1] i64: the first token without finite logits, or −1
 
 
 def route(x: AnyArray, gate: AnyArray, form: RouterForm, *, gate_bias: Optional[AnyArray] = None,
           score_bias: Optional[AnyArray] = None, device: Optional[Device] = None) -> Routing:
-    """The experts of every token x [T, H] and their weights.
+    """Chooses the experts of every token x [T, H] and their weights.
 
-    gate is [E, H], gate_bias [E] of its dtype, score_bias [E] f32. A token whose logits are not
-    finite has no picks.
+    gate is [E, H], gate_bias [E] in its dtype, score_bias [E] f32. A token whose logits are not
+    finite gets no picks.
     """
     args = _Routed(device, form, x, gate, gate_bias, score_bias)
     ids, ids_memory = empty(args.device, args.picks, I32)
@@ -428,8 +429,8 @@ def route_backward(d_pick_weights: AnyArray, expert_ids: AnyArray, x: AnyArray, 
                    form: RouterForm, *, gate_bias: Optional[AnyArray] = None,
                    score_bias: Optional[AnyArray] = None,
                    device: Optional[Device] = None) -> RouteGradients:
-    """The gradients of route() through its weights: d_pick_weights [T, K] f32 reach the picks
-    expert_ids [T, K] i32. The scores are computed again."""
+    """Returns the gradients of route() through its weights. d_pick_weights [T, K] f32 are the
+    gradients of the picks expert_ids [T, K] i32. Recomputes the scores."""
     args = _Routed(device, form, x, gate, gate_bias, score_bias)
     given = view_on(args.device, d_pick_weights, "d_pick_weights")
     require_form(given, "d_pick_weights", (F32,), args.picks, "TK")

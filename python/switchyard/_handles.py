@@ -1,4 +1,4 @@
-"""Objects of the library that Python owns."""
+"""Library objects that Python owns."""
 from __future__ import annotations
 
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ._library import InvalidArgument
 
-_lock = threading.RLock()  # collecting garbage may close another handle
+_lock = threading.RLock()  # reentrant: garbage collection may close another handle
 
 
 class _State:
@@ -25,7 +25,7 @@ class _State:
 
 def _close(state: _State) -> None:
     if state.process != os.getpid():
-        return  # a fork's child has none of the threads that freeing waits for
+        return  # a forked child lacks the threads that freeing waits for
     with _lock:
         is_last = not state.is_closed and state.users == 0
         state.is_closed = True
@@ -34,9 +34,9 @@ def _close(state: _State) -> None:
 
 
 class Handle:
-    """A pointer that is freed once: when it is closed and no call uses it, or with this object.
+    """A pointer that is freed once: after it is closed and no call uses it, or with this object.
 
-    `with handle as pointer:` surrounds calls that use it, and raises once it is closed.
+    `with handle as pointer:` surrounds calls that use the pointer, and raises once it is closed.
     """
 
     def __init__(self, pointer: ctypes.c_void_p, free: Callable[[ctypes.c_void_p], Any], name: str):

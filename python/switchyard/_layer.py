@@ -26,17 +26,17 @@ _FIELDS = ("gate", "gate_bias", "score_bias", "gate_up", "down", "gate_up_bias",
 
 @dataclasses.dataclass
 class MoeWeights:
-    """One rank's part of a layer: weights, or gradients of them.
+    """One rank's part of a layer: its weights, or their gradients.
 
-    The router and the shared expert are the same on every rank; the e routed experts are the
-    rank's, in ascending order of id. With a gate the gates come before the ups.
+    The router and the shared expert are the same on every rank. The e routed experts are those of
+    the rank, in ascending order of id. With a gate, the gates come before the ups.
     """
 
     gate: Optional[AnyArray] = None  # [E, H]
     gate_up: Optional[AnyArray] = None  # [e, 2I, H], or [e, I, H] without a gate
     down: Optional[AnyArray] = None  # [e, H, I]
     gate_bias: Optional[AnyArray] = None  # [E]
-    score_bias: Optional[AnyArray] = None  # [E] f32; gradients leave it out
+    score_bias: Optional[AnyArray] = None  # [E] f32; not in gradients
     gate_up_bias: Optional[AnyArray] = None  # [e, 2I] or [e, I]
     down_bias: Optional[AnyArray] = None  # [e, H]
     shared_gate_up: Optional[AnyArray] = None  # [2S, H] or [S, H]
@@ -48,7 +48,7 @@ class MoeWeights:
 
 
 def pack_weights(views: Dict[str, Optional[View]]) -> bytes:
-    """A switchyard_layer_weights."""
+    """Returns a switchyard_layer_weights."""
     return b"".join(_pack(views[name]) for name in _FIELDS)
 
 
@@ -58,10 +58,10 @@ def _pack(memory: Optional[View]) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Sizing:
-    """How many rows a rank's buffers have: what the routing needs (`exact`), or a bound.
+    """The number of rows in a rank's buffers: what the routing needs (`exact`), or a bound.
 
-    With `drop` rows that find no room are left out and counted; otherwise MoeLayer.check() raises,
-    and run_step() runs the step again. `token_capacity` 0 is as many tokens as rows.
+    With `drop`, rows that do not fit are left out and counted. Otherwise MoeLayer.check() raises,
+    and run_step() runs the step again. A `token_capacity` of 0 means as many tokens as rows.
     """
 
     row_capacity: int = 0
@@ -82,13 +82,14 @@ class Sizing:
 class LayerGradients(NamedTuple):
     """The result of MoeLayer.backward()."""
     d_x: Result  # [T, H]
-    d_expert_weights: Result  # [T, K] f32: of the routing weights
-    # The router's and the shared expert's over this rank's tokens, the experts' over everybody's.
+    d_expert_weights: Result  # [T, K] f32: gradients of the routing weights
+    # The router and the shared expert: over this rank's tokens. The experts: over all ranks'
+    # tokens.
     weights: MoeWeights
 
 
 class PickCounts(NamedTuple):
-    """Counts of training."""
+    """Counts of picks in training."""
     picks: np.ndarray  # [E] i64: assignments to each expert, before capacity
     num_tokens: int  # without padding
 
@@ -96,7 +97,7 @@ class PickCounts(NamedTuple):
 class SavedForBackward:
     """The values that a training forward keeps for its backward.
 
-    x is not copied: its memory must stay as it is until then.
+    x is not copied: its memory must stay unchanged until then.
     """
 
     def __init__(self, pointer: ctypes.c_void_p, layer: "MoeLayer", x: View):
@@ -106,12 +107,12 @@ class SavedForBackward:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the device that is held, x included."""
+        """The bytes of device memory that are held, including x."""
         with self._handle as pointer:
             return library.switchyard_saved_bytes(pointer)
 
     def routing(self) -> Tuple[Result, Result]:
-        """(expert_ids [T, K] i32, weights [T, K] f32), as they were before capacity."""
+        """Returns (expert_ids [T, K] i32, weights [T, K] f32), as they were before capacity."""
         shape = (self._x.shape[0], self._layer.router.top_k)
         ids, ids_memory = empty(self._layer.device, shape, I32)
         weights, weights_memory = empty(self._layer.device, shape, F32)
@@ -121,14 +122,14 @@ class SavedForBackward:
         return ids, weights
 
     def losses(self) -> Dict[str, float]:
-        """{"balance": …, "z": …}: 0 where the layer has none. Waits for a GPU."""
+        """Returns {"balance": …, "z": …}, with 0 for losses that are off. Waits for a GPU."""
         balance, z = ctypes.c_double(), ctypes.c_double()
         with self._handle as pointer:
             check(library.switchyard_saved_losses(pointer, ctypes.byref(balance), ctypes.byref(z)))
         return {"balance": balance.value, "z": z.value}
 
     def close(self) -> None:
-        """Gives the memory back; backward is no longer possible."""
+        """Frees the memory. Backward is no longer possible."""
         self._handle.close()
 
 
@@ -139,17 +140,18 @@ def _index(value: str, choices: Sequence[str], name: str) -> int:
 
 
 class MoeLayer:
-    """An MoE layer of which every rank holds some experts.
+    """An MoE layer whose experts are divided over the ranks of a communicator.
 
-    Making it, forward and backward are collective: every rank calls them in the same order, with or
-    without tokens, and the number of tokens T may differ. y, d_x, d_expert_weights and the experts'
-    gradients have the same bits at every number of ranks and threads.
+    The constructor, forward and backward are collective: every rank calls them in the same order,
+    with or without tokens, and the number of tokens T may differ. y, d_x, d_expert_weights and the
+    experts' gradients have the same bits for any number of ranks and threads.
 
-    `router` is a RouterForm, or the name of a preset with num_experts and top_k. `placement` is
-    contiguous unless given. `keep` says what a training forward keeps for backward: "rows",
-    "activations" (rows are dispatched again) or "nothing" (inner values are computed again too).
-    `batch` is the group whose tokens make up the batch, for what is "global"; by default `comm`.
-    Ranks may share a `device`: each computes on one of its own like it.
+    `router` is a RouterForm, or the name of a preset together with num_experts and top_k.
+    `placement` is contiguous by default. `keep` selects what a training forward keeps for backward:
+    "rows", "activations" (rows are dispatched again) or "nothing" (inner values are also
+    recomputed). `batch` is the group whose tokens make up the batch, for everything that is
+    "global"; by default it is `comm`. Ranks may share a `device`: each computes on its own device
+    of the same kind.
     """
 
     def __init__(self, comm: Communicator, *, hidden: int, intermediate: int,
@@ -205,10 +207,11 @@ class MoeLayer:
     def forward(self, weights: MoeWeights, x: AnyArray, *, expert_ids: Optional[AnyArray] = None,
                 expert_weights: Optional[AnyArray] = None,
                 valid: Optional[AnyArray] = None) -> Result:
-        """y [T, H] of x [T, H], for inference: nothing is kept.
+        """Returns y [T, H] of x [T, H], for inference: nothing is kept.
 
-        expert_ids [T, K] i32 or i64 replay a choice, −1 is no pick; with expert_weights [T, K] f32
-        the router takes no part. valid [T] i32 marks padding by 0: its rows of y are 0.
+        expert_ids [T, K], i32 or i64, replay a choice; −1 is no pick. With expert_weights [T, K]
+        f32 as well, the router is not used. valid [T] i32 marks padding with 0; the rows of y for
+        it are 0.
         """
         y, _, _ = self._forward(weights, (x, expert_ids, expert_weights, valid), training=False)
         return y
@@ -217,7 +220,7 @@ class MoeLayer:
                          expert_ids: Optional[AnyArray] = None,
                          expert_weights: Optional[AnyArray] = None,
                          valid: Optional[AnyArray] = None) -> Tuple[Result, SavedForBackward]:
-        """(y [T, H], what backward needs); as forward otherwise."""
+        """Like forward(), but returns (y [T, H], the values that backward needs)."""
         y, saved, memory = self._forward(weights, (x, expert_ids, expert_weights, valid),
                                          training=True)
         return y, SavedForBackward(saved, self, memory)
@@ -243,10 +246,10 @@ class MoeLayer:
     def backward(self, weights: MoeWeights, saved: SavedForBackward, d_y: AnyArray, *,
                  d_balance_loss: float = 0.0, d_z_loss: float = 0.0,
                  into: Optional[MoeWeights] = None, accumulate: bool = False) -> LayerGradients:
-        """The gradients of a training forward with these weights, when d_y [T, H] reaches y.
+        """Returns the gradients of a training forward with these weights, given d_y [T, H].
 
-        It uses `saved` up. Gradients are of the weights' dtypes, or written to the arrays of
-        `into`, which may be f32 instead; with `accumulate` they are added to what is there.
+        It consumes `saved`. Gradients have the dtypes of the weights, or are written to the arrays
+        of `into`, which may be f32 instead. With `accumulate` they are added to what is there.
         """
         with _Telling(self._told, "MoeLayer.backward"):
             if accumulate and into is None:
@@ -274,7 +277,7 @@ class MoeLayer:
                 {name: made[name][1] if name in made else None for name in _FIELDS})
 
     def zeros(self, *, biases: bool = False) -> MoeWeights:
-        """Weights of this rank's, all 0: to be filled, or to receive gradients."""
+        """Returns this rank's weights, all 0, to be filled or to receive gradients."""
         num_experts = self.router.num_experts
         local = len(self.placement.experts_of(self.comm.rank))
         width = self.intermediate * (2 if self.activation.has_gate else 1)
@@ -298,11 +301,11 @@ class MoeLayer:
         return MoeWeights(**{name: array for name, (array, _) in made.items()})
 
     def stats(self) -> Dict[str, Any]:
-        """Statistics of the last forward and the backward after it. Waits for a GPU.
+        """Returns statistics of the last forward and of the backward after it. Waits for a GPU.
 
-        rows_by_expert, bytes_by_expert [E]; rows_by_rank, bytes_by_rank, dropped_by_rank,
-        waited_for [ranks]; over_capacity, overflow, bytes_on_wire; forward and backward, lists of
-        (stage, seconds).
+        The keys are rows_by_expert, bytes_by_expert [E]; rows_by_rank, bytes_by_rank,
+        dropped_by_rank, waited_for [ranks]; over_capacity, overflow, bytes_on_wire; forward and
+        backward, which are lists of (stage, seconds).
         """
         stats = self._json("stats")
         for stages in ("forward", "backward"):
@@ -310,33 +313,37 @@ class MoeLayer:
         return stats
 
     def plan_status(self) -> Dict[str, Any]:
-        """The status of the last forward's plan, for bounded sizing: overflow, bad_ids, non_finite
-        and their messages, available_rows, needed_rows [ranks], dropped [ranks]. Waits for a GPU.
+        """Returns the status of the last forward's plan, for bounded sizing: overflow, bad_ids,
+        non_finite and their messages, available_rows, needed_rows [ranks], dropped [ranks]. Waits
+        for a GPU.
         """
         return self._json("plan_status")
 
     def check(self) -> None:
-        """Raises InvalidArgument, the same on every rank, if plan_status() reports bad ids, logits
+        """Raises the same InvalidArgument on every rank if plan_status() reports bad ids, logits
         that are not finite, or an overflow that is not to be dropped."""
         with self._handle as pointer:
             check(library.switchyard_layer_check(pointer))
 
     @property
     def row_capacity(self) -> int:
-        """The rows that a rank has room for; 0 with exact sizing. run_step() makes it grow."""
+        """The number of rows that a rank has room for; 0 with exact sizing. run_step() may
+        increase it."""
         with self._handle as pointer:
             return library.switchyard_layer_row_capacity(pointer)
 
     def pick_counts(self) -> PickCounts:
-        """Picks that this rank's backwards have counted since they were last taken."""
+        """Returns the picks that this rank's backwards have counted since the last
+        take_pick_counts()."""
         return self._pick_counts(0)
 
     def take_pick_counts(self) -> PickCounts:
-        """Picks that all ranks of the batch have counted; counting begins anew. Collective."""
+        """Returns the picks counted on all ranks of the batch, and resets the counts.
+        Collective."""
         return self._pick_counts(1)
 
     def close(self) -> None:
-        """Gives the layer's memory back; further calls raise InvalidArgument."""
+        """Frees the layer's memory. Further calls raise InvalidArgument."""
         self._handle.close()
 
     def __enter__(self) -> "MoeLayer":
@@ -362,7 +369,7 @@ class MoeLayer:
 
 
 class _Telling:
-    """Tells the other ranks of an error, before the library is called: none waits for this one."""
+    """Tells other ranks of an error before a library call, so that none waits for this rank."""
 
     def __init__(self, comms: Tuple[Communicator, ...], operation: str):
         self._comms = comms
@@ -391,11 +398,11 @@ def _router_form(router: Union[RouterForm, str], num_experts: Optional[int],
 
 
 def run_step(layers: Sequence[MoeLayer], step: Callable[[], Any]) -> bool:
-    """Runs step(), and again with exact sizing if a layer of bounded sizing overflowed in it, on
-    any rank; then the layer's capacity has grown. Returns whether it ran again. Collective.
+    """Runs step(). If a layer of bounded sizing overflows in it on any rank, runs the step again with
+    exact sizing and grows the layer's capacity. Returns whether it ran again. Collective.
 
-    step() is repeatable: it overwrites its results, and leaves optimizer steps and
-    take_pick_counts() to what follows. All bounded layers that it runs are listed.
+    step() must be repeatable: it overwrites its results, and leaves optimizer steps and
+    take_pick_counts() to the code that follows. `layers` must list all bounded layers that it runs.
     """
     raised: List[BaseException] = []
 
@@ -424,7 +431,7 @@ def _kind_of(error: BaseException) -> int:
 
 
 class _All:
-    """Several handles in use."""
+    """Holds several handles in use."""
 
     def __init__(self, handles: Sequence[Handle]):
         self._handles = handles

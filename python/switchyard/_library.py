@@ -45,7 +45,7 @@ _KINDS = {1: InvalidArgument, 2: Unsupported, 3: CommunicationError, 4: StorageE
 
 
 def _find():
-    """SWITCHYARD_LIBRARY, or the library that the package brings."""
+    """Returns SWITCHYARD_LIBRARY, or the library that comes with the package."""
     named = os.environ.get("SWITCHYARD_LIBRARY")
     path = pathlib.Path(named) if named else pathlib.Path(__file__).parent / "libswitchyard.so"
     if not path.exists():
@@ -58,7 +58,8 @@ def _find():
 
 
 def _load():
-    # Deep binding: torch exports symbols of the libraries that this one uses, in other versions.
+    # Deep binding, because torch exports other versions of symbols from libraries that this one
+    # uses.
     library = ctypes.CDLL(os.fspath(_find()), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     library.switchyard_version.restype = ctypes.c_char_p
     library.switchyard_last_error.restype = ctypes.c_char_p
@@ -76,18 +77,18 @@ def _last_error():
 
 
 def check(result):
-    """Raises what a call of the library reports."""
+    """Raises the error that a library call reports."""
     if result != 0:
         raise _KINDS.get(result, Error)(_last_error())
 
 
 def checked(number):
-    """A number that the library gives, where a negative one is an error."""
+    """Returns a number from the library. Raises if it is negative, which reports an error."""
     if number < 0:
         raise InvalidArgument(_last_error())
     return number
 
 
 def words(*values):
-    """A struct of the C interface: its fields are all 8 bytes wide, integers or floats."""
+    """Returns a struct of the C interface, whose fields are integers or floats of 8 bytes each."""
     return struct.pack("".join("d" if isinstance(v, float) else "q" for v in values), *values)

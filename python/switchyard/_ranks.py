@@ -1,4 +1,4 @@
-"""Ranks, and which of them owns which expert."""
+"""Ranks, and the placement of experts on them."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class ExpertPlacement:
-    """Which rank owns which expert. A rank holds its experts in ascending order of id."""
+    """The rank that owns each expert. A rank holds its experts in ascending order of id."""
 
     def __init__(self, owners: Sequence[int], num_ranks: int):
         """owners[e] is the rank of expert e; a rank may own none."""
@@ -31,7 +31,8 @@ class ExpertPlacement:
 
     @staticmethod
     def contiguous(num_experts: int, num_ranks: int) -> "ExpertPlacement":
-        """Consecutive experts on consecutive ranks; the first ones own one more where they must."""
+        """Places consecutive experts on consecutive ranks; the first ranks own one more if
+        needed."""
         owners = (ctypes.c_int32 * max(int(num_experts), 0))()
         check(library.switchyard_placement_contiguous(ctypes.c_int64(num_experts),
                                                       ctypes.c_int64(num_ranks), owners))
@@ -58,7 +59,7 @@ class ExpertPlacement:
         return tuple(self._owners)
 
     def experts_of(self, rank: int) -> List[int]:
-        """Ascending; none of a rank that the placement does not have."""
+        """Returns the rank's experts in ascending order; none for a rank outside the placement."""
         return [expert for expert, owner in enumerate(self._owners) if owner == rank]
 
     @property
@@ -84,9 +85,9 @@ class ExpertPlacement:
 class Communicator:
     """One rank of a group, and the collectives between its ranks.
 
-    Every rank makes the same calls in the same order, with arrays in the host's memory; results are
-    new arrays. CommunicationError is raised when a rank fails, makes another call or does not come
-    within the timeout; the communicator is unusable afterwards.
+    Every rank makes the same calls in the same order, with arrays in host memory; results are new
+    arrays. CommunicationError is raised if a rank fails, makes another call or does not arrive
+    within the timeout. The communicator is unusable afterwards.
     """
 
     def __init__(self, pointer: ctypes.c_void_p):
@@ -99,13 +100,13 @@ class Communicator:
         self._call("barrier")
 
     def all_reduce(self, values: AnyArray, op: str = "sum") -> Result:
-        """The "sum", "min" or "max" of every rank's values, added in the order of ranks."""
+        """Returns the "sum", "min" or "max" of all ranks' values. Sums are added in rank order."""
         result, memory = _copy(values, "values")
         self._call("all_reduce", memory.pack, ctypes.c_int64(_op(op)))
         return result
 
     def all_gather(self, send: AnyArray) -> Result:
-        """send [n, …] of every rank: [size · n, …], by rank."""
+        """Returns `send` [n, …] of all ranks, in rank order: [size · n, …]."""
         given = _on_host(send, "send")
         result, memory = empty(default_device(), (self.size * given.shape[0], *given.shape[1:]),
                                given.dtype)
@@ -113,7 +114,7 @@ class Communicator:
         return result
 
     def reduce_scatter(self, send: AnyArray, op: str = "sum") -> Result:
-        """send [size · n, …] of every rank: [n, …], this rank's part of the reduction."""
+        """Reduces `send` [size · n, …] over all ranks, and returns this rank's part, [n, …]."""
         given = _on_host(send, "send")
         if given.shape[0] % self.size != 0:
             raise InvalidArgument(f"send is {list(given.shape)}, but must have a multiple of "
@@ -124,14 +125,14 @@ class Communicator:
         return result
 
     def broadcast(self, values: AnyArray, root: int = 0) -> Result:
-        """The values of `root`; all ranks give arrays of one shape and dtype."""
+        """Returns the values of `root`. All ranks pass arrays of the same shape and dtype."""
         result, memory = _copy(values, "values")
         self._call("broadcast", memory.pack, ctypes.c_int64(root))
         return result
 
     def all_to_all(self, send: AnyArray, send_rows: Sequence[int]) -> Tuple[Result, List[int]]:
-        """send [Σ send_rows, …]: send_rows[d] rows for rank d, in order. Returns what the ranks
-        sent here, by rank, and how many rows each sent."""
+        """Sends send_rows[d] rows of `send` [Σ send_rows, …] to each rank d, in order. Returns the
+        rows that the ranks sent here, by rank, and how many each of them sent."""
         given = _on_host(send, "send")
         if len(send_rows) != self.size:
             raise InvalidArgument(f"send_rows has {len(send_rows)} entries, but must have one for "
@@ -143,8 +144,8 @@ class Communicator:
         return result, recv_rows
 
     def split(self, color: int, key: int = 0) -> Optional["Communicator"]:
-        """The group of the ranks that give this color, in the order of (key, rank); None for a
-        negative one."""
+        """Returns the group of the ranks that pass this color, in the order of (key, rank), or None
+        if the color is negative."""
         group = ctypes.c_void_p()
         self._call("split", ctypes.c_int64(color), ctypes.c_int64(key), ctypes.byref(group))
         if not group:
@@ -154,11 +155,11 @@ class Communicator:
         return made
 
     def abort(self, reason: str) -> None:
-        """This rank gives up: the others raise an error with the reason."""
+        """Gives up on behalf of this rank: the other ranks raise an error with the reason."""
         self._call("abort", reason.encode())
 
     def close(self) -> None:
-        """This rank takes part no more; further calls raise InvalidArgument."""
+        """Ends this rank's participation. Further calls raise InvalidArgument."""
         for group in list(self._groups):
             group.close()
         self._handle.close()
@@ -190,7 +191,8 @@ class Communicator:
             return library.switchyard_comm_first_failed(pointer)
 
     def _tell(self, operation: str, error: BaseException) -> None:
-        """Lets no rank wait for this one, which failed before it could make its call."""
+        """Aborts if this rank failed before it could make its call, so that no rank waits for
+        it."""
         if self.size > 1 and not self._handle.is_closed:
             self.abort(f"{operation}: {error}")
 
@@ -218,7 +220,7 @@ def _milliseconds(seconds: float) -> ctypes.c_int64:
 
 def connect(backend: str = "threads", *, timeout: float = 600.0) -> Communicator:
     """Joins the group that the environment defines: all processes of the job for "mpi", this
-    process alone for "threads". A collective waits for `timeout` seconds."""
+    process alone for "threads". A collective waits for up to `timeout` seconds."""
     pointer = ctypes.c_void_p()
     check(library.switchyard_comm_connect(backend.encode(), _milliseconds(timeout),
                                           ctypes.byref(pointer)))
@@ -251,15 +253,15 @@ class _Ranks:
             comm.close()
 
     def end(self, reason: str) -> None:
-        """From outside of the ranks."""
+        """Aborts all ranks from outside of them."""
         for comm in self.comms:
             try:
                 comm.abort(reason)
-            except InvalidArgument:  # it has ended
+            except InvalidArgument:  # the rank has ended
                 pass
 
     def error(self) -> Optional[BaseException]:
-        """The one that came first."""
+        """Returns the error that came first."""
         if self.first_failed >= 0 and self.errors[self.first_failed] is not None:
             return self.errors[self.first_failed]
         return next((error for error in self.errors if error is not None), None)
@@ -267,11 +269,11 @@ class _Ranks:
 
 def run_ranks(num_ranks: int, function: Callable[[Communicator], _T], *,
               timeout: float = 600.0) -> List[_T]:
-    """Calls function(comm) once for each of num_ranks ranks, each on a thread of its own, and
-    returns what they return, by rank.
+    """Calls function(comm) on num_ranks ranks, each on its own thread, and returns the results by
+    rank.
 
-    If a rank raises, the others are woken out of their collectives, and the error that came first
-    is raised here. A rank's communicator is closed when its function has returned.
+    If a rank raises, the others are woken from their collectives, and the first error is raised
+    here. A rank's communicator is closed when its function returns.
     """
     ranks = _Ranks(num_ranks, function, timeout)
     threads = [threading.Thread(target=ranks.run, args=(rank,), name=f"switchyard rank {rank}")
@@ -296,11 +298,11 @@ def run_ranks(num_ranks: int, function: Callable[[Communicator], _T], *,
 
 def reshard(shard: Sequence[AnyArray], before: ExpertPlacement, after: ExpertPlacement,
             comm: Communicator, *, device: Optional[Device] = None) -> List[Result]:
-    """Moves experts between ranks; collective.
+    """Moves experts between ranks. Collective.
 
-    Arrays [experts of this rank under `before`, …], of weights or of what an optimizer keeps for
-    them, become [experts under `after`, …]. An expert that changes its owner is sent once. A
-    placement may be for fewer ranks than there are: the rest own nothing.
+    Arrays [experts of this rank under `before`, …], of weights or optimizer state, become [experts
+    of this rank under `after`, …]. An expert that changes its owner is sent once. A placement may
+    have fewer ranks than the communicator; the remaining ranks own nothing.
     """
     try:
         device = device or (default_device(view(shard[0], "shard[0]").place) if shard

@@ -1,4 +1,4 @@
-"""How a router scores, chooses and weighs."""
+"""The options of a router: how it scores, chooses and weights experts."""
 from __future__ import annotations
 
 import ctypes
@@ -15,12 +15,12 @@ _BIASES = (None, "choice", "logits")
 
 @dataclasses.dataclass(frozen=True)
 class RouterForm:
-    """A router over num_experts experts, of which every token gets top_k.
+    """A router over num_experts experts that gives top_k of them to every token.
 
     `score` is "softmax" or "sigmoid". A score bias, if there is one, is added to the scores that
-    are compared (bias_enters="choice", DeepSeek-V3) or to the logits ("logits"). With `normalise`
-    a token's weights add up to `scale`. Experts are cut into num_expert_groups groups, and only the
-    best kept_expert_groups are chosen from.
+    are compared (bias_enters="choice", as in DeepSeek-V3) or to the logits ("logits"). With
+    `normalise`, a token's weights add up to `scale`. Experts are divided into num_expert_groups
+    groups, and only the best kept_expert_groups of them are candidates.
     """
 
     num_experts: int
@@ -41,8 +41,9 @@ class RouterForm:
 
     @staticmethod
     def preset(name: str, num_experts: int, top_k: int) -> "RouterForm":
-        """As a model has it: "mixtral", "qwen3_moe", "olmoe", "deepseek_v3" (8 groups of which 4
-        are kept, scale 2.5), "torchtitan", "kempner_forge_softmax" or "kempner_forge_sigmoid"."""
+        """Returns the router of a known model: "mixtral", "qwen3_moe", "olmoe", "deepseek_v3"
+        (keeps 4 of 8 groups, scale 2.5), "torchtitan", "kempner_forge_softmax" or
+        "kempner_forge_sigmoid"."""
         form = ctypes.create_string_buffer(_FORM.size)
         check(library.switchyard_router_preset(name.encode(), ctypes.c_int64(num_experts),
                                                ctypes.c_int64(top_k), form))

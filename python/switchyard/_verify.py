@@ -1,4 +1,4 @@
-"""Compares the layer with cases that other systems recorded (tests/data/golden/README.md)."""
+"""Compares the layer with cases recorded by other systems (tests/data/golden/README.md)."""
 from __future__ import annotations
 
 import json
@@ -17,30 +17,30 @@ from ._router import RouterForm
 
 _EQUAL, _NEAR, _NEAR_SMALL, _NEAR_OR_NOISE = range(4)
 _TOLERANCES = {_EQUAL: 0.0, _NEAR: 1e-5, _NEAR_SMALL: 1e-4, _NEAR_OR_NOISE: 1e-5}
-_NOISE = 1e-6  # of ‖dx‖₂
+_NOISE = 1e-6  # relative to ‖dx‖₂
 _Pair = Tuple[np.ndarray, np.ndarray, int]  # ours, recorded, and the rule
 _Pairs = Dict[str, _Pair]
 
 
 class Comparison(NamedTuple):
-    """One tensor beside the recorded one."""
+    """The comparison of one tensor with the recorded one."""
     case: str
     num_ranks: int
-    rank: Optional[int]  # None where the case was not recorded by rank
+    rank: Optional[int]  # None if the case was not recorded by rank
     tensor: str
-    error: float  # ‖ours − recorded‖₂; of expert ids, how many differ
+    error: float  # ‖ours − recorded‖₂; for expert ids, the number that differ
     allowed: float
 
     @property
     def ok(self) -> bool:
-        return bool(self.error <= self.allowed)  # which NaN is not
+        return bool(self.error <= self.allowed)  # False for NaN
 
 
 def verify(path: Path, *, ranks: Sequence[int] = (1, 4), threads: int = 1) -> List[Comparison]:
-    """Computes recorded cases again, those of a folder or of one file, and compares all tensors.
+    """Recomputes the recorded cases of a folder or a single file, and compares all tensors.
 
-    Cases of KempnerForge run at the number of ranks that they were recorded with, those of
-    Transformers at each of `ranks`. The layer computes on a CPU.
+    Cases from KempnerForge run with the number of ranks they were recorded with, those from
+    Transformers with each of `ranks`. The layer computes on a CPU.
     """
     path = pathlib.Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -74,9 +74,9 @@ def _transposed(values: np.ndarray) -> np.ndarray:
 
 
 class _Case:
-    """A recorded layer: its options, its weights, and what is compared."""
+    """A recorded layer: its options, its weights, and the tensors to compare."""
 
-    all_ranks: Tuple[int, ...] = ()  # that it was recorded with; none: any number
+    all_ranks: Tuple[int, ...] = ()  # numbers of ranks it was recorded with; empty: any
 
     def __init__(self, recorded: Checkpoint, name: str, device: Device):
         self.read = recorded.read
@@ -85,7 +85,7 @@ class _Case:
         self.name = name
         self.device = device
         self.options: Dict[str, Any] = {}
-        self.weights = MoeWeights()  # with all experts
+        self.weights = MoeWeights()  # of all experts
 
     def run(self, num_ranks: int) -> List[Comparison]:
         raise NotImplementedError
@@ -142,7 +142,8 @@ class _KempnerForge(_Case):
         weights = MoeWeights(gate=read("weight.router.gate.weight"),
                              gate_up=np.concatenate(ups, axis=1),
                              down=_transposed(read("weight.down_w")))
-        if self.is_sigmoid:  # a bias of the logits learns as one of the gate, here of zeros
+        # The gradient of a bias on the logits is that of a gate bias, so one of zeros stands in.
+        if self.is_sigmoid:
             weights.score_bias = read("weight.router.expert_bias")
             weights.gate_bias = np.zeros_like(weights.score_bias)
         if self.options["shared_intermediate"]:
@@ -172,7 +173,7 @@ class _KempnerForge(_Case):
         pairs = {"expert_ids": (ids, recorded("expert_ids"), _EQUAL),
                  "routing_weights": (picks, recorded("routing_weights"), _NEAR),
                  "y": (y, recorded("y"), _NEAR), "dx": (gradients.d_x, recorded("dx"), _NEAR)}
-        if len(x) > 0:  # they divided by zero
+        if len(x) > 0:  # without tokens KempnerForge divides by zero
             pairs["aux_loss"] = (np.float32([self.aux_weight * losses["balance"]]),
                                  recorded("aux_loss"), _NEAR)
             pairs["z_loss"] = (np.float32([losses["z"]]), recorded("z_loss"), _NEAR)
@@ -246,7 +247,7 @@ class _HuggingFace(_Case):
         return weights
 
     def run(self, num_ranks: int) -> List[Comparison]:
-        """Rank 0 has no tokens where there are several, the others the more the higher they are."""
+        """With several ranks, rank 0 has no tokens, and higher ranks have more than lower ones."""
         x, d_y = self.read("x"), self.read("dy")
         most = max(num_ranks * (num_ranks - 1), 1)
         offsets = [len(x) * r * (r - 1) // most for r in range(num_ranks + 1)]

@@ -2,9 +2,9 @@
 
     --override.imports switchyard.torchtitan.token_dispatcher --training.disable_cuda_graphs
 
-Importing this module registers the override. Without TorchTitan there is the class alone. Shapes
-end names as they do there: T tokens of this rank with K picks, D wide; E experts, e of them on this
-rank, with R rows.
+Importing this module registers the override. Without TorchTitan, only the class is available. Names
+end in shapes, as in TorchTitan: T tokens of this rank with K picks, D wide; E experts, e of them on
+this rank, with R rows.
 """
 import dataclasses
 import importlib.metadata
@@ -32,7 +32,7 @@ except ImportError as error:
                       f"{error}", RuntimeWarning, stacklevel=2)
 
     class BaseEPTokenDispatcher:
-        """What TorchTitan's class of this name does for a dispatcher."""
+        """A stand-in for TorchTitan's class of this name."""
 
         @dataclasses.dataclass(kw_only=True, slots=True)
         class Config:
@@ -51,13 +51,13 @@ except ImportError as error:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What combine() needs of a dispatch()."""
+    """The values of dispatch() that combine() needs."""
     plan: object
     topk_scores_TK: torch.Tensor
 
 
 class _OneRank:
-    """As ExpertParallel, where there is no mesh to divide experts over."""
+    """Replaces ExpertParallel if there is no mesh to divide experts over."""
 
     def __init__(self, num_experts, alignment):
         self.size = 1
@@ -83,9 +83,9 @@ class TokenDispatcher(BaseEPTokenDispatcher):
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(BaseEPTokenDispatcher.Config):
-        """Every expert's rows begin at a multiple of `pad_multiple`. With `score_before_experts`
-        scores multiply what goes to the experts, and otherwise what comes from them. `timeout` is
-        how many seconds a rank waits for another."""
+        """Each expert's rows begin at a multiple of `pad_multiple`. With `score_before_experts`,
+        scores multiply the experts' inputs, and otherwise their outputs. `timeout` is the number of
+        seconds that a rank waits for another."""
         pad_multiple: int = 1
         score_before_experts: bool = False
         timeout: float = DEFAULT_TIMEOUT
@@ -98,7 +98,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         self.init_buffer()
 
     def init_buffer(self):
-        """Collective where there is a mesh."""
+        """Creates the dispatcher's state. Collective if there is a mesh."""
         if self.ep_mesh is None:
             self._experts = _OneRank(self.num_experts, self.pad_multiple)
         else:
@@ -107,18 +107,19 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         self._first_offset = self._find_row_offsets()
 
     def _find_row_offsets(self):
-        """Where row_offsets begin in plans. Tables of picks come after them, so that this is the
-        same for all numbers of tokens, and torch.compile sees a constant."""
+        """Returns where row_offsets begin in a plan. The tables of picks come after them, so the
+        position is the same for any number of tokens, and torch.compile sees a constant."""
         if self._experts.size > 1:
             return self._experts._dispatchers.tables["row_offsets"]
         return _ops.plan_tables(0, self.top_k, self.num_experts, self.pad_multiple)[1]
 
     def dispatch(self, x_TD, topk_scores_TK, topk_expert_ids_TK, num_local_tokens_per_expert_E):
-        """(routed_input_RD, num_tokens_per_local_expert_e, metadata). Rows are those of rank 0's
-        tokens, then rank 1's, and so on, for each expert; counts include padding, which is 0."""
-        del num_local_tokens_per_expert_E  # a plan counts for itself
+        """Returns (routed_input_RD, num_tokens_per_local_expert_e, metadata). The rows of each
+        expert are those of rank 0's tokens, then rank 1's, and so on. Counts include padding, which
+        is 0."""
+        del num_local_tokens_per_expert_E  # the plan does its own counting
         if self.score_before_experts:
-            # Picks become tokens of their own, as a row no longer follows from its token.
+            # The rows of one token now differ, so each pick becomes a token of its own.
             x_TD = (x_TD.float().unsqueeze(1) * topk_scores_TK.unsqueeze(2)).to(x_TD.dtype)
             x_TD = x_TD.flatten(0, 1)
             topk_expert_ids_TK = topk_expert_ids_TK.reshape(-1, 1)
@@ -130,7 +131,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         return routed_input_RD, row_offsets.diff().long(), Metadata(plan, topk_scores_TK)
 
     def combine(self, routed_output_RD, metadata, x_TD):
-        """out_TD: the rows of every token's picks, summed in f32."""
+        """Returns out_TD: the sum, in f32, of the rows of each token's picks."""
         out = self._experts.combine(metadata.plan, routed_output_RD, metadata.topk_scores_TK)
         if not self.score_before_experts:
             return out
@@ -138,8 +139,8 @@ class TokenDispatcher(BaseEPTokenDispatcher):
 
 
 def token_dispatcher(config, *, timeout=DEFAULT_TIMEOUT):
-    """The override: a TokenDispatcher.Config for a config of TorchTitan's AllToAllTokenDispatcher,
-    or of its TorchAOTokenDispatcher, which pads."""
+    """The override: makes a TokenDispatcher.Config from a config of TorchTitan's
+    AllToAllTokenDispatcher, or of its TorchAOTokenDispatcher, which pads."""
     known = {field.name for field in dataclasses.fields(TokenDispatcher.Config)} - {"timeout"}
     options = {}
     for field in dataclasses.fields(config):

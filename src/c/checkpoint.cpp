@@ -1,4 +1,4 @@
-// Checkpoints of the C interface.
+// C interface: checkpoints.
 #include "switchyard/checkpoint.h"
 
 #include <nlohmann/json.hpp>

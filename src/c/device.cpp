@@ -1,4 +1,4 @@
-// Devices and errors of the C interface.
+// C interface: devices and errors.
 #include <new>
 #include <stdexcept>
 

@@ -1,4 +1,4 @@
-// Experts of the C interface: whole layers over a plan, and rows alone.
+// C interface: experts, as whole layers over a plan or over rows alone.
 #include "switchyard/experts.h"
 
 #include <cmath>
@@ -63,7 +63,7 @@ std::vector<ExpertGradients> gradients_of(const ExpertsOptions& options, std::in
 
 namespace {
 
-// One call of a whole layer.
+// The arguments of one call of a whole layer.
 struct Moe {
   Moe(const Device& of_device, const switchyard_moe& args)
       : device(of_device),
@@ -133,10 +133,10 @@ void Moe::backward(const switchyard_moe_gradients& out) const {
   const ConstTensorView d_y = tokens(out.d_y, "d_y");
   const TensorView d_x = tokens(out.d_x, "d_x");
   const TensorView d_weights = picks(out.d_pick_weights, "d_pick_weights");
-  const TensorView kept = inner ? *inner : inner_rows(nullptr);  // of no rows
+  const TensorView kept = inner ? *inner : inner_rows(nullptr);  // without inner, there are no rows
   Tensor d_rows = take_rows();
   if (experts.reads_tokens(weights)) {
-    device.set_zero(d_weights);  // those of picks without a row
+    device.set_zero(d_weights);  // picks without a row keep zero
     experts.backward(weights, plan.groups(),
                      {.row_weights = pick_weights,
                       .inner = kept,

@@ -1,5 +1,5 @@
-// Calls the program's functions. Before a collective moves anything, ranks tell each other which
-// one they are in, and with how many bytes: frameworks do not compare that.
+// Implements a communicator over the program's own functions. Before a collective moves data, the
+// ranks compare which call they are in and its size, because frameworks do not check that.
 #include "c/foreign_communicator.h"
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 namespace switchyard::c {
 namespace {
 
-// The call that a rank is in; ranks compare theirs.
+// The call that a rank is in, which ranks compare.
 struct Call {
   std::array<char, 24> operation = {};
   std::array<char, 32> detail = {};
   std::int64_t number = 0;
-  std::int64_t bytes = 0;  // where all ranks bring as many; otherwise 0
+  std::int64_t bytes = 0;  // equal on all ranks; for all_to_all, the bytes of a row
 };
 
 template <std::size_t N>
@@ -50,7 +50,7 @@ class ForeignCommunicator final : public Communicator {
     };
     const auto sent = in_bytes(send.rows);
     const auto received = in_bytes(recv.rows);
-    // Senders announce their sizes, which must be those that receivers expect.
+    // Senders announce their sizes, which must match what the receivers expect.
     std::vector<std::int64_t> announced(static_cast<std::size_t>(size()));
     const std::vector<std::int64_t> one_each(announced.size(), sizeof(std::int64_t));
     check(functions_.all_to_all(context_, sent.data(), one_each.data(), announced.data(),

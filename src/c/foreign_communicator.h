@@ -1,4 +1,4 @@
-// Ranks whose bytes a program's own functions move.
+// A communicator whose bytes are moved by the program's own functions.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The contents of the C interface's handles, and the way errors leave it.
+// The contents of the C interface's handles, and the conversion of exceptions to error codes.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ struct switchyard_device {
 
   static inline std::atomic<std::uint64_t> next_id = 0;
   const std::uint64_t id;
-  std::function<switchyard::Device()> make;  // another one like it
+  std::function<switchyard::Device()> make;  // makes another device like it
   switchyard::Device device;
   std::mutex mutex = {};
 };
 
 namespace switchyard::c {
 
-// Keeps the message of the exception that is being handled for switchyard_last_error(), and gives
-// its kind.
+// Stores the message of the exception being handled for switchyard_last_error(), and returns its
+// kind.
 int report_error();
 
 // Dereferences a caller's pointer, or throws if it is null.
@@ -48,7 +48,7 @@ int guarded(const Work& work) {
   }
 }
 
-// A number, or -1 after an error.
+// Returns the number that `work` returns, or -1 after an error.
 template <typename Work>
 std::int64_t number_of(const Work& work) {
   std::int64_t number = -1;
@@ -56,7 +56,7 @@ std::int64_t number_of(const Work& work) {
   return number;
 }
 
-// One call at a time, on the caller's stream.
+// Runs `work` on the caller's stream. Calls on one device run one at a time.
 template <typename Work>
 int on_stream(switchyard_device* device, void* stream, const Work& work) {
   return guarded([&] {

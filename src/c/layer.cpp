@@ -1,4 +1,4 @@
-// Layers of the C interface.
+// C interface: layers.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -15,7 +15,7 @@ struct switchyard_layer {
   }
 
   std::shared_ptr<switchyard::c::RankState> rank;
-  std::shared_ptr<switchyard::c::RankState> batch;  // null: the same
+  std::shared_ptr<switchyard::c::RankState> batch;  // null if it is the same as `rank`
   switchyard::Device device = {};
   std::shared_ptr<switchyard::MoeLayer> layer = {};
   std::string json = {};
@@ -80,7 +80,7 @@ MoeLayerOptions layer_options(const switchyard_layer_form& form) {
           .sentinel_ids = form.sentinels != 0 ? SentinelIds::allow : SentinelIds::reject};
 }
 
-// One call of a layer at a time, on the caller's stream.
+// Runs `work` while holding the locks of the layer's communicators.
 template <typename Work>
 int on_layer(const switchyard_layer* layer, const Work& work) {
   return guarded([&] {
@@ -120,7 +120,8 @@ LayerInput input_of(const switchyard_layer_input& input, Memory memory) {
           .valid = view(input.valid, "valid")};
 }
 
-// Makes the arguments of a call between ranks. A rank that cannot make them tells the others.
+// Makes the arguments of a collective call. If this rank cannot make them, the other ranks are
+// told.
 template <typename Make>
 auto arguments(const switchyard_layer& layer, std::string_view operation, Make make) {
   return or_abort(comms_of(layer), operation, make);
@@ -159,7 +160,7 @@ nlohmann::json json_of(const PlanStatus& status) {
           {"needed_tokens", status.needed_tokens}};
 }
 
-// An error that left the library for a callback comes back as what it was.
+// Turns an error code that a callback passed on back into the exception it came from.
 [[noreturn]] void throw_again(int kind, const std::string& message) {
   switch (kind) {
     case switchyard_invalid_argument:

@@ -1,4 +1,4 @@
-// Experts over the ranks of a framework, of the C interface.
+// C interface: experts over the ranks of a framework.
 #include "switchyard/c/parallel.h"
 
 #include <limits>
@@ -19,8 +19,8 @@ struct switchyard_dispatcher {
 
   std::shared_ptr<switchyard::c::RankState> rank;
   switchyard::Device device;
-  std::int64_t num_experts;          // of this rank
-  std::int64_t words_without_picks;  // of its plans
+  std::int64_t num_experts;          // owned by this rank
+  std::int64_t words_without_picks;  // size of its plans without the tables of picks
   std::shared_ptr<switchyard::Dispatcher> dispatcher;
 };
 
@@ -41,8 +41,8 @@ std::int64_t plan_words(const switchyard_dispatcher& of, std::int64_t num_tokens
   return words_of_plan(of.words_without_picks, num_tokens, top_k);
 }
 
-// A call's plan, and tensors of its sizes. What is wrong with this rank's pointers is made known to
-// the others, which would wait for it.
+// The plan of a call, and views of the call's shapes. An invalid pointer on this rank aborts the
+// communicator, because the other ranks would wait for this one.
 struct Shared {
   Shared(const switchyard_dispatcher& of, const switchyard_shared_form& in_form, const void* data,
          std::int64_t hidden_size, Dtype row_dtype)
@@ -81,7 +81,7 @@ struct Shared {
   Plan plan;
 };
 
-// A caller's pointer, of whose lack the other ranks learn.
+// Dereferences a caller's pointer. If it is null, the other ranks are told.
 template <typename T>
 T& at_on_all(const switchyard_dispatcher& dispatcher, T* pointer, std::string_view name) {
   return *or_abort({&dispatcher.dispatcher->communicator()}, name,
@@ -95,8 +95,8 @@ Shared moved_of(const switchyard_dispatcher* dispatcher, const switchyard_shared
   return {*dispatcher, given.form, given.plan, given.hidden, dtype};
 }
 
-// One call of a whole layer. Tokens are received into memory that belongs to the ranks together,
-// and what backward needs of them is copied to the caller's.
+// One call of a whole layer. Tokens are received into memory that the ranks share; whatever
+// backward needs is copied to the caller's memory.
 struct SharedMoe {
   SharedMoe(const switchyard_dispatcher& of, const switchyard_shared_moe& args)
       : call(of, args.plan_form, args.plan, args.form.hidden,
@@ -206,7 +206,7 @@ void SharedMoe::backward(const switchyard_moe_gradients& out,
   call.dispatcher.dispatch_backward(call.plan, returned, home);
 }
 
-// Gradients that experts computed from rows that never arrived become NaN.
+// Sets gradients that were computed from rows that never arrived to NaN.
 void spoil(const Dispatcher& dispatcher, std::span<const ExpertGradients> gradients) {
   std::vector<TensorView> views;
   for (const auto& expert : gradients) {
@@ -251,7 +251,8 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
                              [&] { return comm->rank->device_like(c::at(device, "device")); });
     const auto owners = or_abort({&ranks}, "dispatcher",
                                  [&] { return c::placement_of(c::at(placement, "placement")); });
-    // Plans are read for rows of any width, which movements compare.
+    // A plan serves rows of any width, so `hidden` is arbitrary here. Movements compare the real
+    // one.
     const DispatcherOptions options{
         .plan = {.hidden = 1,
                  .alignment = alignment,

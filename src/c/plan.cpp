@@ -1,4 +1,4 @@
-// Plans and movement of the C interface.
+// C interface: plans and movement.
 #include <limits>
 #include <optional>
 
@@ -72,7 +72,7 @@ int64_t switchyard_plan_words(const switchyard_plan_form* form) {
 int64_t switchyard_plan_most_rows(const switchyard_plan_form* form) {
   return c::number_of([&] {
     const auto options = c::options_of(c::at(form, "form"));
-    options.num_words();  // which checks them
+    options.num_words();  // checks the options
     return options.most_rows();
   });
 }
@@ -103,7 +103,7 @@ int switchyard_plan_num_rows(switchyard_device* device, void* stream,
 int switchyard_plan_find_tables(const switchyard_plan_form* form, switchyard_plan_tables* tables) {
   return c::guarded([&] {
     Tensor memory({c::options_of(c::at(form, "form")).num_words()},
-                  Dtype::i32);  // whose contents nobody reads
+                  Dtype::i32);  // its contents are never read
     const LocalPlan plan = c::plan_of(Device(), *form, memory.data());
     const auto word = [&](const ConstTensorView& table) {
       return (table.data() - memory.data()) / size_of(Dtype::i32);

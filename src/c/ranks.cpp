@@ -1,4 +1,4 @@
-// Ranks, placements and memory of the C interface.
+// C interface: ranks, placements and memory.
 #include "c/ranks.h"
 
 #include <algorithm>
@@ -111,7 +111,7 @@ TensorView host_tensor(const switchyard_tensor* tensor, std::string_view name) {
   return tensor_of(at(tensor, name), Memory::host, name);
 }
 
-// Bytes as a tensor, since devices copy those.
+// Wraps raw bytes in a tensor, which is what devices copy.
 TensorView bytes_of_memory(void* data, std::int64_t bytes, Memory memory) {
   require(data != nullptr || bytes == 0, "{} bytes of {} memory are at a null pointer", bytes,
           name_of(memory));
@@ -268,7 +268,7 @@ int switchyard_comm_split(switchyard_comm* comm, int64_t color, int64_t key,
 void switchyard_comm_free(switchyard_comm* comm) {
   if (comm == nullptr) return;
   const auto& point = comm->rank->point;
-  if (point != nullptr) point->leave(comm->rank->comm->rank());  // though layers may hold it
+  if (point != nullptr) point->leave(comm->rank->comm->rank());  // layers may still hold the rank
   delete comm;
 }
 

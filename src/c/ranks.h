@@ -1,4 +1,4 @@
-// The part that handles of communicators and layers share, and tensors of the C interface.
+// State shared by the handles of communicators and layers, and tensors of the C interface.
 #pragma once
 
 #include <chrono>
@@ -20,32 +20,32 @@
 
 namespace switchyard::c {
 
-// One rank of a group: its communicator, and all that is used by the rank's thread alone.
+// One rank of a group: its communicator, and everything that only the rank's thread uses.
 class RankState {
  public:
   RankState(std::unique_ptr<Communicator> communicator,
             std::shared_ptr<threads::MeetingPoint> meeting_point = nullptr)
       : point(std::move(meeting_point)), comm(std::move(communicator)) {}
 
-  // The rank's own device of this kind. The lock is held.
+  // Returns the rank's own device of this kind. The caller holds the lock.
   const Device& device_like(const switchyard_device& device);
-  // Destroys an object of the rank when the rank is not in a call: at once, or in its next one.
-  // Python frees objects on any thread, and that thread may be one that the rank waits for.
+  // Destroys an object of the rank once the rank is in no call: immediately, or during its next
+  // call. Python frees objects on any thread, possibly one that the rank is waiting for.
   void retire(std::shared_ptr<void> object);
   void bury_retired();
 
-  const std::shared_ptr<threads::MeetingPoint> point;  // null: the ranks are no threads of ours
+  const std::shared_ptr<threads::MeetingPoint> point;  // null: the ranks are not our threads
   const std::unique_ptr<Communicator> comm;
-  // A step that run_step calls back runs layers of the communicator that run_step holds.
+  // Recursive: run_step holds it while the step that it calls back runs layers of the communicator.
   std::recursive_mutex mutex;
 
  private:
-  std::map<std::uint64_t, Device> devices_;  // by the id of the handle
+  std::map<std::uint64_t, Device> devices_;  // by handle id
   std::mutex retired_mutex_;
   std::vector<std::shared_ptr<void>> retired_;
 };
 
-// Holds the locks of ranks that a call uses; null ones are skipped.
+// Holds the locks of the ranks that a call uses. Skips null pointers.
 class RankLock {
  public:
   explicit RankLock(std::vector<RankState*> ranks);
@@ -58,7 +58,7 @@ TensorView tensor_of(const switchyard_tensor& tensor, Memory memory, std::string
 inline bool is_given(const switchyard_tensor& tensor) { return tensor.num_extents != 0; }
 ExpertPlacement placement_of(const switchyard_placement& placement);
 
-// How the two matrices of an expert are used, if they say so by their sizes alone.
+// Returns a gated or an ungated activation, whichever fits the sizes of the two matrices.
 Activation activation_for(const switchyard_tensor& gate_up, const switchyard_tensor& down);
 struct LayerActivations {
   Activation routed = Activation::swiglu;
@@ -70,7 +70,7 @@ MoeViews views_of(const switchyard_layer_weights& weights, const LayerActivation
 std::chrono::milliseconds timeout_of(std::int64_t timeout_ms);
 int rank_number(std::int64_t number, std::string_view name);
 
-// "" for null.
+// Returns "" for null.
 inline std::string_view text_of(const char* text) { return text == nullptr ? "" : text; }
 
 }  // namespace switchyard::c

@@ -1,4 +1,4 @@
-// Routers of the C interface.
+// C interface: routers.
 #include "switchyard/router.h"
 
 #include <limits>
@@ -83,7 +83,7 @@ int switchyard_route_backward(switchyard_device* device, void* stream,
       out.gradients.gate_bias = c::view_of(gradients->d_gate_bias, Dtype::f32,
                                            {args.form.num_experts}, on, "d_gate_bias");
     }
-    on.set_zero(out.d_x);  // which the router adds to
+    on.set_zero(out.d_x);  // the router accumulates into it
     call.router.backward(
         call.weights,
         {.x = call.x,

@@ -1,4 +1,4 @@
-// Tensors of the C interface as views.
+// Views of the tensors that the C interface is given.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline Dtype dtype_of(std::int64_t dtype) {
   return static_cast<Dtype>(dtype);
 }
 
-// A contiguous tensor that must be there unless it is empty.
+// Returns a view of a contiguous tensor. Throws if `data` is null and the tensor is not empty.
 inline TensorView view_of(void* data, Dtype dtype, const Shape& shape, const Device& device,
                           std::string_view name) {
   require(data != nullptr || shape.num_elements() == 0, "{} is a null pointer", name);
@@ -35,7 +35,7 @@ inline ConstTensorView view_of(const void* data, Dtype dtype, const Shape& shape
 ExpertsOptions experts_options(const switchyard_experts_form& form);
 std::vector<ExpertWeights> weights_of(const ExpertsOptions& options, std::int64_t num_experts,
                                       const switchyard_experts& packed, const Device& device);
-// None for experts that are frozen.
+// Returns an empty list if the experts are frozen.
 std::vector<ExpertGradients> gradients_of(const ExpertsOptions& options, std::int64_t num_experts,
                                           const switchyard_experts& packed, const Device& device);
 RouterOptions router_options(const switchyard_router_form& form);

@@ -1,4 +1,4 @@
-// The names that the tensors of an MoE block have in a checkpoint: those of from_hugging_face.
+// The names of an MoE block's tensors in a checkpoint, as from_hugging_face expects them.
 #pragma once
 
 #include <array>
@@ -31,7 +31,8 @@ void append(NamedViews<View>& all, const std::string& stem, const BasicExpertTen
   }
 }
 
-// What every rank has of a block, also where it is none: the router and the shared expert.
+// Returns the tensors of a block that every rank holds, the router and the shared expert. Includes
+// views that are not given.
 template <typename View>
 NamedViews<View> replicated_tensors(const std::string& prefix, const BasicMoeTensors<View>& block,
                                     std::string_view shared_stem = "shared_experts.") {

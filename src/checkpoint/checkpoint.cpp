@@ -1,4 +1,4 @@
-// Finds the files of a checkpoint and what each of their tensors is called.
+// Finds the files of a checkpoint and the names of their tensors.
 #include "switchyard/checkpoint.h"
 
 #include <algorithm>
@@ -23,12 +23,12 @@ namespace {
 
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kFileSuffix = ".safetensors";
-constexpr std::int64_t kMaxIndex = 100'000'000;  // as of a header, which has more to say
+constexpr std::int64_t kMaxIndex = 100'000'000;  // as for a header, which holds more per tensor
 
 struct Found {
   std::map<std::string, std::string> metadata;
   std::vector<SafetensorsFile> files;
-  std::map<std::string, std::size_t, std::less<>> places;  // of a tensor's file in `files`
+  std::map<std::string, std::size_t, std::less<>> places;  // by tensor name: index into `files`
 };
 
 struct Listing {
@@ -43,12 +43,12 @@ Listing list(const OpenFolder& folder) {
     if (name.ends_with(kIndexSuffix)) result.indexes.push_back(name);
     if (name.ends_with(kFileSuffix)) result.files.push_back(std::move(name));
   }
-  // What is replaced is removed next, and may have been listed in part.
+  // A replaced folder is removed next, so its listing may be incomplete.
   require(!folder.is_replaced(), "{} was replaced while it was listed", folder.path().string());
   return result;
 }
 
-// The first few, so that a folder of thousands fits a message.
+// Lists the first few names only, so that a folder of thousands still fits in a message.
 std::string words_for(const std::vector<std::string>& names) {
   constexpr std::size_t kMost = 8;
   std::vector<std::string> words;
@@ -131,7 +131,7 @@ Found open_all(const OpenFolder& folder) {
   return result;
 }
 
-// Files that are missing because the folder was replaced are there in the new one.
+// Retries if the folder was replaced meanwhile: files that went missing exist in the new one.
 template <typename Open>
 Found open_while_replaced(const fs::path& path, const Open& open) {
   constexpr int kMostTries = 16;
@@ -165,7 +165,7 @@ struct Checkpoint::Contents {
   Found found;
 
   std::once_flag once = {};
-  NamedTensors tensors = {};  // of `once`
+  NamedTensors tensors = {};  // filled once, under `once`
 };
 
 Checkpoint::Checkpoint(std::shared_ptr<Contents> contents) : contents_(std::move(contents)) {}

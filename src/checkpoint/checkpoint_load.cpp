@@ -1,4 +1,5 @@
-// Loads a rank's part of a checkpoint: found by from_hugging_face, checked as a whole, then copied.
+// Loads a rank's part of a checkpoint: from_hugging_face finds it, all of it is checked, then
+// copied.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -17,8 +18,8 @@
 namespace switchyard {
 namespace {
 
-// A checkpoint's tensors under a prefix. Views of copies, where a file does not align its tensors,
-// are kept: each is asked for several times.
+// A checkpoint's tensors under a prefix. Caches views, since each tensor is requested several times
+// and one that is unaligned in its file is copied.
 class CheckpointSource : public TensorSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, std::string_view prefix)
@@ -43,16 +44,16 @@ class CheckpointSource : public TensorSource {
   mutable NamedTensors views_;
 };
 
-// Bytes that lie together on both sides.
+// A range of bytes that is contiguous on both sides.
 struct Run {
   const std::byte* from = nullptr;
   std::byte* into = nullptr;
   std::int64_t bytes = 0;
-  Memory memory = Memory::host;  // that it goes into
+  Memory memory = Memory::host;  // of `into`
 };
 
-// Copies what lies in a checkpoint's files by reading it: a file that was shortened is then an
-// error, and no fault.
+// Copies from a checkpoint's files by reading them, not through their mapping, so that a file that
+// was shortened is an error and not a fault.
 class Copier {
  public:
   explicit Copier(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
@@ -68,11 +69,11 @@ class Copier {
       reader.read(from - begin, into);
       return;
     }
-    std::memcpy(into.data(), from, into.size());  // of memory that is no file's
+    std::memcpy(into.data(), from, into.size());  // not in any file's mapping
   }
 
  private:
-  // The last one is kept: runs come in the order of files.
+  // Keeps the last reader, since runs come in file order.
   const FileReader& reader_of(const SafetensorsFile& file) {
     const auto* const data = mapping_of(file).data.get();
     if (!reader_ || data != reader_of_) {
@@ -97,8 +98,8 @@ void add_runs(std::vector<Run>& runs, const ConstTensorView& from, const TensorV
   }
 }
 
-// In the order of the file, and what adjoins as one: packed experts are few and large copies, which
-// pass the caches by.
+// Sorts the runs by file position and merges adjacent ones, so that packed experts become a few
+// large copies.
 std::vector<Run> joined(std::vector<Run> runs) {
   std::ranges::sort(runs, std::less<>(), &Run::from);
   std::vector<Run> result;
@@ -114,7 +115,7 @@ std::vector<Run> joined(std::vector<Run> runs) {
   return result;
 }
 
-// What is copied where, and what an error calls it.
+// A copy to make, and the name of its tensor in errors.
 struct Copy {
   std::string name;
   ConstTensorView from;
@@ -129,7 +130,7 @@ void require_fit(const Copy& copy, const Checkpoint& checkpoint, const Device& d
   require_reached(into, device.memory(), name);
 }
 
-// Neither may lack what the other has: nothing is left out in silence.
+// Both sides must have the tensor, or neither: nothing is skipped silently.
 void require_both(const Copy& copy, const Checkpoint& checkpoint) {
   const auto& [name, from, into] = copy;
   require(is_given(from) || !is_given(into), "{} has no {}", checkpoint.path().string(), name);
@@ -142,13 +143,13 @@ void copy_run(const Run& run, Copier& copier, const Device& device) {
     copier.copy(run.from, {run.into, static_cast<std::size_t>(run.bytes)});
     return;
   }
-  // As what has the fewest bytes: its values are of no matter here.
+  // Copies as bf16, which has the smallest element size. The values do not matter here.
   const Shape shape{run.bytes / size_of(Dtype::bf16)};
   device.copy(ConstTensorView(run.from, Dtype::bf16, shape, 1),
               TensorView(run.into, Dtype::bf16, shape, 1, nullptr, run.memory));
 }
 
-// Some rows at a time, which stay in the cache.
+// Converts some rows at a time, so that they stay in the cache.
 void convert_read(Copier& copier, const ConstTensorView& from, const TensorView& into) {
   constexpr std::int64_t kStagedBytes = 1 << 18;
   const auto row_bytes = from.row_bytes();

@@ -37,7 +37,7 @@ void add_whole_tensors(CheckpointPlan& plan, const CheckpointRecord& record, int
   }
 }
 
-// Loading would take such a tensor for a part of the block.
+// Loading would mistake such a tensor for a part of the block.
 void require_no_parts(std::span<const CheckpointRecord> records, const std::string& prefix) {
   for (const std::string_view part :
        {"experts.", "router.", "gate.", "shared_experts.", "shared_expert_gate."}) {
@@ -54,7 +54,7 @@ void require_no_parts(std::span<const CheckpointRecord> records, const std::stri
   }
 }
 
-// What is known of a block so far, and from which rank.
+// The facts about a block that are known so far, and the ranks they came from.
 struct AgreedBlock {
   BlockRecord record;
   int rank = 0;

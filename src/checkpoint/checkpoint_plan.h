@@ -1,4 +1,5 @@
-// Who writes what of a checkpoint: the same on every rank, from what all have told.
+// Plans which rank writes which part of a checkpoint. Every rank derives the same plan from the
+// gathered records.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +15,24 @@ namespace switchyard {
 
 struct PlannedTensor {
   TensorForm form;
-  int rank = 0;  // that writes it; of packed experts, the first of them
+  int rank = 0;  // the rank that writes it; for packed experts, the first of several
 };
 
 struct CheckpointPlan {
-  std::map<std::string, PlannedTensor> tensors;    // all that will be there
-  std::map<std::string, std::vector<int>> owners;  // by prefix, [E]: the rank that writes it
+  std::map<std::string, PlannedTensor> tensors;    // all tensors of the checkpoint
+  std::map<std::string, std::vector<int>> owners;  // by prefix, [E]: the rank that writes each
 };
 
-// Throws InvalidArgument if the ranks do not agree, or lack something together.
+// Throws InvalidArgument if the ranks disagree, or if an expert is missing on all of them.
 CheckpointPlan plan_checkpoint(std::span<const CheckpointRecord> records);
 
-// Where a tensor of an expert is saved: bytes first … of a tensor of this name and form.
+// Where an expert's tensor is saved: at byte `first` of the tensor with this name and form.
 struct ExpertPlace {
   std::string name;
   TensorForm whole;
   std::int64_t first = 0;
 };
-// `tensor` is one that the block's experts have.
+// `tensor` must be one that the block's experts have.
 ExpertPlace place_of(std::string_view prefix, const BlockRecord& block, std::int64_t id,
                      std::size_t tensor, CheckpointForm form);
 

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a tensor of an expert must be.
+// Returns the shape that a tensor of an expert must have.
 Shape expected_shape(std::size_t tensor, std::int64_t hidden, std::int64_t intermediate) {
   switch (tensor) {
     case kGate:
@@ -134,7 +134,7 @@ std::string to_bytes(const CheckpointRecord& record) {
     json["blocks"][prefix] = {block.num_experts, block.ids, forms};
   }
   std::string bytes;
-  Json::to_cbor(json, bytes);  // not text: a path need not be UTF-8
+  Json::to_cbor(json, bytes);  // binary, since a path need not be UTF-8
   return bytes;
 }
 

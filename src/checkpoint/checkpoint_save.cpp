@@ -1,5 +1,5 @@
-// Saves checkpoints: ranks agree on who writes what, write at the same time, and rank 0 puts the
-// whole in its place.
+// Saves checkpoints: the ranks agree on who writes what and write at the same time, then rank 0
+// moves the result into place.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using Forms = std::map<std::string, TensorForm>;
 constexpr std::string_view kSaveCheckpoint = "save_checkpoint";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
-// What one rank writes: bytes first … of a tensor.
+// A part that this rank writes, at byte `first` of a tensor.
 struct Piece {
   std::string name;
   std::int64_t first = 0;
@@ -53,7 +53,7 @@ class Saver {
       form() == CheckpointForm::one_file ? save_one_file() : save_file_per_rank();
     } catch (const CommunicationError&) {
       throw;
-    } catch (const Error&) {  // on every rank, and none shall see what is left of it
+    } catch (const Error&) {  // thrown on every rank; none returns before the temporary is gone
       replacement_.reset();
       comm_.barrier();
       throw;
@@ -64,7 +64,7 @@ class Saver {
   CheckpointForm form() const { return records_.front().form; }
   const std::string& token() const { return records_.front().token; }
 
-  // The file that this rank has a part in. Throws before anything is written.
+  // Lays out the file that this rank writes to. Throws before anything is written.
   void lay_out_files() {
     const bool is_file = form() == CheckpointForm::one_file;
     auto metadata = is_file ? records_.front().metadata : std::map<std::string, std::string>();
@@ -121,7 +121,7 @@ class Saver {
     });
   }
 
-  // Whatever keeps a rank from writing its part, memory that it needs for it too, is a
+  // Turns whatever keeps a rank from writing its part, including a lack of memory, into a
   // StorageError.
   void write_together(const std::function<void()>& work) {
     agree(comm_, kSaveCheckpoint, [&] {
@@ -164,7 +164,7 @@ class Saver {
     }
   }
 
-  // All tensors, or those that one rank writes.
+  // Returns the forms of all tensors, or of those that one rank writes.
   Forms forms_of(std::optional<int> rank) const {
     Forms forms;
     for (const auto& [name, tensor] : plan_.tensors) {
@@ -196,7 +196,8 @@ class Saver {
     return FileWriter::create(temporary_beside(path_, token()) / name, (path_ / name).string());
   }
 
-  // By rank. Those with nothing to write have no file; rank 0 has, so that there is one.
+  // Returns the file names by rank. Ranks with nothing to write have no file, except rank 0, so
+  // that there is always one.
   std::map<int, std::string> file_names() const {
     std::set<int> ranks{0};
     for (const auto& [name, tensor] : plan_.tensors) ranks.insert(tensor.rank);
@@ -227,7 +228,7 @@ class Saver {
   fs::path path_;
   std::vector<Piece> pieces_;
   SafetensorsLayout layout_;
-  std::optional<Replacement> replacement_;  // rank 0's
+  std::optional<Replacement> replacement_;  // on rank 0 only
 };
 
 }  // namespace
@@ -241,7 +242,8 @@ void save_checkpoint(Communicator& comm, const fs::path& path, const CheckpointC
   });
   const auto records = gather_records(comm, own);
   CheckpointPlan plan;
-  check_arguments({}, kSaveCheckpoint, [&] { plan = plan_checkpoint(records); });  // alike on all
+  // Throws the same error on all ranks.
+  check_arguments({}, kSaveCheckpoint, [&] { plan = plan_checkpoint(records); });
   Saver(comm, contents, records, std::move(plan)).save();
 }
 

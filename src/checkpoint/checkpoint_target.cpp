@@ -30,7 +30,7 @@ bool is_of_checkpoints(const fs::directory_entry& entry) {
 void require_replaceable(const fs::path& path, CheckpointForm form) {
   std::error_code error;
   const bool is_file = form == CheckpointForm::one_file;
-  // A link to a file is replaced by one, but a folder cannot take the place of a link.
+  // A new file may replace a link to a file, but a new folder cannot replace a link.
   const auto status = is_file ? fs::status(path, error) : fs::symlink_status(path, error);
   require(error != std::errc::filename_too_long, "cannot save to {}: {}", path.string(),
           error.message());

@@ -1,4 +1,4 @@
-// What may be at the path of a checkpoint that is to be saved.
+// Checks what is already at the path where a checkpoint is to be saved.
 #pragma once
 
 #include <filesystem>
@@ -7,11 +7,11 @@
 
 namespace switchyard {
 
-// Safetensors files and their indices, which are removed when their folder is replaced.
+// True for safetensors files and their indexes, which are removed when their folder is replaced.
 bool is_of_checkpoints(const std::filesystem::directory_entry& entry);
 
-// InvalidArgument or StorageError says what is there that a checkpoint of this form cannot replace,
-// or that its name is too long. Other reasons show when the first file is made.
+// Throws InvalidArgument or StorageError if a checkpoint of this form cannot replace what is at
+// `path`, or if the name is too long. Other obstacles show up when the first file is created.
 void require_replaceable(const std::filesystem::path& path, CheckpointForm form);
 
 }  // namespace switchyard

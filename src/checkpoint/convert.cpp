@@ -34,7 +34,7 @@ void transpose(const ConstTensorView& matrix, const Columns& columns, const Tens
   }
 }
 
-// A copy of these columns of [n, m] as rows: [m / step, n].
+// Copies these columns of [n, m] into rows: [m / step, n].
 ConstTensorView transposed(const Device& device, const ConstTensorView& matrix,
                            const Columns& columns = {}) {
   require_on_device(matrix, device.memory(), "a tensor to be transposed");
@@ -51,7 +51,7 @@ ConstTensorView transposed(const Device& device, const ConstTensorView& matrix,
   return out.view();
 }
 
-// A copy of these elements of a vector.
+// Copies these elements of a vector.
 ConstTensorView picked(const Device& device, const ConstTensorView& vector,
                        const Columns& columns) {
   const auto size = vector.rows();
@@ -61,7 +61,7 @@ ConstTensorView picked(const Device& device, const ConstTensorView& vector,
   return {column.data(), column.dtype(), {column.rows()}, 1, column.owner(), column.memory()};
 }
 
-// f32 where it is f16, which layers do not compute in.
+// Converts f16, which layers do not compute in, to f32. Returns other tensors unchanged.
 ConstTensorView widened(const Device& device, const ConstTensorView& view) {
   if (!is_given(view) || view.dtype() != Dtype::f16) return view;
   if (view.memory() != Memory::host) {
@@ -121,7 +121,7 @@ constexpr std::string_view kPackedDown = "experts.down_proj";
 constexpr Columns kGates{.first = 0, .step = 2};
 constexpr Columns kUps{.first = 1, .step = 2};
 
-// Systems write it either way; none where nothing has such a name.
+// Checkpoints use either name. Returns an empty expert if neither occurs.
 ExpertWeights shared_expert(const BlockTensors& block, std::int64_t hidden) {
   constexpr std::string_view kOne = "shared_expert.";
   constexpr std::string_view kSeveral = "shared_experts.";
@@ -158,7 +158,7 @@ MoeWeights from_gpt_oss(const BlockTensors& block, const Device& device) {
   return result;
 }
 
-// The rank's slices of a tensor that may be missing: then as many that are none.
+// Returns the rank's slices of a tensor, or as many empty views if there is no such tensor.
 std::vector<ConstTensorView> slices_if_there(const BlockTensors& block, std::string_view name,
                                              const Shape& shape) {
   if (!block.has(name)) return std::vector<ConstTensorView>(block.ids().size());
@@ -169,7 +169,7 @@ ConstTensorView part_of(const ConstTensorView& view, std::int64_t begin, std::in
   return is_given(view) ? view.slice(begin, end) : ConstTensorView{};
 }
 
-// Stored (out, in): the gates first, then the ups, or ups alone.
+// Stored (out, in): gates first, then ups, or ups alone.
 std::vector<ExpertWeights> packed_experts(const BlockTensors& block, std::string_view name,
                                           std::int64_t hidden) {
   const bool gated = name == kPackedGateUp;

@@ -1,15 +1,15 @@
-// Elements of a checkpoint's dtype as those of another.
+// Converts elements from a checkpoint's dtype to another.
 #pragma once
 
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
-// Where it is the same, f32 from bf16 or f16, which is exact, or bf16 from f16, rounded to nearest
-// even.
+// True if the dtypes are equal, for bf16 or f16 to f32, which is exact, and for f16 to bf16, which
+// rounds to nearest even.
 bool can_become(Dtype from, Dtype into);
 
-// Between views of equal shape in the host's memory, whose dtypes differ and can_become allows.
+// Converts between host views of equal shape. Their dtypes must differ and satisfy can_become.
 void convert(const ConstTensorView& from, const TensorView& into);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Checks of where tensors are.
+// Checks that tensors are in the expected memory (host or GPU).
 #pragma once
 
 #include <string_view>
@@ -8,7 +8,8 @@
 
 namespace switchyard {
 
-// Kernels cannot look elsewhere, and nobody can see in a pointer where it leads.
+// Throws unless `view` is in `memory`. Kernels reach only their device's memory, and a raw pointer
+// does not reveal which memory it refers to.
 inline void require_memory(const ConstTensorView& view, Memory memory, std::string_view name) {
   if (view.memory() == memory) return;
   throw InvalidArgument(fmt::format(
@@ -16,8 +17,8 @@ inline void require_memory(const ConstTensorView& view, Memory memory, std::stri
       name, view.shape(), name_of(view.memory()), name_of(memory)));
 }
 
-// For functions that take a device with their tensors, the CPU where none is given.
-// Empty: the tensor is where it must be.
+// Returns an error message if `view` is not in `memory`, or an empty string if it is. Meant for
+// functions whose device parameter defaults to the CPU.
 inline std::string objection_to_memory(const ConstTensorView& view, Memory memory,
                                        std::string_view name) {
   if (view.memory() == memory) return {};
@@ -30,12 +31,12 @@ inline void require_on_device(const ConstTensorView& view, Memory memory, std::s
   if (view.memory() != memory) throw InvalidArgument(objection_to_memory(view, memory, name));
 }
 
-// For what takes tensors of the host's memory along with those of the device's.
+// Throws unless `view` is in host memory or in `memory`, for functions that accept both.
 inline void require_reached(const ConstTensorView& view, Memory memory, std::string_view name) {
   if (view.memory() != Memory::host) require_on_device(view, memory, name);
 }
 
-// For what reads and writes tensors itself, which it cannot in a GPU's memory.
+// Throws unless `view` is in host memory, for functions that access elements on the host.
 inline void require_host(const ConstTensorView& view, std::string_view name) {
   if (view.memory() == Memory::host) return;
   throw InvalidArgument(

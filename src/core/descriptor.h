@@ -1,4 +1,4 @@
-// A file descriptor that is closed with its owner.
+// An owned file descriptor, closed on destruction.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Optional views: a default one is none.
+// Optional views: a default-constructed view means "not given".
 #pragma once
 
 #include "switchyard/tensor.h"

@@ -1,4 +1,4 @@
-// One number for many, so that ranks can compare what is too long to send.
+// Hashes, so that ranks can compare values that are too long to send.
 #pragma once
 
 #include <concepts>
@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// FNV-1a, a number at a time.
+// FNV-1a over whole numbers instead of bytes.
 template <std::integral T>
 std::int64_t hash_of(std::span<const T> values) {
   std::uint64_t hash = 1469598103934665603U;
@@ -21,7 +21,7 @@ std::int64_t hash_of(std::span<const T> values) {
   return static_cast<std::int64_t>(hash);
 }
 
-// Of dtypes and extents, without those before `first_dim`.
+// Hashes the dtype, the rank and the extents from `first_dim` on of each tensor.
 inline std::int64_t hash_of_shapes(std::span<const ConstTensorView> tensors, int first_dim = 0) {
   std::vector<std::int64_t> numbers;
   for (const auto& tensor : tensors) {

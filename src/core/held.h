@@ -1,4 +1,4 @@
-// What an object holds, unless it was moved from.
+// Dereferences an object's implementation pointer. Throws if the object was moved from.
 #pragma once
 
 #include <string_view>

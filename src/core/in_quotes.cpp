@@ -9,8 +9,8 @@ namespace {
 
 bool is_within_character(char c) { return (static_cast<unsigned char>(c) & 0xc0U) == 0x80U; }
 
-// How many bytes from the start of the text can be shown as one character: none of a control
-// character (of C0 or C1, or one that turns the direction of text), nor where there is no UTF-8.
+// Returns how many bytes at the start of `text` form one printable character. Returns 0 for control
+// characters (C0, C1 and those that change the text direction) and for invalid UTF-8.
 std::size_t shown_bytes(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   if (lead < 0x80U) return lead >= 0x20U && lead != 0x7fU ? 1 : 0;

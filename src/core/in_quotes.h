@@ -1,4 +1,4 @@
-// Names from files, fit for messages.
+// Quotes names that come from files, so that messages can show them safely.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,10 +14,10 @@ struct InQuotes {
   std::string_view text;
 };
 
-// Formats as 'text', shortened where a file has something absurd, with control characters, those
-// that turn the direction of text, and what is no UTF-8 as \x1b: what a file has in its names must
-// neither end a message nor reach a terminal. Still UTF-8.
-// Nothing is made before it is formatted, so that checks of thousands of names cost nothing.
+// Formats as 'text', cut to kMaxInQuotes bytes. Control characters, characters that change the text
+// direction, and invalid UTF-8 are escaped like \x1b, so that a name from a file can neither end a
+// message nor control a terminal. The result is valid UTF-8.
+// All work happens on formatting, so checks that pass cost nothing even for thousands of names.
 inline InQuotes in_quotes(std::string_view text) { return {text}; }
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// The system's words for the error of its last call.
+// The system's message for errno.
 #pragma once
 
 #include <cerrno>

@@ -22,7 +22,7 @@ struct Address {
   sockaddr_un value{};
   socklen_t size = 0;
 
-  // Names that begin with 0 are in no folder.
+  // A name that begins with a zero byte is abstract: it has no entry in the file system.
   explicit Address(const LocalListener::Name& name) {
     const auto text = fmt::format("switchyard-{:016x}{:016x}", static_cast<std::uint64_t>(name[0]),
                                   static_cast<std::uint64_t>(name[1]));
@@ -39,7 +39,7 @@ Descriptor make_socket(int type = SOCK_SEQPACKET) {
   return made;
 }
 
-// Whether it can be read before the deadline.
+// Waits until the socket is readable. Returns false on a timeout or an error.
 bool wait_for(int socket, Deadline deadline) {
   while (true) {
     const auto left =
@@ -84,7 +84,7 @@ bool LocalConnection::send(std::span<const std::byte> message, int descriptor,
     const ssize_t sent = ::sendmsg(socket(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return sent == static_cast<ssize_t>(message.size());
     if (errno == EINTR) continue;
-    // The queue is full, or too many descriptors are on their way: their receivers take them soon.
+    // The queue is full or too many descriptors are in flight. Receivers drain both soon.
     const bool may_fit_later = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
     if (!may_fit_later || std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -101,8 +101,8 @@ Received LocalConnection::receive(std::span<std::byte> message, Descriptor& desc
   alignas(cmsghdr) std::array<std::byte, kControlBytes> control{};
   header.msg_control = control.data();
   header.msg_controllen = control.size();
-  // One that closes with messages unread resets the connection: that is told first, and once, and
-  // then come its own last messages.
+  // A peer that closes with unread messages resets the connection. The reset is reported once,
+  // before the last messages that the peer sent.
   ssize_t got = 0;
   bool was_reset = false;
   do {

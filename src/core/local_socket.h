@@ -1,5 +1,5 @@
-// Connections between processes of one host, which carry small messages and descriptors of files.
-// Their names are in no folder, so nothing is left behind.
+// Unix sockets between processes of one host, for small messages and file descriptors. Their names
+// are abstract, so no file is left behind.
 #pragma once
 
 #include <array>
@@ -25,24 +25,26 @@ class LocalConnection {
   int socket() const { return socket_.get(); }
   bool is_open() const { return socket_.is_open(); }
 
-  // Whole messages, with a copy of a descriptor if there is one. Returns false where the other
-  // process is gone, or takes no more until the deadline.
+  // Sends one whole message, with a copy of `descriptor` unless it is negative. Returns false if
+  // the peer is gone or accepts nothing before the deadline.
   bool send(std::span<const std::byte> message, int descriptor, Deadline deadline) const;
-  // Waits until the deadline for a message of this size. What has another size is the end of it.
+  // Waits until the deadline for a message of this size. `descriptor` is set if one comes with it.
+  // Reports a message of any other size as `Received::end`.
   Received receive(std::span<std::byte> message, Descriptor& descriptor, Deadline deadline) const;
 
  private:
   Descriptor socket_;
 };
 
-// Where other processes of the same user connect to this one.
+// Accepts connections from other processes of the same user.
 class LocalListener {
  public:
   using Name = std::array<std::int64_t, 2>;
 
   LocalListener();
   const Name& name() const { return name_; }
-  // Not open if nobody came until the deadline. Throws Unsupported where no connection can be made.
+  // Returns a connection that is not open if nobody connects before the deadline. Throws
+  // Unsupported if the socket cannot accept connections.
   LocalConnection accept(Deadline deadline) const;
 
  private:
@@ -50,21 +52,22 @@ class LocalListener {
   Descriptor socket_;
 };
 
-// Throws Unsupported where the listener cannot be reached.
+// Connects to a listener. Throws Unsupported if it cannot be reached.
 LocalConnection connect_to(const LocalListener::Name& name);
 
-// Takes short messages from other processes of the same user, without a connection.
+// Sends short datagrams to, and receives them from, other processes of the same user.
 class LocalMailbox {
  public:
   using Name = LocalListener::Name;
 
   explicit LocalMailbox(const Name& name);
-  // Returns at once; false where nobody has a mailbox of this name, or it is full.
+  // Does not block. Returns false if no mailbox has this name or if it is full.
   bool send(const Name& to, std::span<const std::byte> message) const;
   struct Sender {
     std::int64_t pid = 0;
   };
-  // Returns at once. Nothing if there is no message, or one of another size.
+  // Does not block. Returns nullopt if there is no message. A message that has another size or
+  // comes from another user is discarded and also gives nullopt.
   std::optional<Sender> receive(std::span<std::byte> message) const;
 
  private:

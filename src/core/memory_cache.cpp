@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // whose class can still be computed
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // size_class cannot overflow up to here
 
 }  // namespace
 
@@ -29,12 +29,12 @@ struct MemoryCache::Blocks {
   Kept kept;
   std::int64_t bytes_held = 0;
 
-  // With the node that keeps it, so that giving it back needs no memory.
+  // Returns the block inside its map node, so that giving it back allocates nothing.
   Kept::node_type take(std::int64_t bytes) {
     const std::scoped_lock lock(mutex);
     const auto found = kept.lower_bound(bytes);
     if (found != kept.end() && found->first <= 2 * bytes) return kept.extract(found);
-    // What is kept and too small would only be joined by more: sizes have grown.
+    // Sizes have grown: frees the blocks that are slightly too small, which would only pile up.
     for (auto i = kept.begin(); i != kept.end() && i->first < bytes;) {
       if (2 * i->first < bytes) {
         ++i;

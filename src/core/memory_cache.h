@@ -1,5 +1,5 @@
-// Memory that is taken and given back every step, without asking the system each time, which would
-// have to zero it first.
+// Recycles memory that is allocated and freed every step. Fresh memory from the system would have
+// to be zeroed first.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace switchyard {
 
-// What is allocated for this many bytes: one of eight sizes to a doubling, so that row counts that
-// vary from step to step reuse a block.
+// Rounds a request up to its allocation size. There are eight sizes per power of two, so that row
+// counts that vary slightly between steps reuse the same block.
 std::int64_t size_class(std::int64_t bytes);
 
-// May be used from any thread. Blocks may outlive the cache.
+// Thread-safe. Blocks may outlive the cache.
 class MemoryCache {
  public:
   MemoryCache();
 
-  // Uninitialised; goes back to the cache when the last view of it is gone.
+  // Returns uninitialised memory, which goes back to the cache with its last view.
   TensorView take(const Shape& shape, Dtype dtype);
 
-  // In use and kept.
+  // Counts blocks in use and blocks kept for reuse.
   std::int64_t bytes_held() const;
 
  private:

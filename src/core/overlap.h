@@ -1,4 +1,4 @@
-// Whether tensors share memory, where one is written while the other is read.
+// Checks whether tensors share memory, for when one is written while the other is read.
 #pragma once
 
 #include <algorithm>
@@ -19,19 +19,20 @@ inline std::uintptr_t end_of(const ConstTensorView& view) {
                                                       view.row_bytes());
 }
 
-// Whether bytes begin … end − 1 meet a row of the view.
+// True if the bytes [begin, end) overlap a row of the view. The gaps between rows do not count.
 inline bool meets_row(std::uintptr_t begin, std::uintptr_t end, const ConstTensorView& view) {
   if (end <= begin_of(view) || begin >= end_of(view)) return false;
   const auto stride = static_cast<std::uintptr_t>(view.row_stride_bytes());
   const auto width = static_cast<std::uintptr_t>(view.row_bytes());
   const auto from = std::max(begin, begin_of(view)) - begin_of(view);
-  // Either within the row that `from` falls into, or it reaches the next one.
+  // The range starts inside a row, or it starts in a gap and reaches the next row.
   return from % stride < width || begin_of(view) + (from / stride + 1) * stride < end;
 }
 
 }  // namespace overlap
 
-// Rows that lie apart may lie between the other's, as columns of one matrix do.
+// True if the views have a byte in common. Strided rows may interleave without overlapping, as
+// column blocks of one matrix do.
 inline bool share_memory(const ConstTensorView& a, const ConstTensorView& b) {
   if (a.memory() != b.memory()) return false;
   if (a.shape().num_elements() == 0 || b.shape().num_elements() == 0) return false;
@@ -57,7 +58,8 @@ inline bool share_memory(const ConstTensorView& a, const ConstTensorView& b) {
   return false;
 }
 
-// For what is still read when the other is being written: "x and y".
+// Throws if the tensors overlap, for inputs that are still read while an output is written.
+// `names` is the subject of the message: "x and y".
 inline void require_apart(const ConstTensorView& a, const ConstTensorView& b,
                           std::string_view names) {
   require(!share_memory(a, b), "{} must lie apart in memory", names);

@@ -1,4 +1,4 @@
-// Tokens that are padding, by a mask [T] of i32.
+// Padding tokens, marked by 0 in an i32 mask [T].
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ inline bool is_valid(const ConstTensorView& mask, std::int64_t token) {
   return *reinterpret_cast<const std::int32_t*>(mask.row(token)) != 0;
 }
 
-// Zeros for the rows that are not kept; these are not read, since they may hold NaN.
+// Copies the rows that `keeps` accepts and zeroes the others. Rejected rows are not read, since
+// they may hold NaN.
 template <typename Keeps>
 void copy_kept_rows(const ConstTensorView& from, const TensorView& to, Keeps keeps) {
   const auto row_bytes = static_cast<std::size_t>(from.row_bytes());

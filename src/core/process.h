@@ -1,10 +1,10 @@
-// Tells a process from the one that it was forked from, which keeps threads and shared memory.
+// Tells a forked child from its parent, which keeps its threads and its place in groups of ranks.
 #pragma once
 
 namespace switchyard {
 
-// How often this process was forked off since the program began: it differs from that of its
-// parent. Costs a read.
+// Returns how many forks lie between this process and the first one that called this function. A
+// child's value differs from its parent's. Costs one atomic load.
 int fork_generation();
 
 }  // namespace switchyard

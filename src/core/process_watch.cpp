@@ -17,7 +17,7 @@ std::shared_ptr<const ProcessWatch> ProcessWatch::of(std::int64_t pid) {
   const std::scoped_lock lock(mutex);
   std::erase_if(*watches, [](const auto& entry) { return entry.second.expired(); });
   auto watch = (*watches)[pid].lock();
-  if (watch == nullptr || watch->has_ended()) {  // the number may be a new process's by now
+  if (watch == nullptr || watch->has_ended()) {  // a new process may have reused the pid
     watch = std::make_shared<const ProcessWatch>(pid);
     (*watches)[pid] = watch;
   }
@@ -29,7 +29,7 @@ ProcessWatch::ProcessWatch(std::int64_t pid)
   had_ended_ = !process_.is_open() && errno == ESRCH;
 }
 
-// Without a descriptor the process is asked for by its number, which takes a zombie for alive.
+// Without a pidfd this falls back to kill(pid, 0), which reports a zombie as alive.
 bool ProcessWatch::has_ended() const {
   if (had_ended_) return true;
   if (!process_.is_open()) return ::kill(static_cast<pid_t>(pid_), 0) != 0 && errno == ESRCH;

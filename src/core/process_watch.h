@@ -1,4 +1,4 @@
-// Notices when another process of this host ends.
+// Detects when another process on this host ends.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace switchyard {
 
 class ProcessWatch {
  public:
-  // The watch of a process. All users in this process share it, so that the number of descriptors
-  // does not grow with the number of groups.
+  // Returns the watch of a process. All users in this process share one watch per pid, so that the
+  // number of descriptors does not grow with the number of groups.
   static std::shared_ptr<const ProcessWatch> of(std::int64_t pid);
 
   explicit ProcessWatch(std::int64_t pid);
@@ -21,8 +21,8 @@ class ProcessWatch {
 
  private:
   std::int64_t pid_;
-  Descriptor process_;      // not open where no descriptor was left
-  bool had_ended_ = false;  // before it could be watched
+  Descriptor process_;      // a pidfd; not open if it could not be opened
+  bool had_ended_ = false;  // true if the process ended before the watch began
 };
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Checks whose messages give the values: require(ok, "num_experts ({}) must be positive", n).
+// Checks with formatted messages: require(ok, "num_experts ({}) must be positive", n).
 #pragma once
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 #include "switchyard/error.h"
 #include "switchyard/tensor.h"
 
-// A shape given as such is written out only when the message is.
+// Formats a Shape argument lazily, only when the message is.
 template <>
 struct fmt::formatter<switchyard::Shape> : fmt::formatter<std::string> {
   template <typename Context>
@@ -28,7 +28,7 @@ void require(bool ok, fmt::format_string<Args...> message, Args&&... args) {
   }
 }
 
-// An invariant of ours; a failure is a bug in the library.
+// Checks an internal invariant. A failure is a bug in the library.
 template <typename... Args>
 void check_invariant(bool ok, fmt::format_string<Args...> message, Args&&... args) {
   require<InternalError>(ok, message, std::forward<Args>(args)...);

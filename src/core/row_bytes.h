@@ -1,4 +1,4 @@
-// Whole views of the host's memory, whether their rows lie apart or not.
+// Copies and zeroes whole views in host memory, contiguous or strided.
 #pragma once
 
 #include <cstring>
@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// Between views of equal shape and dtype.
+// Copies between views of equal shape and dtype.
 inline void copy_rows(const ConstTensorView& from, const TensorView& to) {
   if (from.shape().num_elements() == 0) return;
   if (from.is_contiguous() && to.is_contiguous()) {
@@ -30,7 +30,7 @@ inline void zero_rows(const TensorView& view) {
   }
 }
 
-// All bytes of a contiguous view, wherever it is.
+// Returns the bytes of a contiguous view in any memory.
 template <typename Byte>
 std::span<Byte> bytes_of(const BasicTensorView<Byte>& view) {
   return {view.data(), static_cast<std::size_t>(view.bytes())};

@@ -1,4 +1,4 @@
-// Pages of the host's memory that processes may share: a file without a name.
+// Host memory that processes can share, backed by an anonymous file (memfd).
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace switchyard {
 
-// A file of zeros without a name, in memory. Throws DeviceError.
+// Creates an anonymous in-memory file of `bytes` zeros. Throws DeviceError on failure.
 Descriptor make_shared_file(std::int64_t bytes);
 
 class SharedPages {
  public:
-  // Makes new pages of zeros.
+  // Allocates zeroed pages.
   explicit SharedPages(std::int64_t bytes);
-  // Maps the pages behind a file that another process sent.
+  // Maps the pages of a file received from another process.
   SharedPages(Descriptor file, std::int64_t bytes);
   ~SharedPages();
   SharedPages(const SharedPages&) = delete;
@@ -24,7 +24,7 @@ class SharedPages {
 
   std::span<std::byte> bytes() const { return bytes_; }
   const Descriptor& file() const { return file_; }
-  // Closes the descriptor when all who map the pages have them.
+  // Closes the descriptor. Call it once every process has mapped the pages.
   void close_file() { file_ = Descriptor(); }
 
  private:

@@ -1,4 +1,4 @@
-// Signal handlers stay off a thread that computes.
+// Keeps signal handlers off a thread while it computes.
 #pragma once
 
 #include <pthread.h>
@@ -7,9 +7,9 @@
 
 namespace switchyard {
 
-// While one lives, this thread handles no signals except those raised by its own faults; others
-// stay pending or go to other threads. Threads started in the meantime inherit the mask and keep
-// it.
+// Blocks all signals on the current thread, except those raised by its own faults, for the lifetime
+// of the object. Blocked signals stay pending or go to other threads. Threads started meanwhile
+// inherit the mask and keep it.
 class SignalsWait {
  public:
   SignalsWait() {

@@ -1,5 +1,5 @@
-// Arithmetic as the standard has it, whatever the program has told its threads: rounding to
-// nearest, subnormal numbers kept, no traps. Results of ranks would differ in silence otherwise.
+// Standard floating-point arithmetic, whatever modes the program has set for its threads: rounding
+// to nearest, subnormals kept, no traps. Otherwise the results of ranks could silently differ.
 #pragma once
 
 #if defined(__x86_64__)
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-// While it lives, on the thread that made it.
+// Sets the modes of the current thread and restores the previous ones on destruction.
 class StandardFloats {
  public:
 #if defined(__x86_64__)

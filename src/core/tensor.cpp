@@ -18,14 +18,15 @@ constexpr std::string_view kUnknown = "unknown";
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Rows are read in any order: with small pages, finding their addresses costs as much as the rows.
+// Large blocks use huge pages: rows are read in random order, and with small pages the TLB misses
+// cost as much as reading the rows.
 std::shared_ptr<std::byte> allocate(std::int64_t bytes) {
   const auto count = static_cast<std::size_t>(bytes);
   const bool huge = count >= 2 * kHugePage;
   const std::align_val_t alignment{huge ? kHugePage : kCacheLine};
   auto* data = static_cast<std::byte*>(::operator new(count, alignment, std::nothrow));
   require<DeviceError>(data != nullptr, "cannot allocate {} bytes of host memory", bytes);
-  if (huge) ::madvise(data, count, MADV_HUGEPAGE);  // a wish; the system may not grant it
+  if (huge) ::madvise(data, count, MADV_HUGEPAGE);  // a hint that may be ignored
   return {data, [alignment](std::byte* p) { ::operator delete(p, alignment); }};
 }
 
@@ -59,11 +60,11 @@ Bfloat16 to_bfloat16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
-// Without products: a thread may have told its processor to take tiny floats for 0.
+// Computes only with normal floats: the calling thread may treat subnormals as zero.
 float to_float(Float16 value) {
   constexpr std::uint32_t kSmallestNormal = 0x38800000U;  // 2⁻¹⁴ as a float
   const std::uint32_t sign = (value.bits & 0x8000U) << 16;
-  const std::uint32_t magnitude = (value.bits & 0x7fffU) << 13;  // with f16's exponent
+  const std::uint32_t magnitude = (value.bits & 0x7fffU) << 13;  // still with the f16 bias
   const std::uint32_t exponent = magnitude >> 23;
   std::uint32_t bits = magnitude + (112U << 23);
   if (exponent == 31) {
@@ -85,10 +86,10 @@ Shape::Shape(std::span<const std::int64_t> extents) {
   std::int64_t elements = 1;
   for (std::size_t i = 0; i < extents.size(); ++i) {
     require(extents[i] >= 0, "extent {} of shape [{}] is negative", i, fmt::join(extents, ", "));
-    // Eight bytes is the largest element: what passes here never overflows as a byte count.
+    // The largest element has eight bytes, so a byte count never overflows either.
     require(extents[i] <= std::numeric_limits<std::int64_t>::max() / 8 / elements,
             "shape [{}] has too many elements to address", fmt::join(extents, ", "));
-    elements *= std::max<std::int64_t>(extents[i], 1);  // so that rows of nothing fit too
+    elements *= std::max<std::int64_t>(extents[i], 1);  // row_elements() must fit even with 0 rows
     extents_[i] = extents[i];
   }
 }

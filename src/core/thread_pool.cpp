@@ -1,4 +1,4 @@
-// Work is handed out by a counter; between rounds threads look for work a little while, then sleep.
+// An atomic counter hands out tasks. Between rounds, threads spin briefly and then sleep.
 #include "core/thread_pool.h"
 
 #include <pthread.h>
@@ -20,7 +20,7 @@ void relax() {
 #endif
 }
 
-// Returns once `value` is no longer `old`.
+// Blocks until `value` differs from `old`.
 template <typename T>
 void wait_while(const std::atomic<T>& value, T old) {
   for (int i = 0; i < kSpins; ++i) {
@@ -34,7 +34,7 @@ void stay_on_core(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<std::size_t>(core), &set);
-  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a wish: failure costs speed alone
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a failure costs only speed
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cores)
   for (const int core : cores) {
     require(0 <= core && core < CPU_SETSIZE, "core {} must be 0 to {}", core, CPU_SETSIZE - 1);
   }
-  const SignalsWait for_the_threads;  // the process has others to handle signals
+  const SignalsWait for_the_threads;  // workers inherit the mask; other threads handle signals
   try {
     for (int worker = 1; worker < num_threads; ++worker) {
       const auto index = static_cast<std::size_t>(worker);
@@ -67,7 +67,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cores)
 ThreadPool::~ThreadPool() { end(); }
 
 void ThreadPool::end() {
-  if (generation_ != fork_generation()) {  // the threads are not here
+  if (generation_ != fork_generation()) {  // a forked child has none of the threads
     for (auto& thread : threads_) thread.detach();
     return;
   }
@@ -101,7 +101,7 @@ void ThreadPool::run(std::int64_t count, const Task& task) {
 }
 
 void ThreadPool::serve(int worker) {
-  const StandardFloats standard;  // a thread begins as its maker's are
+  const StandardFloats standard;  // a thread inherits its creator's modes
   std::uint32_t seen = 0;
   while (true) {
     wait_while(round_, seen);

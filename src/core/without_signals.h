@@ -1,4 +1,4 @@
-// Keeps signals from the threads that a library makes: they are for those of the program.
+// Keeps signals off the library's own threads, so that the program's threads handle them.
 #pragma once
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// Threads that are made while one lives take no signals.
+// Blocks all signals on the current thread; threads started during its lifetime inherit that.
 class WithoutSignals {
  public:
   WithoutSignals() {

@@ -1,4 +1,4 @@
-// The numbers of ExpertsOptions that activations are made with.
+// The constants of ExpertsOptions that activations use.
 #pragma once
 
 namespace switchyard {
@@ -9,7 +9,7 @@ struct ActivationConstants {
   float up_offset = 0.0F;  // ExpertsOptions::up_offset
 };
 
-// A template so that this header includes nothing: kernels of every instruction set include it.
+// A template, so that this header needs no includes: kernels of every instruction set include it.
 template <typename Options>
 constexpr ActivationConstants constants_of(const Options& options) {
   return {options.clamp_limit, options.gate_alpha, options.up_offset};

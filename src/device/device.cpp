@@ -1,4 +1,4 @@
-// What is the same on every device.
+// The parts of Device that are the same for every backend.
 #include "switchyard/device.h"
 
 #include "core/overlap.h"

@@ -1,4 +1,4 @@
-// The contract of a device: one function a kernel, the same meaning on every device.
+// The contract of a device: one function per kernel, with the same meaning on every device.
 #pragma once
 
 #include <atomic>
@@ -24,14 +24,14 @@
 
 namespace switchyard {
 
-// Views and pointers are of the device's own memory, unless a comment says host. Sizes that only
-// the routing knows are in that memory too, and no function waits for them.
+// Views and pointers refer to the device's own memory unless a comment says host. Sizes that depend
+// on the routing are in that memory too, and no function waits for them.
 
-// Ids as callers have them to ids as the other functions read them.
+// Converts the caller's expert ids to the i32 ids that the other functions read.
 struct NarrowIds {
-  ConstTensorView from;  // [T, K] i32 or i64; rows may lie apart
-  // Ids from here on become −1; none: they stay. What 32 bits do not hold becomes their highest or
-  // lowest number, which is no expert's id either.
+  ConstTensorView from;  // [T, K] i32 or i64; rows may be strided
+  // Ids at or above this become −1; if it is not set, they stay. Ids outside the range of i32 are
+  // clamped to it, and neither limit is the id of an expert.
   std::optional<std::int64_t> first_sentinel = {};
   TensorView to;  // out [T, K] i32, contiguous
 };
@@ -42,88 +42,92 @@ struct CountAssignments {
   bool allow_duplicates = false;
   TensorView counts;           // out [E] i32
   TensorView distinct_tokens;  // out [ranks] i32
-  // out [T·K] i32: how many assignments of this rank to the same expert came before; −1 for no pick
+  // out [T·K] i32: the number of this rank's earlier assignments to the same expert; −1 for no pick
   // and for bad ids
   TensorView positions;
-  // out [T·K] i32: how many tokens of this rank with a pick at the same rank came before this
-  // token; −1 as in positions
+  // out [T·K] i32: the number of this rank's earlier tokens that have a pick at the same owner; −1
+  // as in positions
   std::optional<TensorView> token_positions = {};
-  // [kProblemWords] i64; in: what the router met; out: the first bad id, if that had met none.
+  // [kProblemWords] i64. in: the problems that the router found; out: also the first bad id, unless
+  // the router already found one.
   TensorView problems;
 };
 
-// Where the groups of all experts lie at their owners, and how much of them there is room for.
+// Lays out the groups of all experts at their owners, and finds how many rows of each fit.
 struct LayOut {
-  ConstTensorView counts;           // [ranks, E] i32 by source rank; rows may lie apart
+  ConstTensorView counts;           // [ranks, E] i32 by source rank; rows may be strided
   ConstTensorView owners;           // [E] i32
   ConstTensorView experts_by_rank;  // [E] i32: the experts of rank 0, then those of rank 1, …
-  ConstTensorView rank_offsets;     // [ranks + 1] i32: where those of each rank begin
+  ConstTensorView rank_offsets;     // [ranks + 1] i32: where each rank's experts begin
   int rank = 0;
   std::int64_t alignment = 1;
   Sizing sizing = {};
   TensorView expert_offsets;  // out [E] i32: where each expert's group begins
-  TensorView rows_before;     // out [E] i32: of lower ranks, at most what is kept
-  TensorView kept_rows;       // out [E] i32: rows that each expert has room for
-  TensorView row_offsets;     // out [local + 1] i32: of this rank's experts, and their end
+  TensorView rows_before;     // out [E] i32: rows from lower ranks, at most kept_rows
+  TensorView kept_rows;       // out [E] i32: how many rows of each expert fit
+  TensorView row_offsets;     // out [local + 1] i32: where this rank's groups begin, and their end
   TensorView group_rows;      // out [local] i32
   TensorView source_offsets;  // out [E + 1] i32: exclusive prefix sum of this rank's counts
   TensorView layout;          // out [layout_words(ranks)] i64
-  // Where tokens cross once: [ranks, ranks] i32 by source, then target; rows may lie apart. A rank
-  // that has no room for its tokens keeps no rows at all.
+  // [ranks, ranks] i32 by source and target, for plans where a token crosses to a rank once; rows
+  // may be strided. A rank without room for its tokens keeps no rows at all.
   std::optional<ConstTensorView> distinct_tokens = {};
   // out [ranks] i32: where this rank's tokens begin among those that each rank receives
   std::optional<TensorView> token_offsets = {};
-  // [ranks, n] i64, rows may lie apart: words that all ranks must have alike; otherwise all counts
-  // are taken as 0, and the plan has no rows at all.
+  // [ranks, n] i64: words that must be equal on all ranks; rows may be strided. If they differ, all
+  // counts are taken as 0 and the plan has no rows.
   std::optional<ConstTensorView> must_agree = {};
-  // The words of the step that the layout, and the problems found, are added to.
-  std::optional<ConstTensorView> problems = {};  // [ranks, kProblemWords] i64; rows may lie apart
+  // The problems of all ranks and the layout's sizes are accumulated into the words of the step.
+  std::optional<ConstTensorView> problems = {};  // [ranks, kProblemWords] i64; rows may be strided
   std::optional<TensorView> step = {};           // [kStepWords] i64
 };
 
-// Where tokens cross once: what this rank writes at the others. A token's place at a rank is where
-// it lies among all tokens that the rank receives.
+// The tokens that this rank sends, for plans where a token crosses to a rank once. A token's place
+// at a rank is its index among all tokens that the rank receives.
 struct SentTokens {
-  ConstTensorView positions;  // [T·K] i32: token_positions, as counted
-  ConstTensorView offsets;    // [ranks] i32: token_offsets, as laid out
-  // out [T·K] i32: a token's place at a rank, at its first pick there that has room; −1 elsewhere
+  ConstTensorView positions;  // [T·K] i32: CountAssignments::token_positions
+  ConstTensorView offsets;    // [ranks] i32: LayOut::token_offsets
+  // out [T·K] i32: the token's place at the pick's owner, given only for its first pick there that
+  // has room; −1 elsewhere
   TensorView places;
-  // out [T·K] i32: d·K + k, for the place d of its token at its owner, what the owner's row is
-  // told; −1 where there is no slot
+  // out [T·K] i32: d·K + k, where d is the token's place at the owner. The owner's row gets it as
+  // its source. −1 where there is no slot.
   TensorView sources;
 };
 
 struct AssignSlots {
   ConstTensorView expert_ids;      // [T, K] i32
   ConstTensorView owners;          // [E] i32
-  ConstTensorView expert_offsets;  // [E], and the next three, as laid out
+  ConstTensorView expert_offsets;  // this and the next three: as in LayOut
   ConstTensorView rows_before;
   ConstTensorView kept_rows;
   ConstTensorView source_offsets;
-  ConstTensorView positions;  // [T·K] i32, as counted; may be the memory of slots unless `sent`
-  TensorView slots;           // out [T·K] i32, −1 where there is no room or no pick
-  TensorView target_ranks;    // out [T·K] i32, −1 for no pick
-  TensorView sources;         // out [T·K] i32, the first Σ own counts of them
-  // out [R] i32, where all rows are this rank's own: the assignment of every slot; what names no
-  // assignment is left as it is.
+  // [T·K] i32: CountAssignments::positions; may share the memory of `slots` unless `sent` is set
+  ConstTensorView positions;
+  TensorView slots;         // out [T·K] i32; −1 where there is no room or no pick
+  TensorView target_ranks;  // out [T·K] i32; −1 for no pick
+  // out [T·K] i32: this rank's assignments ordered by expert; only the first Σ own counts are set
+  TensorView sources;
+  // out [R] i32, if all rows are this rank's own: the assignment of every slot. Slots without an
+  // assignment are left unchanged.
   std::optional<TensorView> row_sources = {};
   std::optional<SentTokens> sent = {};
 };
 
-// Names rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]; a slot
-// below 0 names none. Without `buffers` all rows are in the first.
+// A table of rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]. A
+// negative slot names no row. Without `buffers`, all rows are in the first buffer.
 struct RowTable {
   std::int64_t count = 0;
   std::int64_t width = 0;
   const std::int32_t* slots = nullptr;
   const std::int32_t* buffers = nullptr;
   std::span<std::byte* const> bases;  // host: pointers to contiguous rows
-  // Instead of these, pointers in the device's memory, as a meeting gives them: null for buffers
-  // whose rows count as not named. They lie on 16 bytes.
+  // Used instead of `bases`: a table of pointers in the device's memory, as a meeting returns it.
+  // Rows of a null buffer count as not named. The pointers are aligned to 16 bytes.
   std::byte* const* peer_bases = nullptr;
 };
 
-// The rows of this rank's groups that belong to no assignment.
+// The padding rows of this rank's groups, which belong to no assignment.
 struct PadRows {
   TensorView rows;                         // [R, H], contiguous
   std::optional<TensorView> scalars = {};  // [R] f32
@@ -131,12 +135,14 @@ struct PadRows {
   ConstTensorView group_rows;              // [e] i32
 };
 
-// What goes along with tokens that cross to a rank once, in memory that a meeting has lent.
+// Data sent along with tokens that cross to a rank once, into memory lent at a meeting.
 struct Beside {
-  // weights [count · width]: all of token i go to where its row goes, slots[i · width + j] · width.
+  // weights [count · width]: all `width` weights of token i are copied to wherever its row goes, at
+  // element slots[i · width + j] · width.
   const float* weights = nullptr;
   std::byte* const* weight_bases = nullptr;
-  // sources [count · width]: each goes to its slot among the rows of the same buffer; none below 0.
+  // sources [count · width]: each is written at its source_slots entry in the same buffer's table.
+  // Negative sources are skipped.
   const std::int32_t* sources = nullptr;
   const std::int32_t* source_slots = nullptr;
   std::byte* const* source_bases = nullptr;
@@ -144,38 +150,40 @@ struct Beside {
 
 struct ScatterRows {
   ConstTensorView from;          // [count, H]
-  const float* scale = nullptr;  // [count · width] or none
+  const float* scale = nullptr;  // [count · width] or null
   RowTable to;
-  // Scalars that travel along: scalar(i, j) to its slot in f32 buffers, one a base of `to`.
-  const float* scalars = nullptr;                 // [count · width] or none
+  // Scalars sent with the rows: scalar (i, j) goes to its slot in an f32 buffer, of which there is
+  // one for each base of `to`.
+  const float* scalars = nullptr;                 // [count · width] or null
   std::span<std::byte* const> scalar_bases = {};  // host
-  std::byte* const* peer_scalar_bases = nullptr;  // instead of these, with `to.peer_bases`
-  std::optional<PadRows> pads = {};               // become 0
+  std::byte* const* peer_scalar_bases = nullptr;  // replaces scalar_bases if `to` has peer_bases
+  std::optional<PadRows> pads = {};               // set to 0
   std::optional<Beside> beside = {};
 };
 
 struct GatherRows {
   RowTable from;
-  const float* weights = nullptr;  // [count · width] or none
+  const float* weights = nullptr;  // [count · width] or null
   TensorView to;                   // [count, H]
-  // Scalars that are fetched along: from their slots in f32 buffers, one a base of `from`; 0 where
-  // the table names no row.
+  // Scalars read with the rows: each from its slot in an f32 buffer, of which there is one for each
+  // base of `from`; 0 where the table names no row.
   std::span<std::byte* const> scalar_bases = {};  // host
-  std::byte* const* peer_scalar_bases = nullptr;  // instead of these, with `from.peer_bases`
-  // For buffers that have one of these: scalars lie at sources [count · width], not at slots.
+  std::byte* const* peer_scalar_bases = nullptr;  // replaces scalar_bases if `from` has peer_bases
+  // Where this is not null for a buffer, its scalars are here, indexed by sources [count · width]
+  // instead of slots.
   std::byte* const* peer_source_bases = nullptr;
   const std::int32_t* sources = nullptr;
-  float* scalars = nullptr;  // out [count · width] or none
+  float* scalars = nullptr;  // out [count · width] or null
 };
 
-// The rows of this rank's groups, from the tokens that it has received.
+// Fills the rows of this rank's groups from the tokens that it has received.
 struct FillRows {
-  TokenRows tokens;                             // of D tokens
+  TokenRows tokens;                             // D tokens
   std::optional<ConstTensorView> weights = {};  // [D, K] f32, contiguous
   ConstTensorView row_offsets;                  // [e + 1] i32
   ConstTensorView group_rows;                   // [e] i32
   TensorView rows;                              // out [R, H], contiguous
-  std::optional<TensorView> row_weights = {};   // out [R] f32, with `weights`
+  std::optional<TensorView> row_weights = {};   // out [R] f32; needs `weights`
 };
 
 struct DotRows {
@@ -191,11 +199,11 @@ struct RouteTokens {
   const RouterSums* sums = nullptr;  // added to, for a layer's losses and statistics
   TensorView expert_ids;             // out [T, K]
   TensorView routing_weights;        // out [T, K]
-  // out [kProblemWords] i64: the first token whose logits are not finite, and where bad ids become
-  // none, the first of a replay. The weights of the others are then those without them.
+  // out [kProblemWords] i64: the first token whose logits are not finite and, if bad ids become
+  // none, the first bad id of a replay. The other picks are weighed as if bad ids were not there.
   TensorView problems;
-  // [T, K] f32, with in.expert_ids: the routing weights, which become 0 where there is no pick.
-  // Then there are no logits: neither x nor weights are read, and sums are of picks alone.
+  // [T, K] f32, with in.expert_ids: the routing weights to use, with 0 where there is no pick.
+  // There are no logits then: x and `weights` are not read, and `sums` gets only picks and tokens.
   std::optional<ConstTensorView> given_weights = {};
 };
 
@@ -207,25 +215,25 @@ struct RouteTokensBackward {
   const RouterSlopes* slopes = nullptr;  // of a layer's losses
 };
 
-// An expert takes at most max(1, ceil(tokens · K / E · factor)) of this rank's assignments, for the
-// tokens that were counted: for each k by itself, or in all.
+// Limits each expert to max(1, ceil(tokens · K / E · factor)) of this rank's assignments, where
+// `tokens` is the number of tokens in `sums`. The rule applies it to each k separately or in total.
 struct LimitPicks {
   ConstTensorView expert_ids;  // [T, K] i32
   ConstTensorView weights;     // [T, K] f32
   Capacity capacity;
   const RouterSums& sums;
-  TensorView kept_ids;  // out [T, K] i32: −1 for those beyond it
-  TensorView dropped;   // out [1] i64: how many
+  TensorView kept_ids;  // out [T, K] i32: −1 for picks beyond the limit
+  TensorView dropped;   // out [1] i64: the number of such picks
 };
 
-// totals [loss_total_words(E)] i64, from the sums of one rank.
+// Computes totals [loss_total_words(E)] i64 from the sums of one rank.
 struct LossTotals {
   const RouterSums& sums;
-  // Of sequences that are cut over ranks: what by_sequence is over all of them. Their losses are
-  // made of it; all else is this rank's own.
+  // For sequences that are cut over ranks: by_sequence, summed over these ranks. The sequences'
+  // losses come from it; everything else is this rank's own.
   std::optional<ConstTensorView> joined = {};  // [S, 2E + 1] i64
   std::int64_t top_k = 0;
-  // Ranks that share sequences have the same losses of them: one of them counts.
+  // Ranks that share sequences compute the same losses for them, so only one of them counts these.
   bool counts_sequences = true;
   TensorView totals;  // out
 };
@@ -234,10 +242,10 @@ struct LossSlopes {
   ConstTensorView totals;
   std::int64_t top_k = 0;
   RouterLosses d_losses;
-  const RouterSlopes& slopes;  // out: what it has of them
+  const RouterSlopes& slopes;  // out: the slopes that it has
 };
 
-// What each expert's output is multiplied by; 1 where it has no picks.
+// Computes the factor for each expert's output; 1 for an expert without picks.
 struct OutputScales {
   GradientScale rule = GradientScale::global;
   ConstTensorView picks;   // [E] i64
@@ -248,10 +256,10 @@ struct ScaleByExpert {
   ConstTensorView expert_ids;  // [T, K] i32
   ConstTensorView scales;      // [E] f32
   ConstTensorView from;        // [T, K] f32
-  TensorView to;               // out [T, K] f32: may be `from`; unchanged where there is no pick
+  TensorView to;               // out [T, K] f32; may be `from`. Unscaled where there is no pick
 };
 
-// Where the time of the experts went, over all threads.
+// The time spent in experts, summed over all threads.
 struct WorkTimes {
   std::atomic<std::int64_t> gemm_ns{0};
   std::atomic<std::int64_t> other_ns{0};
@@ -277,27 +285,27 @@ struct ExpertsBackward {
   WorkTimes* times = nullptr;
 };
 
-// One expert that every token visits.
+// Runs one expert over every token.
 struct SharedForward {
   const ExpertsOptions& options;
   const ExpertWeights& weights;
   ConstTensorView x;                     // [T, H]
   std::optional<TensorView> inner = {};  // out [T, inner_width]: kept for backward
-  TensorView y;                          // [T, H]: added to
+  TensorView y;                          // [T, H]: the result is added to it
 };
 struct SharedBackward {
   const ExpertsOptions& options;
   const ExpertWeights& weights;
   ConstTensorView x;
-  TensorView inner;  // [T, inner_width]; used up
+  TensorView inner;  // [T, inner_width]; overwritten
   InnerRows inner_rows = InnerRows::kept;
   ConstTensorView d_y;  // [T, H]
-  TensorView d_x;       // [T, H]: added to
+  TensorView d_x;       // [T, H]: the result is added to it
   const ExpertGradients& gradients;
   GradientMode mode = GradientMode::overwrite;
 };
 
-// Times the stages of a layer by what the device itself says.
+// Times the stages of a layer by the device's own clock.
 class StageTimer {
  public:
   struct Stage {
@@ -306,11 +314,11 @@ class StageTimer {
   };
 
   virtual ~StageTimer() = default;
-  // The stage that began with the last end(), or with the timer, ends here.
+  // Ends the stage that began at the previous end(), or when the timer was created.
   virtual void end(std::string_view stage) = 0;
-  // What ends after this is not the layer's any more.
+  // Ignores later calls of end(), whose work no longer belongs to the layer.
   virtual void stop() = 0;
-  // Those of one name together. Waits for the device.
+  // Returns the stages; those with the same name are added up. Waits for the device.
   virtual std::vector<Stage> read() const = 0;
 };
 
@@ -319,99 +327,103 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
 
   virtual void narrow_ids(const NarrowIds& args) const = 0;
-  // Counts, positions and distinct tokens in one pass over the ids.
+  // Computes counts, positions and distinct tokens in one pass over the ids.
   virtual void count_assignments(const CountAssignments& args) const = 0;
   virtual void lay_out(const LayOut& args) const = 0;
-  // The slot of every assignment and its inverse, in (token, k) order.
+  // Computes the slot of every assignment and the inverse map, in (token, k) order.
   virtual void assign_slots(const AssignSlots& args) const = 0;
-  // row(i, j) = [scale(i, j) ·] from[i]: a row is read once and written to all its places. Pads
-  // become 0 in the same pass.
+  // row(i, j) = [scale(i, j) ·] from[i]. Reads each row once and writes it to all its places.
+  // Zeroes the padding in the same pass.
   virtual void scatter_rows(const ScatterRows& args) const = 0;
-  // to[i] = Σ_j [weights(i, j) ·] row(i, j): in f32, j in order, rounded once; 0 for no rows.
+  // to[i] = Σ_j [weights(i, j) ·] row(i, j), added in f32 in the order of j and rounded once; 0 if
+  // there are no rows.
   virtual void gather_rows(const GatherRows& args) const = 0;
-  // rows[r] = x[row_sources[r] / K] for the rows of groups, row_weights[r] =
-  // weights[row_sources[r]]; pads become 0; rows beyond the groups are left alone. What pads name
-  // is not read.
+  // rows[r] = x[row_sources[r] / K] and row_weights[r] = weights[row_sources[r]] for the rows of
+  // groups. Zeroes the padding, whose sources are not read. Leaves rows beyond the groups as is.
   virtual void fill_rows(const FillRows& args) const = 0;
-  // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, in an order that depends on H alone.
+  // dots(i, j) = ⟨with[i], row(i, j)⟩ in f32, added in an order that depends only on H.
   virtual void dot_rows(const DotRows& args) const = 0;
 
-  // Scores, choice and weights of every token. Padding, and tokens whose logits are not finite,
-  // have no picks and are in no sum.
+  // Computes the scores, picks and weights of every token. Padding and tokens whose logits are not
+  // finite get no picks and are not counted in any sum.
   virtual void route_tokens(const RouteTokens& args) const = 0;
   virtual void route_tokens_backward(const RouteTokensBackward& args) const = 0;
-  // What is left of the picks. Equal weights: the lower token stays.
+  // Drops the picks beyond the capacity. Of equal weights, the lower token keeps its pick.
   virtual void limit_picks(const LimitPicks& args) const = 0;
   virtual void loss_totals(const LossTotals& args) const = 0;
   virtual void loss_slopes(const LossSlopes& args) const = 0;
-  // rows [n, m] i64, which may lie apart: their sum [m].
+  // sum [m] = the sum of rows [n, m] i64, which may be strided.
   virtual void sum_words(const ConstTensorView& rows, const TensorView& sum) const = 0;
-  // statistics [E + 1] i64 += picks of every expert, and tokens.
+  // statistics [E + 1] i64 += the picks of every expert, then the number of tokens.
   virtual void count_picks(const RouterSums& sums, const TensorView& statistics) const = 0;
   virtual void output_scales(const OutputScales& args) const = 0;
   virtual void scale_by_expert(const ScaleByExpert& args) const = 0;
-  // Rows [T, …] whose valid [T] i32, contiguous, is 0 become 0.
+  // Zeroes the rows [T, …] for which valid [T] i32 (contiguous) is 0.
   virtual void zero_padding(const TensorView& rows, const ConstTensorView& valid) const = 0;
-  // Where *failed is not 0, every element of these f32 or bf16 views becomes NaN. Rows may lie
-  // apart.
+  // Fills these f32 or bf16 views with NaN if *failed is not 0. Rows may be strided.
   virtual void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const = 0;
 
-  // Whether the two functions that follow take ExpertsInput::tokens for these weights. The answer
-  // is the same for any of a layer's experts.
+  // True if experts_forward and experts_backward accept `tokens` in their input for these weights.
+  // The answer is the same for any subset of a layer's experts.
   virtual bool reads_tokens(const ExpertsOptions& /*options*/,
                             std::span<const ExpertWeights> /*weights*/) const {
     return false;
   }
-  // Every group through its expert. Bits depend on a group's rows and the matrices' sizes alone.
+  // Runs every group through its expert. The bits depend only on the group's rows and the sizes of
+  // the matrices.
   virtual void experts_forward(const ExpertsForward& args) const = 0;
   virtual void experts_backward(const ExpertsBackward& args) const = 0;
-  // Every token through one expert. A token's bits depend on nothing but the token.
+  // Runs every token through one expert. A token's bits depend on nothing but the token.
   virtual void shared_forward(const SharedForward& args) const = 0;
   virtual void shared_backward(const SharedBackward& args) const = 0;
 
-  // Products that fit, in any order. Bits depend on a product's sizes, strides and dtypes alone.
+  // Computes products whose arguments have been checked, in any order. The bits depend only on a
+  // product's sizes, strides and dtypes.
   virtual void multiply(std::span<const Matmul> products) const = 0;
-  // piece(first, last) over parts of 0 … count − 1, on all threads.
+  // Cuts 0 … count − 1 into parts and calls piece(first, last) for each, on all threads.
   virtual void split(std::int64_t count,
                      const std::function<void(std::int64_t, std::int64_t)>& piece) const = 0;
 
-  // Ranks meet; the device waits for the others, the host only where it is the device.
+  // Meets the other ranks. The device waits for them; the host does so only if it is the device.
   virtual void meet(const Meet& args) const = 0;
-  // A heap in this device's memory.
+  // Creates a heap in this device's memory.
   virtual std::shared_ptr<PeerHeap> make_peer_heap(const PeerHeapOptions& options) const = 0;
-  // Addresses for the heap of a rank in another process, whose pieces are yet to be mapped.
+  // Reserves addresses for the heap of a rank in another process. Its pieces are mapped later.
   virtual std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes) const = 0;
-  // Lets all devices of this kind reach whole pages of the host's memory, as long as the result
-  // lives.
+  // Makes whole pages of host memory accessible to all devices of this kind for as long as the
+  // result lives.
   virtual std::shared_ptr<void> share_host_memory(std::span<std::byte> memory) const = 0;
   virtual DeviceIdentity identity() const { return {}; }
-  // Why this device cannot reach the memory of another one in another process; empty if it can.
+  // Returns why this device cannot reach the memory of a device in another process, or an empty
+  // string if it can.
   virtual std::string reason_against_reaching(const DeviceIdentity& /*other*/) const { return {}; }
 
   virtual Memory memory() const { return Memory::host; }
-  // Uninitialised memory, kept for reuse when the last view of it is gone.
+  // Returns uninitialised memory. It is kept for reuse once its last view is gone.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
   virtual void set_zero(const TensorView& view) const = 0;
-  // Between views of equal shape and dtype; rows may lie apart. One of them may be in the host's
-  // memory: then it waits.
+  // Copies between views of equal shape and dtype; rows may be strided. One of them may be in host
+  // memory, and then the call waits.
   virtual void copy(const ConstTensorView& from, const TensorView& to) const = 0;
-  // Small tables that seldom change, found again by what they hold: [n] i32, valid until thousands
-  // of others have been asked for, and in a captured step for as long as the device lives.
+  // Returns a small table [n] i32 with these values, cached by contents. It is valid until
+  // thousands of other tables have been requested or, if a captured step uses it, as long as the
+  // device lives.
   virtual ConstTensorView constant(std::span<const std::int32_t> values) const = 0;
-  // A few numbers of the host into a contiguous view; does not wait, and `from` is free at once.
+  // Copies a few numbers from the host to a contiguous view. Does not wait, and `from` may be
+  // reused at once.
   virtual void upload(std::span<const std::byte> from, const TensorView& to) const = 0;
-  // A contiguous view to the host; waits, and counts in host_syncs().
+  // Copies a contiguous view to the host. Waits, and counts in host_syncs().
   virtual void fetch(const ConstTensorView& from, std::span<std::byte> to) const = 0;
   virtual std::int64_t bytes_held() const = 0;
   virtual int num_threads() const = 0;
 
   virtual Stream stream() const { return {}; }
   virtual void set_stream(Stream /*stream*/) const {}
-  // Until all work given to the device is done.
+  // Waits until all work given to the device is done.
   virtual void synchronize() const {}
   virtual std::int64_t host_syncs() const { return 0; }
-  // The timer of the stages that begin now; null where the host's clock is right, and where a GPU
-  // is not to time them (memory() tells which).
+  // Starts a timer for the stages that follow. Returns null if the host's clock suffices or if the
+  // GPU is not set to time stages; memory() tells which.
   virtual std::shared_ptr<StageTimer> time_stages() const { return nullptr; }
   virtual int ordinal() const { return 0; }  // which GPU
 };

@@ -1,4 +1,4 @@
-// Which parts of a range of offsets are in use: first fit, and neighbours that are free are one.
+// Allocates parts of a range of offsets: first fit, with adjacent free parts merged.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@ namespace switchyard {
 
 class HeapSpace {
  public:
-  // More room at the end.
+  // Adds free space at the end.
   void grow(std::int64_t bytes);
-  // The offset of so many bytes, if there is room.
+  // Returns the offset of a part of this size, or nullopt if none is free.
   std::optional<std::int64_t> take(std::int64_t bytes);
-  // Needs no memory.
+  // Allocates no memory.
   void give_back(std::int64_t offset) noexcept;
 
-  // Where it ends.
+  // Returns the end of the range, which is its size.
   std::int64_t end() const { return end_; }
 
  private:
-  using Parts = std::map<std::int64_t, std::int64_t>;  // offset, bytes
+  using Parts = std::map<std::int64_t, std::int64_t>;  // offset to bytes
 
   void add_free(Parts::node_type part) noexcept;
 

@@ -1,4 +1,4 @@
-// The checks of public products.
+// Checks the arguments of public matrix products.
 #include "switchyard/matmul.h"
 
 #include <string>
@@ -16,7 +16,7 @@ bool is_matrix(const ConstTensorView& view) {
   return view.shape().rank() == 2 && (view.dtype() == Dtype::f32 || view.dtype() == Dtype::bf16);
 }
 
-// As named: whichever way round it lies.
+// The extents of the logical matrix, whichever way it lies in memory.
 struct Extents {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -27,7 +27,7 @@ Extents extents_of(const ConstTensorView& view, MatrixLayout layout) {
   return {shape[1], shape[0]};
 }
 
-// All checks, without a message's parts: products are small and many.
+// Makes all checks without building messages, since products may be small and many.
 bool fits(const Matmul& product, Memory memory) {
   if (!is_matrix(product.a) || !is_matrix(product.b) || !is_matrix(product.c)) return false;
   const bool is_there =
@@ -46,7 +46,7 @@ std::string text_of(const ConstTensorView& view, MatrixLayout layout) {
   return view.shape().to_string() + (layout == MatrixLayout::plain ? "" : " transposed");
 }
 
-// Throws what is wrong with a product that does not fit.
+// Throws the error for a product that fits() rejects.
 void explain(const Matmul& product, Memory memory, const std::string& where) {
   const auto require_matrix = [&](const ConstTensorView& view, std::string_view name) {
     require(is_matrix(view), "{}{} is {} {}, but must be a matrix of f32 or bf16", where, name,

@@ -1,4 +1,4 @@
-// Memory for what a function returns.
+// Memory for the results of functions.
 #pragma once
 
 #include "switchyard/device.h"
@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-// Uninitialised, in the device's memory. Of the host's it is fresh, so that what may live for long
-// is not counted among the memory that the CPU keeps for reuse.
+// Returns an uninitialised tensor in the device's memory. On a CPU it bypasses the device's cache,
+// so that results, which may live long, do not count as memory kept for reuse.
 inline Tensor new_tensor(const Device& device, const Shape& shape, Dtype dtype) {
   return device.memory() == Memory::host ? Tensor(shape, dtype) : device.empty(shape, dtype);
 }

@@ -15,11 +15,11 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;  // of one call of the system
+constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;  // per system call
 constexpr std::int64_t kStagedBytes = 1 << 20;
 
 int open_file(const std::filesystem::path& path, int flags) {
-  constexpr mode_t kMode = 0666;  // less what the user's mask takes away
+  constexpr mode_t kMode = 0666;  // before the umask
   return retried([&] { return ::open(path.c_str(), flags | O_WRONLY | O_CLOEXEC, kMode); });
 }
 
@@ -54,7 +54,7 @@ FileWriter FileWriter::open(const std::filesystem::path& path, const std::string
 
 void FileWriter::reserve(std::int64_t bytes) const {
   if (bytes == 0) return;
-  // Not posix_fallocate: where the file system cannot, that writes to every block instead.
+  // posix_fallocate would write to every block where the file system has no such operation.
   auto failed = retried([&] { return ::fallocate(descriptor_, 0, 0, bytes); });
   if (failed != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) {
     failed = retried([&] { return ::ftruncate(descriptor_, bytes); });
@@ -81,7 +81,7 @@ void FileWriter::write(const ConstTensorView& view, std::int64_t offset) const {
     write(std::span(view.data(), static_cast<std::size_t>(view.bytes())), offset);
     return;
   }
-  // Many short rows in one call.
+  // Stages short rows, so that one system call writes many of them.
   const auto row_bytes = view.row_bytes();
   const auto rows_at_once =
       std::max<std::int64_t>(1, kStagedBytes / std::max(row_bytes, std::int64_t{1}));
@@ -109,7 +109,7 @@ void sync_folder(const std::filesystem::path& path) {
   const auto failed = retried([&] { return ::fsync(descriptor); });
   const int reason = errno;
   ::close(descriptor);
-  // Some file systems cannot, and keep names safe in another way.
+  // Some file systems cannot sync a folder and keep its names durable in another way.
   if (failed == 0 || reason == EINVAL || reason == EBADF || reason == EROFS) return;
   errno = reason;
   throw_storage_error("sync the folder", path.string());

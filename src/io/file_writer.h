@@ -1,4 +1,4 @@
-// Writes files at given places; errors name the file, what was tried and the system's reason.
+// Writes files at given offsets. Errors name the file, the operation and the system's reason.
 #pragma once
 
 #include <cerrno>
@@ -12,24 +12,24 @@
 
 namespace switchyard {
 
-// An open file. Several may write to different parts of one file at a time. Every failure is a
-// StorageError that calls the file `name`.
+// An open file. Several writers may write different parts of one file at the same time. Every
+// failure throws a StorageError that calls the file `name`.
 class FileWriter {
  public:
-  // A new file; that it exists already is a failure.
+  // Creates a new file. Fails if it already exists.
   static FileWriter create(const std::filesystem::path& path, const std::string& name);
-  // One that exists.
+  // Opens an existing file.
   static FileWriter open(const std::filesystem::path& path, const std::string& name);
   ~FileWriter();
   FileWriter(FileWriter&& other) noexcept;
   FileWriter& operator=(FileWriter&&) = delete;
 
-  // Makes the file so long, with room on the disk for all of it where the file system can tell.
+  // Extends the file to `bytes`, and allocates the disk space where the file system supports it.
   void reserve(std::int64_t bytes) const;
   void write(std::span<const std::byte> bytes, std::int64_t offset) const;
-  // Row after row, without what lies between them.
+  // Writes the rows back to back, without the gaps between them.
   void write(const ConstTensorView& view, std::int64_t offset) const;
-  // Returns when all that this process wrote is on the disk.
+  // Returns when everything written to the file is on the disk.
   void sync() const;
 
  private:
@@ -39,7 +39,7 @@ class FileWriter {
   std::string name_;
 };
 
-// The result of a call of the system, made again while a signal interrupts it.
+// Repeats a system call while signals interrupt it, and returns its result.
 template <typename Call>
 auto retried(const Call& call) {
   auto result = call();
@@ -47,10 +47,10 @@ auto retried(const Call& call) {
   return result;
 }
 
-// Returns when the names in a folder are on the disk.
+// Returns when the folder's entries are on the disk.
 void sync_folder(const std::filesystem::path& path);
 
-// "cannot ACTION NAME: what errno says"
+// Throws a StorageError: "cannot ACTION NAME: MESSAGE OF ERRNO".
 [[noreturn]] void throw_storage_error(std::string_view action, std::string_view name);
 
 }  // namespace switchyard

@@ -6,7 +6,7 @@
 namespace switchyard {
 
 void JsonReader::read(std::string_view text) {
-  // The parser would take a zero byte for the end, and ignore whatever follows.
+  // The parser would take a zero byte for the end of the text and ignore the rest.
   const auto zero = text.find('\0');
   require(zero == std::string_view::npos, "{}: {} is not JSON, from byte {} of it", file_, what_,
           zero + 1);

@@ -1,5 +1,5 @@
-// Reads JSON event by event: what does not belong is refused where it begins, so nothing in a
-// hostile file is nested, kept or compared beyond what the format has.
+// Reads JSON as a stream of events. An unexpected value is rejected where it begins, so a hostile
+// file cannot make the reader nest, keep or compare more than the format allows.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,13 @@
 
 namespace switchyard {
 
-// Refuses every value that a derived class does not take. Messages call the text `what`, of `file`.
+// Rejects every value that a derived class does not accept. Messages call the text `what` and name
+// `file`.
 class JsonReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   JsonReader(const std::string& file, std::string_view what) : file_(file), what_(what) {}
 
-  // InvalidArgument if it is not JSON, or anything was refused.
+  // Throws InvalidArgument if `text` is not JSON or a value is rejected.
   void read(std::string_view text);
 
   bool start_object(std::size_t /*elements*/) override { return refuse("an object"); }
@@ -34,10 +35,10 @@ class JsonReader : public nlohmann::json_sax<nlohmann::json> {
                    const nlohmann::json::exception& error) override;
 
  protected:
-  // Throws refusal(…) of what stands where `found` was.
+  // Throws the refusal(…) that says what belongs where `found` was read.
   [[noreturn]] virtual bool refuse(const std::string& found) const = 0;
 
-  // "FILE: what must be wanted, not found"
+  // Makes the error "FILE: WHAT must be WANTED, not FOUND".
   InvalidArgument refusal(std::string_view what, std::string_view wanted,
                           std::string_view found) const;
 

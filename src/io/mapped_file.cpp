@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
-// Null if it is another file by now.
+// Opens `file` again. Returns null if that fails or if the name now refers to a different file.
 std::shared_ptr<const Descriptor> opened_again(const MappedFile& mapping, const std::string& file) {
   auto descriptor = std::make_shared<const Descriptor>(::open(file.c_str(), kReadFlags));
   struct stat status = {};
@@ -32,7 +32,7 @@ std::shared_ptr<const Descriptor> opened_again(const MappedFile& mapping, const 
 MappedFile map_file(const std::string& file) { return map_file_in(AT_FDCWD, file, file); }
 
 MappedFile map_file_in(int folder, const std::string& name, const std::string& file) {
-  // Without O_NONBLOCK, opening a pipe would wait for someone to write.
+  // kReadFlags has O_NONBLOCK: otherwise opening a pipe would block until it has a writer.
   auto descriptor = std::make_shared<const Descriptor>(::openat(folder, name.c_str(), kReadFlags));
   require(descriptor->is_open(), "cannot open {}: {}", file, last_error());
   struct stat status = {};
@@ -61,7 +61,7 @@ void FileReader::read(std::int64_t offset, std::span<std::byte> into) const {
     if (!into.empty()) std::memcpy(into.data(), mapping_.data.get() + offset, into.size());
     return;
   }
-  constexpr std::size_t kMostReadAtOnce = std::size_t{1} << 30;  // of one call of the system
+  constexpr std::size_t kMostReadAtOnce = std::size_t{1} << 30;  // per system call
   while (!into.empty()) {
     const auto count = std::min(into.size(), kMostReadAtOnce);
     const auto n = ::pread(mapping_.descriptor->get(), into.data(), count, offset);

@@ -1,4 +1,4 @@
-// Safetensors files that were mapped already.
+// Opens safetensors files that are already mapped.
 #pragma once
 
 #include "io/mapped_file.h"
@@ -6,9 +6,10 @@
 
 namespace switchyard {
 
-// As SafetensorsFile::open, which maps `path` first. The descriptor is needed for the header alone.
+// Like SafetensorsFile::open(path), but uses an existing mapping. The mapping's descriptor is used
+// to read the header and is not kept.
 SafetensorsFile safetensors_in(const MappedFile& mapping, const std::filesystem::path& path);
-// Without a descriptor.
+// Returns the mapping of a file. Its descriptor is null.
 const MappedFile& mapping_of(const SafetensorsFile& file);
 
 }  // namespace switchyard

@@ -26,7 +26,7 @@ struct FolderCloser {
 
 OpenFolder::OpenFolder(std::filesystem::path path)
     : path_(std::move(path)),
-      // Files can be opened in folders that may not be listed.
+      // O_PATH suffices to open files in a folder that this process may not list.
       descriptor_(::open(path_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {
   require(descriptor_ >= 0, "cannot open the folder {}: {}", path_.string(), message_of(errno));
 }

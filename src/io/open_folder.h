@@ -1,4 +1,5 @@
-// A folder that is opened once: what is read is all of it, whatever takes its place meanwhile.
+// A folder that is opened once, so that all reads see the same folder even if another one replaces
+// it at its path.
 #pragma once
 
 #include <filesystem>
@@ -11,19 +12,20 @@ namespace switchyard {
 
 class OpenFolder {
  public:
-  // Follows links. InvalidArgument says why it cannot be opened.
+  // Follows symbolic links. Throws InvalidArgument with the reason if it cannot be opened.
   explicit OpenFolder(std::filesystem::path path);
   ~OpenFolder();
   OpenFolder(const OpenFolder&) = delete;
   OpenFolder& operator=(const OpenFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // Ascending; InvalidArgument says why they cannot be listed.
+  // Returns the names in ascending order. Throws InvalidArgument with the reason if they cannot be
+  // listed.
   std::vector<std::string> names() const;
   bool has(const std::string& name) const;
-  // As map_file(path() / name).
+  // Like map_file(path() / name), but within the folder that was opened.
   MappedFile map(const std::string& name) const;
-  // Whether path() is another folder by now, or none.
+  // True if path() is now another folder or does not exist.
   bool is_replaced() const;
 
  private:

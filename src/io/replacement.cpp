@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMostOfName = 200;  // of the 255 bytes that a name may have
+constexpr std::size_t kMostOfName = 200;  // a file name may have 255 bytes
 
 fs::path hidden_beside(const fs::path& path, std::string_view mark, std::string_view token) {
   const auto name = path.filename().string().substr(0, kMostOfName);
@@ -45,7 +45,7 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(fs::symlink_status(path, ignored));
 }
 
-// Names would be exchanged whatever they are of.
+// Throws if one is a folder and the other is not, since RENAME_EXCHANGE would swap them anyway.
 void require_same_kind(const fs::path& temporary, const fs::path& path) {
   struct stat ignored = {};
   const bool both =
@@ -55,7 +55,8 @@ void require_same_kind(const fs::path& temporary, const fs::path& path) {
   throw_storage_error("replace", path.string());
 }
 
-// As good as it can be done: it is no reason not to replace the file.
+// Copies the old file's permissions to the new one. Best effort: a failure does not stop the
+// replacement.
 void keep_mode(const fs::path& temporary, const fs::path& path) {
   constexpr mode_t kPermissions = 07777;
   struct stat old = {};
@@ -97,24 +98,24 @@ Replacement::Replacement(fs::path path, std::string_view token, MayRemove may_re
       may_remove_(std::move(may_remove)) {}
 
 Replacement::~Replacement() {
-  std::error_code ignored;  // whether it can be removed changes nothing about what is in its place
+  std::error_code ignored;  // a failed removal does not affect what is at path_
   if (owns_temporary_) fs::remove_all(temporary_, ignored);
 }
 
 void replace_in_two_steps(const fs::path& temporary, const fs::path& path, const fs::path& aside) {
-  // A file gets a second name; a folder cannot have one.
+  // A file gets a second name by a hard link. A folder cannot have one, so it is moved.
   const bool is_linked = retried([&] { return ::link(path.c_str(), aside.c_str()); }) == 0;
   const bool is_aside = is_linked || rename_to(path, aside);
   if (!is_aside) throw_storage_error("move aside", path.string());
   if (rename_to(temporary, path)) return;
   const int reason = errno;
   rename_to(aside, path);
-  ::unlink(aside.c_str());  // renaming one name of a file to another does nothing
+  ::unlink(aside.c_str());  // rename() does nothing if both names are one file
   errno = reason;
   throw_storage_error("replace", path.string());
 }
 
-// Returns where the old one is now; empty: there was none.
+// Returns where the old file or folder is now, or an empty path if there was none.
 fs::path Replacement::put_in_place() const {
   if (exchange(temporary_, path_)) return temporary_;
   if (is_unsupported(errno)) {
@@ -136,7 +137,7 @@ void Replacement::put_back(const fs::path& old) {
   } else if (old == temporary_) {
     owns_temporary_ = exchange(temporary_, path_);
     if (!owns_temporary_) rename_to(temporary_, aside_);
-  } else if (!rename_to(old, path_)) {  // a file is replaced at once
+  } else if (!rename_to(old, path_)) {  // succeeds for a file, which rename() replaces
     rename_to(path_, temporary_);
     rename_to(old, path_);
   }
@@ -162,7 +163,7 @@ void Replacement::commit() {
   const auto old = put_in_place();
   try {
     sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
-    // Once more: nothing comes in by its old name from here on.
+    // Checks again: an entry may have been added before the exchange, but none can be added now.
     if (is_folder(old)) require_removable(old, path_.string(), may_remove_);
   } catch (const StorageError&) {
     put_back(old);

@@ -1,4 +1,4 @@
-// What takes the place of a file or folder at once, when it is whole.
+// Replaces a file or folder in one step once its replacement is complete.
 #pragma once
 
 #include <filesystem>
@@ -8,33 +8,35 @@
 
 namespace switchyard {
 
-// The name it has until then: hidden, beside `path`, and of this token's own.
+// Returns the replacement's temporary name: hidden, beside `path`, and unique to the token.
 std::filesystem::path temporary_beside(const std::filesystem::path& path, std::string_view token);
-// Where what was there before is kept: ".NAME.old-TOKEN".
+// Returns the name under which the old file or folder is kept: ".NAME.old-TOKEN".
 std::filesystem::path aside_of(const std::filesystem::path& path, std::string_view token);
-// One that no other process or call has drawn.
+// Returns a random token, different for every process and call.
 std::string random_token();
 
-// Whether something in a folder may be removed with it.
+// Decides whether an entry of a folder may be removed with the folder.
 using MayRemove = std::function<bool(const std::filesystem::directory_entry&)>;
-// Throws StorageError if a folder, which is called `name`, holds anything else.
+// Throws StorageError if the folder holds an entry that must not be removed. Messages call the
+// folder `name`.
 void require_removable(const std::filesystem::path& folder, const std::string& name,
                        const MayRemove& may_remove);
 
-// Removes what lies at temporary() in the end, unless it took its place. Whoever uses it makes a
-// file or folder of that name.
+// Replaces `path` by what the caller creates at temporary(). Removes temporary() on destruction
+// unless it was committed.
 class Replacement {
  public:
-  // `path` without a slash at its end.
+  // `path` must not end with a slash.
   Replacement(std::filesystem::path path, std::string_view token, MayRemove may_remove);
   ~Replacement();
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  // Puts it at `path`, with the mode of a file that was there, and returns when that is on the disk
-  // and the old one is removed. What of an old folder must not be removed, or cannot be, stays at
-  // aside_of(path, token). StorageError leaves what was there.
+  // Moves temporary() to `path`. A file keeps the mode of the file it replaces. Returns when the
+  // change is on the disk and the old file or folder is removed. Entries of an old folder that must
+  // not or cannot be removed stay at aside_of(path, token). On a StorageError, `path` keeps its old
+  // contents.
   void commit();
 
  private:
@@ -49,8 +51,8 @@ class Replacement {
   bool owns_temporary_ = true;
 };
 
-// How commit replaces where two names cannot be exchanged. `aside` then has what was at `path`. For
-// a moment, no folder is there; a file always is.
+// Moves `path` to `aside` and `temporary` to `path`; commit uses it where the file system cannot
+// exchange two names. A folder is missing from `path` for a moment, a file never is.
 void replace_in_two_steps(const std::filesystem::path& temporary, const std::filesystem::path& path,
                           const std::filesystem::path& aside);
 

@@ -1,4 +1,4 @@
-// Maps safetensors files, checks that their tensors fit them, and gives out views.
+// Maps safetensors files, checks that their tensors fit in them, and returns views of the tensors.
 #include "switchyard/safetensors.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ using Named = Entries::value_type;
 
 void check_shape(const Named& tensor, const std::string& file) {
   const auto& [name, entry] = tensor;
-  // Zeros count as ones: not only the product, but that of any of its factors must fit.
+  // Zero extents count as 1, so that the product of any subset of the extents fits too.
   std::int64_t elements = 1;
   bool is_empty = false;
   for (const auto extent : entry.shape) {
@@ -62,7 +62,8 @@ void check_shape(const Named& tensor, const std::string& file) {
           elements * size_of(*entry.dtype));
 }
 
-// The format has tensors back to back, so that no byte belongs to two and none hides in between.
+// Checks that tensors lie back to back, as the format demands: no byte belongs to two tensors, and
+// none is hidden between them.
 void check_layout(const Entries& entries, std::int64_t data_bytes, const std::string& file) {
   std::vector<const Named*> in_order;
   for (const auto& tensor : entries) {
@@ -97,7 +98,7 @@ bool is_readable(const SafetensorsEntry& entry) {
   return entry.dtype && entry.shape.size() <= Shape::kMaxRank;
 }
 
-// Why it is not readable.
+// Returns why a tensor is not readable.
 std::string reason_against(const Named& tensor, const std::string& file) {
   const auto& [name, entry] = tensor;
   if (!entry.dtype) {
@@ -113,7 +114,7 @@ std::string reason_against(const Named& tensor, const std::string& file) {
 struct SafetensorsFile::Contents {
   std::filesystem::path path;
   MappedFile mapping;
-  const std::byte* data = nullptr;  // behind the header
+  const std::byte* data = nullptr;  // the first byte after the header
   SafetensorsHeader header = {};
 
   const Named& named(std::string_view name) const {
@@ -147,7 +148,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 SafetensorsFile safetensors_in(const MappedFile& mapping, const std::filesystem::path& path) {
   const std::string file = path.string();
   SafetensorsFile::Contents contents{.path = path, .mapping = mapping};
-  contents.mapping.descriptor = nullptr;  // a checkpoint may have more files than may be open
+  contents.mapping.descriptor = nullptr;  // a checkpoint may exceed the limit of open files
   std::int64_t data_begin = kLengthBytes;
   {
     const std::string json = header_of(mapping, file);

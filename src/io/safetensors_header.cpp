@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 constexpr auto kMetadata = kSafetensorsMetadata;
-constexpr std::size_t kMaxNumbers = 64;  // in an array; frameworks have no more extents than this
+constexpr std::size_t kMaxNumbers = 64;  // per array; frameworks allow no more extents
 
 std::optional<Dtype> dtype_named(std::string_view name) {
   for (const auto dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::i32, Dtype::i64}) {
@@ -149,7 +149,7 @@ class HeaderReader : public JsonReader {
   Level level_ = Level::file;
   bool has_metadata_ = false;
   std::string name_;   // the key at Level::header
-  std::string field_;  // the key within it
+  std::string field_;  // the key one level below
   Fields fields_;
 };
 

@@ -15,16 +15,16 @@ namespace switchyard {
 
 constexpr std::string_view kSafetensorsMetadata = "__metadata__";
 constexpr std::uint64_t kMaxSafetensorsHeader =
-    100'000'000;  // the limit of the format's own reader
+    100'000'000;  // the limit of the reference implementation
 
-// "F32": what the format calls it.
+// Returns the format's name for a dtype: "F32".
 std::string_view safetensors_name(Dtype dtype);
 
 struct SafetensorsEntry {
-  std::string dtype_name;      // as the file says it
-  std::optional<Dtype> dtype;  // none: not one of ours
+  std::string dtype_name;      // as written in the file
+  std::optional<Dtype> dtype;  // nullopt if the library has no such dtype
   std::vector<std::int64_t> shape;
-  std::int64_t begin = 0;  // bytes begin … end − 1 of what follows the header
+  std::int64_t begin = 0;  // the tensor's bytes [begin, end), counted from the end of the header
   std::int64_t end = 0;
 };
 
@@ -33,8 +33,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Every field is there, once and of its type, and no number is negative; whether shapes and ranges
-// of bytes fit each other and the file is for the caller to check. `file` is its name for messages.
+// Parses a header. Ensures that every field is present exactly once and has its type, and that no
+// number is negative. The caller must check that shapes and byte ranges fit each other and the
+// file. Messages call the file `file`.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
 
 }  // namespace switchyard

@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kMetadataKey = "metadata";
 constexpr std::string_view kWeightMap = "weight_map";
 
-// A name that cannot lead out of the folder.
+// True for a plain file name, which cannot lead out of the folder.
 bool is_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
@@ -112,7 +112,7 @@ class IndexReader : public JsonReader {
   bool has_metadata_ = false;
   bool has_weight_map_ = false;
   std::string section_;  // the key at Level::index
-  std::string name_;     // the key within it
+  std::string name_;     // the key one level below
 };
 
 }  // namespace

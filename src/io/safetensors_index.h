@@ -1,4 +1,4 @@
-// Hugging Face's index of a checkpoint in several files: which tensor is in which.
+// Hugging Face's index of a checkpoint in several files, which maps tensors to files.
 #pragma once
 
 #include <map>
@@ -8,13 +8,12 @@
 namespace switchyard {
 
 struct SafetensorsIndex {
-  std::map<std::string, std::string> weight_map;  // tensor to file, which is beside the index
-  std::map<std::string, std::string> metadata;    // what is not a string, as its JSON text
+  std::map<std::string, std::string> weight_map;  // tensor name to file name, beside the index
+  std::map<std::string, std::string> metadata;    // numbers, booleans and null as JSON text
 };
 
-// `text` is {"metadata": {…}, "weight_map": {"tensor": "file", …}}; "metadata" may be missing.
-// Whether the files exist, and have the tensors, is for the caller to check. `file` is the index's
-// name for messages.
+// Parses {"metadata": {…}, "weight_map": {"tensor": "file", …}}; "metadata" may be missing. The
+// caller must check that the files exist and have the tensors. Messages call the index `file`.
 SafetensorsIndex parse_safetensors_index(std::string_view text, const std::string& file);
 
 }  // namespace switchyard

@@ -18,7 +18,7 @@ using Tensors = std::map<std::string, TensorForm>;
 
 constexpr std::size_t kAlignment = 64;
 
-// What is not UTF-8 shows as replacement characters.
+// Quotes text for a message. Invalid UTF-8 becomes replacement characters.
 std::string readable(std::string_view text) {
   const auto quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   return fmt::format("{}", in_quotes(quoted.substr(1, quoted.size() - 2)));
@@ -69,7 +69,7 @@ SafetensorsLayout lay_out(const Tensors& tensors,
   require_metadata(metadata);
   SafetensorsLayout layout;
   Json header = Json::object();
-  auto& entries = header.get_ref<Json::object_t&>();  // its operator[] would look through all
+  auto& entries = header.get_ref<Json::object_t&>();  // operator[] would search linearly
   if (!metadata.empty()) entries.emplace_back(std::string(kSafetensorsMetadata), metadata);
   std::int64_t end = 0;
   for (const auto* tensor : in_file_order(tensors)) {

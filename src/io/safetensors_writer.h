@@ -1,4 +1,4 @@
-// Lays out safetensors files that are to be written.
+// Computes the layout of safetensors files to be written.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ struct TensorForm {
 };
 inline TensorForm form_of(const ConstTensorView& view) { return {view.dtype(), view.shape()}; }
 
-// Tensors lie back to back from a multiple of 64 on, those of large elements first and then by
-// name, so that each is aligned to its elements.
+// Tensors lie back to back, starting at a multiple of 64 bytes. They are sorted by element size,
+// largest first, and then by name, so that each tensor is aligned to its elements.
 struct SafetensorsLayout {
-  std::string head;                             // the length and the header, which begin the file
-  std::map<std::string, std::int64_t> offsets;  // in the file, of every tensor
-  std::int64_t bytes = 0;                       // of the file
+  std::string head;                             // the first bytes of the file: length and header
+  std::map<std::string, std::int64_t> offsets;  // of every tensor, from the start of the file
+  std::int64_t bytes = 0;                       // the size of the file
 };
 SafetensorsLayout lay_out(const std::map<std::string, TensorForm>& tensors,
                           const std::map<std::string, std::string>& metadata);
 
-// InvalidArgument if a file cannot have these names, or these strings in its metadata.
+// Throw InvalidArgument if a file cannot store this tensor name or these metadata strings.
 void require_tensor_name(std::string_view name);
 void require_metadata(const std::map<std::string, std::string>& metadata);
 

@@ -1,4 +1,4 @@
-// Checks of weights and their gradients.
+// Checks for weights and their gradients.
 #pragma once
 
 #include <string_view>
@@ -13,8 +13,9 @@ namespace switchyard {
 
 inline bool is_real(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; }
 
-// Whether a weight, or the gradient of one, is as it must be. These run every step for every
-// expert; the checks below, which make their messages' parts first, only where the answer is no.
+// Cheap checks of a weight and of its gradient, which run every step for every expert. The
+// require_* functions below build parts of their message first, so callers run them only when these
+// fail.
 inline bool fits(const ConstTensorView& view, const Shape& expected) {
   return is_given(view) && is_real(view.dtype()) && view.shape() == expected &&
          (expected.rank() > 1 || view.is_contiguous());
@@ -39,7 +40,8 @@ inline void require_vector(const ConstTensorView& view, std::int64_t size, std::
           view.row_stride());
 }
 
-// A gradient is as its weight, or f32; there is one where there is a weight.
+// Requires a gradient exactly where there is a weight, with the weight's shape and either its dtype
+// or f32.
 inline void require_gradient(const ConstTensorView& gradient, const ConstTensorView& weight,
                              std::string_view name) {
   require(is_given(gradient) == is_given(weight), "{} has {}, but {}", name,
@@ -55,7 +57,6 @@ inline void require_gradient(const ConstTensorView& gradient, const ConstTensorV
           gradient.row_stride());
 }
 
-// For what may be left out.
 inline void require_memory_if_given(const ConstTensorView& view, Memory memory,
                                     std::string_view name) {
   if (is_given(view)) require_memory(view, memory, name);

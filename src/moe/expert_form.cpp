@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kNone = -1;  // as a dtype
+constexpr std::int64_t kNone = -1;  // stands for a missing dtype
 
 std::int64_t number_of(std::optional<Dtype> dtype) {
   return dtype ? static_cast<std::int64_t>(*dtype) : kNone;

@@ -1,5 +1,5 @@
-// Experts as packed tensors: what all of a layer's have in common, and their rows wherever they
-// lie.
+// Experts as packed tensors: the form that all experts of a layer share, and their rows wherever
+// they are stored.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace switchyard {
 
-// Which tensors an expert has, of what size and dtype. Gates are as ups.
+// The tensors that an expert has, their sizes and dtypes. A gate has the shape and dtype of up.
 struct ExpertForm {
   static constexpr std::size_t kNumFields = 7;
 
@@ -27,28 +27,29 @@ struct ExpertForm {
   std::optional<Dtype> up_bias = {};
   std::optional<Dtype> down_bias = {};
 
-  // To be told to other ranks.
+  // Converts the form to and from fields that ranks exchange.
   std::array<Field, kNumFields> fields() const;
   static ExpertForm from_fields(std::span<const std::int64_t> values);
 };
 
-// Throws InvalidArgument if there is an expert that is not as the first, or not whole.
+// Returns the form that the experts share. Throws InvalidArgument if one of them is incomplete or
+// differs from the first.
 ExpertForm form_of(std::span<const ExpertWeights> experts);
 
-// A tensor [e, …] that lies in pieces.
+// A tensor [e, …] that is stored in pieces.
 struct ExpertRows {
   Shape shape;
   Dtype dtype = Dtype::f32;
-  std::vector<std::vector<ConstTensorView>> pieces = {};  // [e]: a row's, side by side
+  std::vector<std::vector<ConstTensorView>> pieces = {};  // [e]: the pieces of each row, in order
 };
 
-// The packed tensors of experts of this form, of which there may be none: gate_up, down, and those
-// of the biases that it has.
+// Returns the packed tensors of experts of this form: gate_up, down, and the biases that the form
+// has. `experts` may be empty.
 std::vector<ExpertRows> packed_rows(const ExpertForm& form, std::span<const ExpertWeights> experts);
-// The experts of such tensors.
+// Returns views of the experts in such packed tensors.
 std::vector<ExpertViews> unpack(const ExpertForm& form, std::span<Tensor> packed);
 
-// A contiguous copy of these rows, in this order; both are in the device's memory.
+// Returns a contiguous copy of the rows in the given order. Both are in the device's memory.
 Tensor pack(const ExpertRows& rows, std::span<const std::size_t> order, const Device& device);
 
 }  // namespace switchyard

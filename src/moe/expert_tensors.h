@@ -1,4 +1,4 @@
-// An expert's tensors, in one order everywhere.
+// The tensors of an expert, in a fixed order.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr std::size_t kUpBias = 4;
 constexpr std::size_t kDownBias = 5;
 constexpr std::size_t kNumExpertTensors = 6;
 
-// As messages call them.
+// The names used in messages.
 constexpr std::array<std::string_view, kNumExpertTensors> kExpertTensors{
     "gate", "up", "down", "gate_bias", "up_bias", "down_bias"};
 
@@ -31,7 +31,7 @@ std::array<View, kNumExpertTensors> tensors_of(const BasicExpertTensors<View>& e
   return {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias};
 }
 
-// All tensors that a rank has of a layer.
+// Returns all tensors of a layer that this rank has.
 template <typename View>
 std::vector<View> given_tensors(const BasicMoeTensors<View>& layer) {
   std::vector<View> result;
@@ -46,7 +46,7 @@ std::vector<View> given_tensors(const BasicMoeTensors<View>& layer) {
   return result;
 }
 
-// To be written.
+// Returns pointers to the tensors, for writing.
 template <typename View>
 std::array<View*, kNumExpertTensors> tensors_in(BasicExpertTensors<View>& e) {
   return {&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias};

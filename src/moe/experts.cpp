@@ -1,4 +1,4 @@
-// Checks of weights and rows; the work is the device's.
+// Checks weights and rows; the device does the work.
 #include "switchyard/experts.h"
 
 #include <array>
@@ -78,14 +78,14 @@ void require_expert_gradients(Memory memory, const ExpertWeights& expert,
   check(gradients.down_bias, expert.down_bias, "down_bias");
 }
 
-// What all tensors of a call must fit.
+// Checks the tensors of one call.
 struct ExpertRowChecks {
   const ExpertsOptions& options;
   Memory memory;
   std::int64_t rows = 0;
   const std::optional<TokenRows>& tokens;
 
-  // Where rows come from: one of the two.
+  // Checks that either rows or tokens are given, and that they fit.
   void require_source(const ConstTensorView& given, bool reads_tokens) const {
     if (!tokens) return require_rows(given, options.hidden, "rows");
     require(!is_given(given), "rows {} were given, and tokens: experts read the one or the other",
@@ -123,7 +123,7 @@ struct ExpertRowChecks {
   }
 
  private:
-  // A number a row.
+  // Checks a tensor with one number per row.
   void require_of_rows(const ConstTensorView& view, Dtype dtype, std::string_view name) const {
     require(view.dtype() == dtype && view.shape().rank() == 1 && view.rows() >= rows &&
                 view.is_contiguous(),
@@ -141,7 +141,7 @@ struct ExpertRowChecks {
   }
 };
 
-// What has as many rows as there are.
+// Returns the tensor whose length is the number of rows.
 template <typename Input>
 ConstTensorView row_extent(const Input& in) {
   return in.tokens ? in.tokens->row_sources : ConstTensorView(in.rows);
@@ -164,7 +164,7 @@ void require_groups(const RowGroups& groups, std::int64_t experts, Memory memory
           groups.alignment, required_alignment);
 }
 
-// The rows that groups in the host's memory reach to.
+// Checks groups in host memory and returns the number of rows that they span.
 std::int64_t rows_of(const RowGroups& groups) {
   const auto offsets = groups.row_offsets.span<std::int32_t>();
   const auto rows = groups.group_rows.span<std::int32_t>();
@@ -177,7 +177,7 @@ std::int64_t rows_of(const RowGroups& groups) {
   return offsets.back();
 }
 
-// What passes here never overflows as a byte count.
+// Sizes up to this limit do not overflow when counted in bytes.
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 8;
 
 }  // namespace

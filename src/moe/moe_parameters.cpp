@@ -14,12 +14,12 @@
 namespace switchyard {
 namespace {
 
-// The same numbers on every machine: SplitMix64.
+// SplitMix64: draws the same numbers on every machine.
 class Draws {
  public:
   Draws(std::uint64_t seed, std::uint64_t stream) : state_(mixed(mixed(seed) + stream)) {}
 
-  // −1 … 1
+  // Returns a number in [−1, 1).
   float next() {
     state_ += 0x9e3779b97f4a7c15U;
     return static_cast<float>(mixed(state_) >> 40) * 0x1p-23F - 1.0F;
@@ -117,10 +117,10 @@ MoeViews make_zeros(const MoeLayerOptions& options, const ExpertPlacement& place
   return views;
 }
 
-// Tensors that lie one after the other in packed memory.
+// Tensors that follow each other in packed memory.
 using Parts = std::vector<TensorView*>;
 
-// All tensors, those of one kind together.
+// Returns all tensors, grouped by kind.
 std::vector<Parts> parts_of(MoeViews& tensors) {
   std::vector<Parts> result;
   const auto add = [&](std::initializer_list<TensorView ExpertViews::*> kinds,
@@ -146,7 +146,7 @@ std::vector<Parts> parts_of(MoeViews& tensors) {
   return result;
 }
 
-// All of them as one view, if they lie so.
+// Returns the parts as one view if they follow each other in memory.
 std::optional<TensorView> joined(const Parts& parts) {
   const TensorView& first = *parts.front();
   std::int64_t rows = 0;
@@ -163,8 +163,8 @@ std::optional<TensorView> joined(const Parts& parts) {
                     first.owner(), first.memory());
 }
 
-// Into memory of the device, in which they are joined; `parts` become views of it. The mover
-// reaches both.
+// Copies the parts into one new piece of the device's memory and makes them views of it. `mover`
+// can reach both memories.
 void move_to(const Device& mover, const Device& device, const Parts& parts) {
   const TensorView& first = *parts.front();
   std::int64_t rows = 0;

@@ -1,4 +1,4 @@
-// The experts of packed tensors, as views.
+// Views of the experts in packed tensors.
 #include "core/given.h"
 #include "core/require.h"
 #include "switchyard/experts.h"

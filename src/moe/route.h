@@ -1,4 +1,4 @@
-// What Router::route does once its arguments are checked, and what a layer does in its place.
+// Routing for callers that have checked the arguments: Router::route and MoeLayer.
 #pragma once
 
 #include "device/router_sums.h"
@@ -7,10 +7,10 @@
 
 namespace switchyard {
 
-// Sums may be null; otherwise they are added to.
+// Routes the tokens, and adds to `sums` unless it is null.
 Routing route(const Device& device, const RouterOptions& options, const RouterWeights& weights,
               const RouterInput& in, const RouterSums* sums);
-// The choice of in.expert_ids with these weights [T, K] f32: no gate takes part.
+// Routes by in.expert_ids with the given weights, [T, K] f32, without a gate.
 Routing given_routing(const Device& device, const RouterOptions& options, const RouterInput& in,
                       const ConstTensorView& weights, const RouterSums* sums);
 

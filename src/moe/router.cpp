@@ -1,4 +1,4 @@
-// Options, presets and checks; the work is the device's.
+// Options, presets and checks; the device does the work.
 #include "switchyard/router.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What the axes of a mesh mean to reduce_gradients, and what it knows of the ranks' opinions.
+// The roles of mesh axes in reduce_gradients, and the roles that the ranks have agreed on.
 #pragma once
 
 #include <compare>
@@ -20,28 +20,31 @@ struct AxisUse {
 
   friend auto operator<=>(const AxisUse&, const AxisUse&) = default;
 };
-using AxisUses = std::vector<AxisUse>;  // of every axis of a mesh
+using AxisUses = std::vector<AxisUse>;  // one for every axis of a mesh
 
 AxisUses uses_of(const Mesh& mesh, const GradientAxes& axes);
-// Names an axis whose role nobody can know, and what to do about it; empty: there is none.
+// Returns an objection that names an axis with no clear role and says how to fix it; empty if there
+// is none.
 std::string objection_to_axes(const AxisUses& uses);
-// "ep for experts"
+// Returns texts such as "ep for experts".
 std::vector<std::string> texts_of(const AxisUses& uses);
-// The ranks along these hold the same layers.
+// Returns the axes along which ranks hold the same layers.
 std::vector<std::string> axes_of_same_layers(const AxisUses& uses);
-// The gradients of what is replicated, and of experts, are added over these.
+// Return the axes to sum over: for the gradients of replicated tensors, and for those of experts.
 std::vector<std::string> axes_to_add(const AxisUses& uses);
 std::vector<std::string> axes_to_add_experts(const AxisUses& uses);
 
-// Kept by a mesh. The world compares uses when they are new. Otherwise the ranks that meet are
-// those of the last call, whatever they give now, so that none waits where the others do not come.
+// The uses that ranks have agreed on, kept by the mesh. A call is first compared over the group of
+// the previous call, even if its uses differ, so that no rank waits in a group that the others do
+// not join. Uses that are new are then compared over the world.
 struct AgreedAxes {
   static AgreedAxes& of(Mesh& mesh);
-  // Collective over the world if the uses are new. Makes them the last, and their groups.
+  // Collective over the world if the uses are new: compares them and makes their groups. Stores
+  // them as the last.
   void agree(std::string_view operation, Mesh& mesh, const AxisUses& uses);
 
-  AxisUses last;             // empty: there was no call yet
-  std::set<AxisUses> known;  // to be the same on every rank
+  AxisUses last;             // empty before the first call
+  std::set<AxisUses> known;  // uses known to be equal on every rank
 };
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Which axes of a mesh, by lists of names that it may not have.
+// Selects axes of a mesh by lists of names, some of which the mesh may not have.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Those of the mesh, in its order, whose names satisfy the predicate.
+// Returns the axes of the mesh whose names satisfy the predicate, in mesh order.
 template <typename Predicate>
 std::vector<std::string> axes_where(const Mesh& mesh, Predicate predicate) {
   std::vector<std::string> result;

@@ -1,4 +1,4 @@
-// Divides blocks: everything is checked on all ranks before anything is changed on one.
+// Divides blocks over ranks. Everything is checked on all ranks before any rank changes anything.
 #include "switchyard/parallelize.h"
 
 #include <algorithm>
@@ -55,7 +55,7 @@ void require_same_axes(Communicator& world, const std::vector<std::string>& axes
   agreement.require_equal();
 }
 
-// "layers.3.mlp, 8 experts: up f32 [6,8], down f32 [8,6]"
+// Returns a text such as "layers.3.mlp, 8 experts: up f32 [6,8], down f32 [8,6]".
 std::string text_of(const MoeBlock& block) {
   std::vector<std::string> parts;
   const auto tensors = tensors_of(block.parameters.weights().experts.front());
@@ -67,7 +67,7 @@ std::string text_of(const MoeBlock& block) {
                      fmt::join(parts, ", "));
 }
 
-// Collective over the group, whose ranks divide the same layers between them.
+// Collective over the group, whose ranks must divide the same layers.
 void require_same_blocks(Communicator& ep_group, int world_rank,
                          std::span<MoeBlock* const> blocks) {
   std::vector<std::string> texts;
@@ -78,7 +78,7 @@ void require_same_blocks(Communicator& ep_group, int world_rank,
   agreement.require_equal();
 }
 
-// Owners of memory, however they point to it.
+// Owners of memory, compared by what they own, not by where they point.
 using Owners = std::set<std::shared_ptr<std::byte>, std::owner_less<>>;
 
 std::vector<ExpertViews> packed_anew(const MoeViews& part, const Device& device) {
@@ -98,7 +98,8 @@ void copy_if_owned_by(const Owners& owners, TensorView& view, const Device& devi
   view = copy;
 }
 
-// What is kept must not keep the memory of what goes: where they share it, it is copied.
+// Returns the part that this rank keeps. Tensors that share memory with released experts are
+// copied, so that the memory can be freed.
 MoeViews part_of(MoeViews whole, std::span<const std::int32_t> kept, const Device& device) {
   MoeViews part{.router = whole.router, .shared = whole.shared};
   Owners going;
@@ -146,7 +147,7 @@ int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
     if (ep_group.size() > 1) {
       divide(*block, ep_group);
     } else if (block->comm == nullptr) {
-      block->comm = &ep_group;  // of this rank alone: a layer is made over it like any other
+      block->comm = &ep_group;  // a group of one rank: layers are made over it as usual
     }
   }
   return ep_group.size() > 1 ? static_cast<int>(blocks.size()) : 0;

@@ -1,5 +1,5 @@
-// Sums of gradients over the ranks that hold copies of what they belong to. Sums are made element
-// by element in rank order, so that it changes no bit how tensors are laid side by side.
+// Sums gradients over the ranks that hold copies of the same parameters. Each element is summed in
+// rank order, so how tensors are batched does not change any bits.
 #include <algorithm>
 #include <functional>
 #include <iterator>
@@ -19,7 +19,7 @@
 namespace switchyard {
 namespace {
 
-// Elements that lie without a gap.
+// A contiguous run of elements.
 struct Run {
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
@@ -44,7 +44,7 @@ void sum(std::span<const TensorView> tensors, Communicator& comm, const Device& 
   });
 }
 
-// Those of a list that are given.
+// The gradients of a list that are given.
 struct Gradients {
   Gradients(std::span<const TensorView> list, std::function<std::string(std::size_t)> name)
       : name_of_place(std::move(name)) {
@@ -58,11 +58,12 @@ struct Gradients {
   std::string name_of(std::size_t i) const { return name_of_place(places[i]); }
 
   std::vector<TensorView> tensors;
-  std::vector<std::size_t> places;  // in the list
+  std::vector<std::size_t> places;  // indices in the list
   std::function<std::string(std::size_t)> name_of_place;
 };
 
-// By what they are as well as by their form: a gate is not added to an up.
+// Compares gradients by their places in the list as well as by form: a gate must not be added to an
+// up.
 ComparedList compared(std::string_view all, std::string_view one, const Gradients& gradients) {
   const std::vector<ConstTensorView> tensors(gradients.tensors.begin(), gradients.tensors.end());
   const std::vector<std::int64_t> hashes{hash_of_shapes(tensors),
@@ -91,7 +92,8 @@ std::string objection_to_memory(const Call& call) {
   return {};
 }
 
-// Memory that is listed twice would be added twice, or not: by how it is cut into pieces.
+// Returns an objection, or an empty string. Memory that is listed twice could be summed once or
+// twice, depending on how it is cut into pieces.
 std::string objection_to(const Call& call) {
   if (auto objection = objection_to_memory(call); !objection.empty()) return objection;
   struct Part {
@@ -110,7 +112,7 @@ std::string objection_to(const Call& call) {
       }
     }
   }
-  // Equal addresses stay in the order of the lists, wherever memory happens to be.
+  // The sort is stable, so equal addresses stay in list order wherever the memory is.
   const auto data_of = [](const Part& part) { return part.run.data; };
   std::ranges::stable_sort(parts, std::less<>(), data_of);
   const auto found = std::ranges::adjacent_find(
@@ -121,7 +123,7 @@ std::string objection_to(const Call& call) {
                      found->list->name_of(found->index), other->list->name_of(other->index));
 }
 
-// Experts that ranks hold are told apart by where the ranks are in their EP groups.
+// Returns this rank's place in its EP group. Ranks with the same place hold the same experts.
 int place_of(const Mesh& mesh, const AxisUses& uses) {
   int place = 0;
   for (const auto& [name, role] : uses) {
@@ -130,8 +132,8 @@ int place_of(const Mesh& mesh, const AxisUses& uses) {
   return place;
 }
 
-// Over the group of the last call, which knows then whether its ranks have other axes now.
-// Replicated gradients must be alike on all ranks, an expert's on the ranks that hold it.
+// Collective over the group of the last call, which notices if some of its ranks have other axes
+// now. Replicated gradients must match on all ranks, those of an expert on the ranks that hold it.
 void require_alike(const Call& call, Mesh& mesh, const AxisUses& last, const AxisUses& uses) {
   constexpr std::size_t kOfAll = 3;
   constexpr std::size_t kOfSameExperts = 4;

@@ -1,5 +1,5 @@
-// One exchange a tensor: every rank sends its experts in the order of their new owners, and puts
-// what it receives in the order of their ids.
+// One exchange per tensor: every rank sends its experts ordered by new owner, and puts the received
+// ones in the order of their ids.
 #include "switchyard/reshard.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kReshard = "reshard";
 
-// A placement's ranks may be fewer than the communicator's.
+// A placement may have fewer ranks than the communicator. The other ranks own no experts.
 std::span<const std::int32_t> experts_of(const ExpertPlacement& placement, int rank) {
   return rank < placement.num_ranks() ? placement.experts_of(rank)
                                       : std::span<const std::int32_t>{};
@@ -52,7 +52,8 @@ void add_alike(Agreement& agreement, const ExpertPlacement& from, const ExpertPl
                  static_cast<std::int64_t>(device.memory())});
 }
 
-// Of one expert's part, "f32 [1,4]": ranks have different numbers of them.
+// Compares one expert's part of each tensor, such as "f32 [1,4]", since ranks have different
+// numbers of experts.
 ComparedList forms_of(std::span<const ConstTensorView> shard) {
   return {"tensors", "an expert's part of tensor", hash_of_shapes(shard, 1), shard.size(),
           [=](std::size_t i) {
@@ -61,7 +62,7 @@ ComparedList forms_of(std::span<const ConstTensorView> shard) {
           }};
 }
 
-// What one rank has to do.
+// The experts that one rank sends and receives.
 struct Moves {
   Moves(const ExpertPlacement& from, const ExpertPlacement& to, const Communicator& comm);
 
@@ -69,7 +70,7 @@ struct Moves {
   std::vector<std::int64_t> send_rows;  // [ranks]
   std::vector<std::int64_t> recv_rows;  // [ranks]
   std::vector<std::size_t> send_order;  // local experts, by new owner
-  std::vector<std::size_t> places;      // where the received rows belong
+  std::vector<std::size_t> places;      // the final row of each received row
 };
 
 Moves::Moves(const ExpertPlacement& from, const ExpertPlacement& to, const Communicator& comm)
@@ -90,7 +91,8 @@ Moves::Moves(const ExpertPlacement& from, const ExpertPlacement& to, const Commu
   }
 }
 
-// The rows where they lie, if that is in this order without gaps: then nothing need be packed.
+// Returns a view of the rows in place if they are stored in this order without gaps, so that
+// nothing has to be packed. Otherwise returns an empty view.
 ConstTensorView lying_in(const ExpertRows& rows, std::span<const std::size_t> order) {
   ConstTensorView first;
   const std::byte* end = nullptr;
@@ -109,7 +111,7 @@ ConstTensorView lying_in(const ExpertRows& rows, std::span<const std::size_t> or
           first.owner(), first.memory()};
 }
 
-// Swaps row by row, so that no second tensor is needed.
+// Permutes the rows by swapping them, so that no second tensor is needed.
 void put_in_place(const TensorView& rows, std::vector<std::size_t> places, const Device& device) {
   const auto row_at = [&](std::size_t i) {
     return rows.slice(static_cast<std::int64_t>(i), static_cast<std::int64_t>(i) + 1);
@@ -155,7 +157,8 @@ void check(std::span<const ConstTensorView> shard, const ExpertPlacement& from,
   agreement.require_equal();
 }
 
-// Ranks without experts learn the form from the others.
+// Checks the arguments and returns the form of the experts. Ranks without experts learn it from the
+// others.
 ExpertForm checked_form(std::span<const ExpertWeights> experts, const ExpertPlacement& from,
                         const ExpertPlacement& to, Communicator& comm, const Device& device) {
   ExpertForm form;

@@ -1,4 +1,5 @@
-// Where the tokens of ranks lie in whole sequences; the collectives move them at their true number.
+// Finds each rank's tokens in whole sequences. The collectives move exactly these tokens, without
+// padding.
 #include "switchyard/sequence.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ void require_full(const SequenceShard& shard, const ConstTensorView& full, const
   require_on_device(full, device.memory(), "d_full");
 }
 
-// The tokens of one rank in [batch, length, H]: a row for each sequence.
+// Returns the tokens of one rank in [batch, length, H] as a view with one row per sequence.
 template <typename View>
 View piece_of(const SequenceShard& shard, int sp_rank, const View& full) {
   const auto hidden = full.shape()[2];
@@ -48,7 +49,7 @@ View piece_of(const SequenceShard& shard, int sp_rank, const View& full) {
           full.memory()};
 }
 
-// Of every rank.
+// Returns the pieces of all ranks.
 template <typename View>
 std::vector<std::vector<View>> pieces_of(const SequenceShard& shard, const View& full) {
   std::vector<std::vector<View>> pieces;
@@ -71,7 +72,8 @@ SequenceShard::SequenceShard(std::int64_t batch, std::int64_t length, int sp_siz
 std::int64_t SequenceShard::offset_of(int sp_rank) const {
   require(0 <= sp_rank && sp_rank < sp_size_, "sp_rank ({}) must be a rank of {}", sp_rank,
           sp_size_);
-  // Only ranks of empty pieces, at least, would overflow.
+  // Pieces that would start past the end are empty. Returning here also keeps the product from
+  // overflowing.
   if (sp_rank > 0 && padded_length() > length_ / sp_rank) return length_;
   return sp_rank * padded_length();
 }

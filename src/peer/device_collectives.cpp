@@ -13,13 +13,14 @@
 namespace switchyard {
 namespace {
 
-// What a communicator knows of a device: also that its ranks do not reach each other's memory.
+// The staging that a communicator keeps for a device. `staging` is null if the ranks cannot reach
+// each other's memory.
 struct KeptStaging final : KeptObject {
   KeptStaging(Device of_device, std::int64_t of_number)
       : device(std::move(of_device)), number(of_number) {}
 
   Device device;
-  std::int64_t number;  // among the objects of the communicator, from 1: alike on all ranks
+  std::int64_t number;  // 1-based among the communicator's objects; equal on all ranks
   std::shared_ptr<const PeerStaging> staging;
 };
 
@@ -37,7 +38,8 @@ bool all_have(Communicator& comm, std::int64_t number) {
                              [&](std::int64_t other) { return other == number && number != 0; });
 }
 
-// Keeps the new one alone: a rank has one device, and what it had before would only hold memory.
+// Returns the staging kept for `device`, creating it if any rank lacks it. The new staging replaces
+// any other: a rank uses one device, and the old buffers would only hold memory.
 std::shared_ptr<const PeerStaging> staging_of(Communicator& comm, const Device& device) {
   const auto known = find_kept(comm, device);
   if (all_have(comm, known != nullptr ? known->number : 0)) return known->staging;
@@ -49,7 +51,7 @@ std::shared_ptr<const PeerStaging> staging_of(Communicator& comm, const Device& 
   try {
     kept->staging =
         std::make_shared<const PeerStaging>(comm, device, DeviceCollectives::kStagingBytes);
-  } catch (const Unsupported&) {  // on all ranks
+  } catch (const Unsupported&) {  // thrown on all ranks
   }
   objects.push_back(kept);
   return kept->staging;
@@ -62,7 +64,7 @@ std::int64_t most_elements(std::span<const std::vector<View>> lists) {
   return most;
 }
 
-// On a rank that is alone nothing need leave the device.
+// Copies within the device, for a communicator with a single rank.
 void copy_elements(const DeviceBackend& device, const Elements<ConstTensorView>& from,
                    const Elements<TensorView>& to, Dtype dtype) {
   if (from.count() == 0) return;
@@ -101,7 +103,7 @@ bool DeviceCollectives::uses_peers(Dtype dtype) const {
   return peers_ != nullptr && PeerStaging::adds(dtype);
 }
 
-// Of the host's own memory all at once, which needs no copies between devices.
+// Host tensors are exchanged all at once, since they need no copies between devices.
 std::int64_t DeviceCollectives::staged_elements(std::int64_t most, std::int64_t num_parts,
                                                 Dtype dtype) const {
   const auto room = staging_bytes_ / size_of(dtype) / num_parts;
@@ -119,12 +121,12 @@ void DeviceCollectives::all_gather(const ConstTensorView& own,
   const auto most = most_elements(all);
   const auto room = staged_elements(most, comm_.size(), own.dtype());
   std::int64_t first = 0;
-  do {  // once at least: ranks that disagree about sizes must learn it
+  do {  // at least once, so that ranks that disagree about sizes find out
     const auto count = std::min(room, most - first);
     const auto in_piece = [&](std::int64_t of) {
       return std::clamp<std::int64_t>(of - first, 0, count);
     };
-    Tensor sent = Tensor::zeros({1, count}, own.dtype());  // ranks with less send zeros, too
+    Tensor sent = Tensor::zeros({1, count}, own.dtype());  // shorter ranks pad with zeros
     mine.read(device, first, in_piece(mine.count()), sent);
     Tensor gathered({comm_.size(), count}, own.dtype());
     comm_.all_gather(sent, gathered);
@@ -187,8 +189,8 @@ void DeviceCollectives::all_reduce(std::span<const TensorView> values) const {
   }
 }
 
-// As many columns of all rows at a time as there is room for, so that ranks with few rows, or none,
-// take part in every exchange.
+// Exchanges as many columns of all rows at a time as fit the staging size, so that ranks with few
+// rows, or none, take part in every exchange.
 void DeviceCollectives::all_to_all(const ConstTensorView& send,
                                    std::span<const std::int64_t> send_rows, const TensorView& recv,
                                    std::span<const std::int64_t> recv_rows) const {

@@ -1,4 +1,4 @@
-// Collectives on tensors in the memory of any device.
+// Collectives on tensors in any device's memory.
 #pragma once
 
 #include <cstdint>
@@ -14,38 +14,38 @@ namespace switchyard {
 
 class PeerStaging;
 
-// Tensors of the host's memory go through the communicator. Those of a GPU go through peer memory
-// where the ranks reach each other's: the GPUs write to and read from staging buffers, and no host
-// waits for them. Otherwise hosts stage them, a bounded piece at a time, and wait. Results have the
-// same bits either way, NaNs excepted, which a GPU writes in a form of its own.
+// Host tensors go through the communicator. GPU tensors go through peer memory if the ranks can
+// reach each other's: the GPUs write to and read from staging buffers, and no host waits for them.
+// Otherwise the hosts stage them in pieces of bounded size, and wait. Both paths give the same
+// bits, except for NaNs, which a GPU writes with its own payload.
 //
-// Several tensors that are given together have one dtype and count as their elements, one after the
-// other; rows may lie apart. Ranks give the same numbers of elements: other numbers are a
-// CommunicationError.
+// A list of tensors has one dtype and counts as the concatenation of their elements; rows may be
+// strided. All ranks must pass the same numbers of elements; a mismatch throws CommunicationError.
 class DeviceCollectives {
  public:
-  // Tests choose between them.
+  // Lets tests choose the path.
   enum class Way { communicator, peer_memory };
   static constexpr std::int64_t kStagingBytes = std::int64_t{32} << 20;
 
-  // Collective where the device is a GPU's. The first on a communicator and a device makes the
-  // staging, which the communicator keeps for the next; later ones cost one small exchange of the
-  // hosts. Both arguments must outlive this.
+  // Collective if the device is a GPU. The first call for a communicator and device creates the
+  // staging buffers, which the communicator keeps; later calls cost one small exchange between the
+  // hosts. Both arguments must outlive this object.
   DeviceCollectives(Communicator& comm, const Device& device);
-  // Collective for peer memory; throws Unsupported on all ranks if they do not reach each other's.
+  // Collective for `peer_memory`. Throws Unsupported on all ranks if they cannot reach each other's
+  // memory.
   DeviceCollectives(Communicator& comm, const Device& device, Way way,
                     std::int64_t staging_bytes = kStagingBytes);
   ~DeviceCollectives();
 
-  // all[r] becomes what rank r gives as its own.
+  // Fills all[r] with the tensor that rank r passes as `own`.
   void all_gather(const ConstTensorView& own, std::span<const std::vector<TensorView>> all) const;
-  // parts[r] is this rank's part of what rank r receives. Parts are added in rank order, in f32 for
-  // bf16 and rounded once, as Communicator::reduce_scatter does.
+  // parts[r] is this rank's contribution to what rank r receives. Parts are added in rank order;
+  // bf16 is summed in f32 and rounded once, as in Communicator::reduce_scatter.
   void reduce_scatter(std::span<const std::vector<ConstTensorView>> parts,
                       const TensorView& sum) const;
-  // As Communicator::all_reduce, for sums over several tensors. Hosts add whole numbers.
+  // Like Communicator::all_reduce, for sums over several tensors. The hosts sum integer tensors.
   void all_reduce(std::span<const TensorView> values) const;
-  // As Communicator::all_to_all; always staged by the hosts, for calls that are rare.
+  // Like Communicator::all_to_all. Always staged by the hosts; meant for rare calls.
   void all_to_all(const ConstTensorView& send, std::span<const std::int64_t> send_rows,
                   const TensorView& recv, std::span<const std::int64_t> recv_rows) const;
 
@@ -53,13 +53,13 @@ class DeviceCollectives {
   bool is_on_host() const { return device_.memory() == Memory::host; }
   bool is_alone_on_gpu() const { return !is_on_host() && comm_.size() == 1; }
   bool uses_peers(Dtype dtype) const;
-  // Elements that hosts exchange at a time for each of `num_parts`.
+  // Returns the number of elements that the hosts exchange at a time for each of `num_parts`.
   std::int64_t staged_elements(std::int64_t most, std::int64_t num_parts, Dtype dtype) const;
 
   Communicator& comm_;
   const Device& device_;
   std::int64_t staging_bytes_;
-  std::shared_ptr<const PeerStaging> peers_;  // null: the communicator moves everything
+  std::shared_ptr<const PeerStaging> peers_;  // null if the communicator moves everything
 };
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// The elements of several tensors as one list, whose pieces are copied from and to a buffer.
+// Treats several tensors as one list of elements, and copies pieces of it to and from a buffer.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// Elements of a contiguous buffer from `first` on, as a matrix.
+// Returns the elements of a contiguous buffer from `first` on, as a matrix.
 inline TensorView part_of_buffer(const TensorView& buffer, std::int64_t first, const Shape& shape) {
   return {buffer.data() + first * size_of(buffer.dtype()),
           buffer.dtype(),
@@ -21,7 +21,7 @@ inline TensorView part_of_buffer(const TensorView& buffer, std::int64_t first, c
           buffer.memory()};
 }
 
-// Of views of one dtype, whose rows may lie apart.
+// The elements of several views of one dtype, concatenated. Rows may be strided.
 template <typename View>
 class Elements {
  public:
@@ -31,15 +31,15 @@ class Elements {
 
   std::int64_t count() const { return count_; }
 
-  // Elements first … first + count − 1 to the beginning of a contiguous buffer, which the device
-  // reaches.
+  // Copies elements [first, first + count) to the start of a contiguous buffer that the device can
+  // reach.
   void read(const DeviceBackend& device, std::int64_t first, std::int64_t count,
             const TensorView& buffer) const {
     for_each_piece(first, count, [&](const View& piece, std::int64_t at) {
       device.copy(piece, part_of_buffer(buffer, at, piece.shape()));
     });
   }
-  // The other way.
+  // Copies the start of the buffer to elements [first, first + count).
   void write(const DeviceBackend& device, std::int64_t first, std::int64_t count,
              const TensorView& buffer) const {
     for_each_piece(first, count, [&](const View& piece, std::int64_t at) {
@@ -47,7 +47,7 @@ class Elements {
     });
   }
 
-  // The elements where they lie, if they do so without a gap; otherwise a default view.
+  // Returns a view of the elements if they are contiguous in memory, otherwise a default view.
   View lying_together(std::int64_t first, std::int64_t count) const {
     View found;
     int num_pieces = 0;
@@ -59,7 +59,7 @@ class Elements {
   }
 
  private:
-  // Calls visit(piece [rows, columns], how many elements came before it).
+  // Calls visit(piece [rows, columns], number of elements before it).
   template <typename Visit>
   void for_each_piece(std::int64_t first, std::int64_t count, const Visit& visit) const {
     std::int64_t at = 0;
@@ -76,7 +76,7 @@ class Elements {
     }
   }
 
-  // The end of a row, whole rows, and the beginning of one, as far as there are any.
+  // Visits the tail of a row, then whole rows, then the head of a row, where present.
   template <typename Visit>
   static void visit_range(const View& view, std::int64_t begin, std::int64_t end,
                           const Visit& visit) {

@@ -44,7 +44,8 @@ void write_reason(PeerFailure::Part& part, std::string_view reason) {
   std::atomic_ref(part.has_reason).store(1, std::memory_order_release);
 }
 
-// An error that ends a rank is known to those who catch it alone, a little later.
+// A rank that an exception unwinds gives up before its reason is known. Waits briefly until whoever
+// catches the exception writes the reason.
 std::string reason_of(PeerFailure::Part& part) {
   constexpr auto kLittle = std::chrono::milliseconds(300);
   const std::atomic_ref has_reason(part.has_reason);
@@ -91,8 +92,8 @@ void GroupFailure::blame(int rank, PeerFailure::Kind kind, Meeting meeting,
 }
 
 GroupFailure::Explanation GroupFailure::explain(std::chrono::nanoseconds timeout) const {
-  // Devices look whether somebody was named before they name themselves: two that give up within
-  // microseconds may both do so, and the last one counts.
+  // A device checks that nobody is named before it names itself, but not atomically: two that give
+  // up within microseconds may both write, and the last one counts.
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const int by = static_cast<int>(failed_by()) - 1;
   PeerFailure::Part& part = part_of(by);

@@ -1,4 +1,4 @@
-// Why a group failed, in memory that its ranks, their hosts and their devices share.
+// Records why a group failed, in memory shared by its ranks' hosts and devices.
 #pragma once
 
 #include <chrono>
@@ -24,10 +24,10 @@ class GroupFailure {
   const SharedPages& pages() const { return *pages_; }
   bool has_failed() const { return failed_by() != 0; }
 
-  // For a rank that fails, or knows of one that has, elsewhere than in a meeting. It may say why
-  // later.
+  // Records that `rank` gave up, or learnt of a failure, outside a meeting. An empty cause may be
+  // filled in by a later call.
   void give_up(int rank, std::string_view cause) noexcept;
-  // What `rank` found out about others, elsewhere than in a meeting.
+  // Records that `rank` found `ranks` at fault, outside a meeting.
   void blame(int rank, PeerFailure::Kind kind, Meeting meeting,
              std::span<const int> ranks) noexcept;
 
@@ -35,19 +35,20 @@ class GroupFailure {
     std::string what;
     std::vector<int> ranks;
   };
-  // Of a group that has failed; the same on every rank.
+  // Explains the failure of a group that has failed. Returns the same on every rank.
   Explanation explain(std::chrono::nanoseconds timeout) const;
 
  private:
   std::uint32_t failed_by() const;
-  void name(int rank) const;  // as the one whose part counts, unless another is
+  // Makes `rank` the one whose part counts, unless another is already named.
+  void name(int rank) const;
   PeerFailure::Part& part_of(int rank) const {
     return shared()->parts[static_cast<std::size_t>(rank)];
   }
 
   std::unique_ptr<SharedPages> pages_;
   std::shared_ptr<void> registered_;
-  std::mutex mutex_;  // of what hosts of this process write
+  std::mutex mutex_;  // guards writes by the host threads of this process
 };
 
 }  // namespace switchyard

@@ -39,7 +39,7 @@ void set_up(Communicator& comm, const std::function<void()>& step) {
   agree(comm, "peer memory", [&] {
     try {
       step();
-    } catch (const Error& error) {  // also one that blames another rank, which will say so itself
+    } catch (const Error& error) {  // also if it blames another rank, which reports itself
       throw Unsupported(error.what());
     }
   });

@@ -1,5 +1,5 @@
-// How the memory of a group's ranks is mapped: that of threads is there for all of them, processes
-// map each other's.
+// Maps the memory of a group's ranks: threads share one address space, processes map each other's
+// heaps.
 #pragma once
 
 #include <cstdint>
@@ -13,38 +13,38 @@
 
 namespace switchyard {
 
-// A group as one of its ranks holds it.
+// A group, as one of its ranks sees it.
 struct PeerGroup {
-  std::int64_t number = 0;  // the same on all ranks, and that of no other group
+  std::int64_t number = 0;  // the same on all ranks, unique to this group
   std::shared_ptr<GroupFailure> failure;
   std::shared_ptr<PeerHeap> heap;      // this rank's
-  std::vector<std::byte*> bases = {};  // of all ranks' heaps, as this rank reaches them
-  std::shared_ptr<void> kept;          // what these need, for as long as this rank may reach them
+  std::vector<std::byte*> bases = {};  // base addresses of all ranks' heaps, as mapped by this rank
+  std::shared_ptr<void> kept;          // keeps the mappings alive while this rank may use them
 };
 
-// What ranks tell each other before they make a group.
+// The record that each rank sends to the others before they form a group.
 struct PeerHello {
-  std::int64_t group = 0;  // its number, where this rank has one already
+  std::int64_t group = 0;  // number of the group that this rank already has, or 0
   std::int64_t process = 0;
   std::int64_t host = 0;
   std::int64_t ordinal = 0;
-  std::int64_t device = 0;  // its address
-  std::int64_t stream = 0;  // likewise
+  std::int64_t device = 0;  // address of its backend
+  std::int64_t stream = 0;  // address of its CUDA stream
 };
 
-// Collective, as all of these. Runs a step of the set-up: where it fails on a rank, every rank
-// throws the same Unsupported, and may do without peer memory.
+// Runs one step of the setup. If the step fails on any rank, every rank throws the same
+// Unsupported, and the caller may do without peer memory. Collective, like all functions below.
 void set_up(Communicator& comm, const std::function<void()>& step);
 
-// By rank.
+// Returns the hellos of all ranks, by rank.
 std::vector<PeerHello> exchange_hellos(Communicator& comm, const Device& device,
                                        std::int64_t group);
 
-// Of ranks that are threads of one process.
+// For ranks that are threads of one process.
 PeerGroup make_thread_group(Communicator& comm, const Device& device,
                             const std::vector<PeerHello>& hellos);
-// Of ranks that are processes of one host. Throws Unsupported, on every rank, that names two that
-// cannot reach each other's memory, and why.
+// For ranks that are processes of one host. If two ranks cannot reach each other's memory, throws
+// Unsupported on every rank, naming the ranks and the reason.
 PeerGroup make_process_group(Communicator& comm, const Device& device,
                              const std::vector<PeerHello>& hellos);
 

@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-// Ends the others' meetings when a rank fails, though its own part may be gone by then.
+// Ends the other ranks' meetings when this rank fails, even after its PeerMemory is destroyed.
 class GroupListener final : public FailureListener {
  public:
   GroupListener(int rank, std::weak_ptr<GroupFailure> failure)
@@ -28,7 +28,8 @@ class GroupListener final : public FailureListener {
 
   std::shared_ptr<PeerMemory> memory() const { return memory_.lock(); }
   void set_memory(const std::shared_ptr<PeerMemory>& memory) { memory_ = memory; }
-  // An error ends this rank, and will be known later, unless the rank goes on all the same.
+  // Keeps the failure record alive while an exception unwinds this rank, so that the reason can be
+  // added later. expect_nothing() undoes this if the rank carries on.
   void expect_reason() { kept_ = failure_.lock(); }
   void expect_nothing() { kept_.reset(); }
 
@@ -94,21 +95,21 @@ PeerMemory::PeerMemory(Communicator& comm, Device device, PeerGroup group,
 }
 
 PeerMemory::~PeerMemory() {
-  // The others' meetings end first: this rank's device may wait for them.
+  // Gives up first, which ends all meetings: this rank's device may be waiting in one.
   if (std::uncaught_exceptions() > num_exceptions_) {
     listener_->expect_reason();
     group_.failure->give_up(comm_.rank(), {});
   }
   try {
-    device_.synchronize();           // before the heaps of others may go
-  } catch (const std::exception&) {  // a broken GPU does nothing any more
+    device_.synchronize();           // before other ranks' heaps may be unmapped
+  } catch (const std::exception&) {  // a broken GPU no longer runs anything
   }
 }
 
 TensorView PeerMemory::take(const Shape& shape, Dtype dtype) const {
   try {
     return group_.heap->take(shape, dtype);
-  } catch (const CommunicationError&) {  // others did not map what the heap grew by
+  } catch (const CommunicationError&) {  // peers did not map the new piece of the heap
     check();
     throw;
   }
@@ -134,7 +135,7 @@ PeerMeetings::PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t reco
     mail_ = memory_->take({PeerChannel::mail_bytes(comm.size(), mail_words) / 8 + 1}, Dtype::i64);
     tables_ = device.take({ranks + 1}, Dtype::i64);
     device.synchronize();
-  });  // which nobody is at any more
+  });  // all devices are idle, so no peer still uses this memory
   device.set_zero(mail_);
   const std::uint32_t before = meetings_before;
   const std::vector<std::uint64_t> signals(static_cast<std::size_t>(ranks),

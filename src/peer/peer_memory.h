@@ -1,5 +1,5 @@
-// Memory through which the ranks of a group hand each other tokens without their hosts: what it is,
-// how ranks meet in it, and what becomes of it when one fails.
+// Memory through which the ranks of a group pass tokens to each other without their hosts: how it
+// is set up, how ranks meet in it, and how failures are handled.
 #pragma once
 
 #include <atomic>
@@ -17,33 +17,33 @@ namespace switchyard {
 
 class GroupListener;
 
-// One rank's part of it. Ranks are threads of one process or processes of one host, each with a
-// device of its own; the communicator is used to set it up, and to tell who failed.
+// One rank's part of the peer memory. Ranks are threads of one process or processes of one host,
+// each with its own device. The communicator sets the memory up and reports failures.
 //
-// A failure is for good: every later call throws, and the heaps, which a late rank may still write
-// to, are given back when all ranks have let go of them.
+// A failure is permanent: every later call throws. The heaps, which a late rank may still write to,
+// are freed once all ranks have let go of them.
 class PeerMemory final : public PeerCheck {
  public:
-  // Collective. What the group has already for these devices, or a new one. Throws Unsupported on
-  // every rank where ranks cannot reach each other's memory: on other hosts, or on GPUs that are
-  // no peers.
+  // Collective. Returns the group's existing memory for these devices, or creates it. Throws
+  // Unsupported on every rank if some ranks cannot reach each other's memory: they are on different
+  // hosts, or their GPUs are not peers.
   static std::shared_ptr<PeerMemory> of(Communicator& comm, const Device& device);
 
   PeerMemory(Communicator& comm, Device device, PeerGroup group,
              std::shared_ptr<GroupListener> listener);
   ~PeerMemory() override;
 
-  // Of this rank's heap. Peers may still read or write what was there before: nothing is written to
-  // it before a meeting.
+  // Takes a tensor from this rank's heap. Peers may still be accessing the block's previous
+  // contents, so it must not be written before the next meeting.
   TensorView take(const Shape& shape, Dtype dtype) const;
   bool holds(const ConstTensorView& view) const { return group_.heap->holds(view); }
   std::int64_t offset_of(const ConstTensorView& lent) const {
     return lent.data() - group_.heap->base();
   }
 
-  // The same error on every rank.
+  // Throws the same error on every rank if the group has failed.
   void check() const override;
-  // In the device's memory: not 0 once a meeting of this rank has failed.
+  // A flag in the device's memory: nonzero once a meeting of this rank has failed.
   const std::uint32_t* failed() const;
 
   const Device& device() const { return device_; }
@@ -57,32 +57,33 @@ class PeerMemory final : public PeerCheck {
   PeerGroup group_;
   std::shared_ptr<GroupListener> listener_;
   int num_exceptions_ = std::uncaught_exceptions();
-  TensorView words_;  // [2] i32: failed
-  TensorView bases_;  // [ranks] i64
+  TensorView words_;  // [2] i32; the first is the failed flag
+  TensorView bases_;  // [ranks] i64: heap base addresses
 };
 
-// A channel of its own for one object, whose ranks meet in the same order.
+// A channel for the meetings of one object. All ranks must meet in the same order.
 class PeerMeetings {
  public:
-  // How often ranks have met already in channels that are made from now on. The number wraps in
-  // long runs, and tests begin near that.
+  // The initial meeting number of channels created from now on. The number wraps around in long
+  // runs; tests start close to that.
   static inline std::atomic<std::uint32_t> meetings_before = 0;
 
-  // Collective: for records of so many words.
+  // Collective. `record_words` is the size of the records that gather() exchanges.
   PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t record_words);
   ~PeerMeetings();
   PeerMeetings(const PeerMeetings&) = delete;
   PeerMeetings& operator=(const PeerMeetings&) = delete;
 
-  // Lends views of this rank's heap, default ones for none, and returns those of all ranks: a table
-  // [lent.size(), ranks] in the device's memory, null for none and where the meeting fails. What
-  // this rank was given to do before is then done, on every rank.
+  // Lends views of this rank's heap (default views lend nothing) and returns the addresses of all
+  // ranks' views: a table [lent.size(), ranks] in the device's memory, with nulls where nothing is
+  // lent or the meeting failed. After the meeting, all earlier work of every rank's device is done.
   TensorView lend(std::span<const TensorView> lent, std::uint32_t detail) const;
-  // Everything is written.
+  // Meets after the ranks have written to lent memory: afterwards all their writes are visible.
+  // `cleared` becomes zero if the meeting fails.
   void finish(const TensorView& cleared, std::uint32_t detail) const;
-  // Nobody is at what this rank has lent before.
+  // Meets so that no peer still accesses what this rank has lent before.
   void close() const;
-  // gathered [ranks, words + record] i64 becomes what every rank brings.
+  // Fills gathered [ranks, words + record] i64 with the words and records of all ranks.
   void gather(Meeting meeting, std::span<const std::int64_t> words, const ConstTensorView& record,
               const TensorView& gathered) const;
 
@@ -94,13 +95,14 @@ class PeerMeetings {
   void meet(const Meet& args) const;
 
   std::shared_ptr<PeerMemory> memory_;
-  TensorView mail_;  // in the heap
+  TensorView mail_;  // lives in the heap
   std::vector<std::byte*> mail_of_ranks_;
-  TensorView tables_;  // [ranks + 1] i64: the mail of all ranks; how often they have met
+  // [ranks + 1] i64: the mail addresses of all ranks, then the number of meetings so far.
+  TensorView tables_;
   PeerChannel channel_;
 };
 
-// The addresses of one lent view, as kernels take them.
+// Returns the addresses of one lent view on all ranks, as kernels take them.
 inline std::byte* const* bases_of(const TensorView& table, std::int64_t lent) {
   return reinterpret_cast<std::byte* const*>(table.slice(lent, lent + 1).data());
 }

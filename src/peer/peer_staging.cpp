@@ -1,5 +1,5 @@
-// Before anybody writes to a buffer, and before anybody reads what others wrote, all ranks meet.
-// Nobody meets after reading: the next meeting says that it is done.
+// All ranks meet before any of them writes to a buffer, and before any of them reads what others
+// wrote. No meeting follows a read: the next meeting implies that it is done.
 #include "peer/peer_staging.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// One segment of a warp, for kernels that move rows.
+// One warp segment of the kernels that move rows.
 constexpr std::int64_t kRowBytes = 2048;
 
 std::int64_t row_elements(Dtype dtype) { return kRowBytes / size_of(dtype); }
@@ -21,7 +21,7 @@ std::int64_t rows_for(std::int64_t elements, Dtype dtype) {
 
 enum class Operation : std::int64_t { gather, scatter, reduce };
 
-// What ranks that meet must have alike, in the 24 bits that a meeting compares.
+// Hashes the arguments that all ranks must agree on into the 24 bits that a meeting compares.
 std::uint32_t detail_of(Operation operation, Dtype dtype, std::vector<std::int64_t> sizes) {
   sizes.push_back(static_cast<std::int64_t>(operation));
   sizes.push_back(static_cast<std::int64_t>(dtype));
@@ -43,7 +43,8 @@ std::vector<std::int64_t> counts_of(std::span<const Elements<View>> lists) {
   return counts;
 }
 
-// How many of `count` elements are in a piece that begins at `first` and has at most `most`.
+// Returns how many of `count` elements are in a piece that begins at `first` and holds at most
+// `most`.
 std::int64_t count_in(std::int64_t count, std::int64_t first, std::int64_t most) {
   return std::clamp<std::int64_t>(count - first, 0, most);
 }
@@ -55,8 +56,8 @@ PeerStaging::PeerStaging(Communicator& comm, const Device& device, std::int64_t 
       rank_(comm.rank()),
       num_ranks_(comm.size()),
       rows_each_(std::max<std::int64_t>(1, bytes / kRowBytes / comm.size())) {
-  // Memory that calls will need is taken now: while one rank's device waits for another, nothing
-  // that might wait for all devices must keep that one's host.
+  // Takes the memory that calls will need now. Allocating during a call might wait for all devices,
+  // and so block the host of a rank that another device is waiting for.
   agree(comm, "peer memory", [&] {
     make_tables();
     (void)take_buffer(Dtype::f32);
@@ -102,7 +103,7 @@ RowTable PeerStaging::table(std::int64_t count, std::int64_t first_row,
 void PeerStaging::spread(const TensorView& rows, std::int64_t first_row,
                          const TensorView& lent) const {
   if (rows.rows() == 0) return;
-  // Bytes of any dtype travel as f32, which every device moves.
+  // Rows of any dtype travel as f32 words, which every device can move.
   constexpr std::int64_t kWords = kRowBytes / size_of(Dtype::f32);
   const ConstTensorView words(rows.data(), Dtype::f32, {rows.rows(), kWords}, kWords, rows.owner(),
                               rows.memory());
@@ -115,7 +116,7 @@ void PeerStaging::add_up(const TensorView& rows, std::int64_t first_row,
   backend().gather_rows({.from = table(rows.rows(), first_row, lent), .to = rows});
 }
 
-// What is copied from there is NaN, too.
+// Makes the staged values NaN if a meeting failed, and with them the results copied from there.
 void PeerStaging::spoil_if_failed(const TensorView& staged) const {
   if (adds(staged.dtype())) backend().spoil(meetings_.memory().failed(), {&staged, 1});
 }
@@ -172,8 +173,8 @@ void PeerStaging::reduce_scatter(std::span<const std::vector<ConstTensorView>> p
   }
 }
 
-// Every rank adds up its share of the rows, which it alone reads, and writes the sums where the
-// terms were: nobody need wait in between.
+// Every rank sums its share of the rows, which it alone reads, and writes the sums over the terms.
+// So no meeting is needed in between.
 void PeerStaging::all_reduce(std::span<const TensorView> values) const {
   meetings_.check();
   const Elements<TensorView> all(values);

@@ -13,7 +13,8 @@
 namespace switchyard {
 namespace {
 
-// Tells who connects, and from rank 0 brings the memory of the group's failure.
+// Tells a peer which rank is connecting. Rank 0 also uses it to send the memory of the failure
+// record.
 struct Introduction {
   std::int64_t rank = 0;
 };
@@ -50,9 +51,9 @@ void require_reachable(Communicator& comm, const DeviceBackend& device) {
   });
 }
 
-// By rank; this rank's own is not open. Those with a higher rank connect to this one.
+// Returns the connections by rank; this rank's own is not open. Higher ranks connect to lower ones.
 std::vector<LocalConnection> connect_all(Communicator& comm) {
-  // Half of it, so that the others still wait when this rank says why it failed.
+  // Half the timeout, so that the others are still waiting when this rank reports why it failed.
   const auto deadline = std::chrono::steady_clock::now() + comm.timeout() / 2;
   const int rank = comm.rank();
   std::unique_ptr<LocalListener> listener;
@@ -91,7 +92,7 @@ std::vector<LocalConnection> connect_all(Communicator& comm) {
   return connections;
 }
 
-// Rank 0 makes the memory, and the others map it.
+// Rank 0 creates the failure record's memory, and the others map it.
 std::shared_ptr<GroupFailure> share_failure(Communicator& comm, const DeviceBackend& device,
                                             const std::vector<LocalConnection>& connections) {
   std::shared_ptr<GroupFailure> failure;
@@ -153,7 +154,7 @@ PeerGroup make_process_group(Communicator& comm, const Device& device,
     *links = made;
   });
   group.kept = made;
-  // The first memory, so that one who cannot map it is known here.
+  // Takes the first memory now, so that a rank that cannot map it is found during setup.
   set_up(comm, [&] { group.heap->take({1}, Dtype::i64); });
   std::random_device random;
   group.number = 1 + static_cast<std::int64_t>(random());

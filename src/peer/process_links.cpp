@@ -18,14 +18,14 @@ using Clock = std::chrono::steady_clock;
 
 struct Message {
   enum Kind : std::int64_t {
-    piece,   // of the sender's heap: its descriptor comes with it
-    mapped,  // or not, if there is an error
+    piece,   // a new piece of the sender's heap; its descriptor comes along
+    mapped,  // the piece is mapped, unless `error` is set
     goodbye,
   };
   Kind kind = goodbye;
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
-  std::array<char, 232> error{};  // ends with 0
+  std::array<char, 232> error{};  // null-terminated
 
   std::span<const std::byte> as_bytes() const { return std::as_bytes(std::span(this, 1)); }
 };
@@ -47,7 +47,7 @@ ProcessLinks::ProcessLinks(int rank, std::vector<LocalConnection> connections,
   thread_ = std::thread([this] { listen(); });
 }
 
-// Nobody listens any more when the goodbyes go out: what others close meanwhile is no failure.
+// Stops listening before it says goodbye: connections that peers close meanwhile are no failures.
 ProcessLinks::~ProcessLinks() {
   const std::uint64_t once = 1;
   while (::write(stop_.get(), &once, sizeof(once)) < 0 && errno == EINTR) {
@@ -63,7 +63,7 @@ void ProcessLinks::announce(const HeapPiece& piece) {
   std::unique_lock lock(mutex_);
   ++num_announced_;
   const auto present = ranks_that_wait();
-  lock.unlock();  // the thread must go on reading, lest others cannot send
+  lock.unlock();  // the thread must keep reading, or peers could not send
   const Message message{.kind = Message::piece, .offset = piece.offset, .bytes = piece.bytes};
   for (const int r : present) {
     const auto& connection = peers_[static_cast<std::size_t>(r)].connection;
@@ -71,7 +71,7 @@ void ProcessLinks::announce(const HeapPiece& piece) {
   }
   lock.lock();
   while (!ranks_that_wait().empty() && !failure_->has_failed() && Clock::now() < deadline) {
-    changed_.wait_for(lock, std::chrono::milliseconds(10));  // devices fail without a word to it
+    changed_.wait_for(lock, std::chrono::milliseconds(10));  // polls: devices do not notify
   }
   for (std::size_t r = 0; r < peers_.size(); ++r) {
     if (peers_[r].error.empty()) continue;

@@ -1,4 +1,4 @@
-// Keeps the heaps of processes mapped in each other as they grow, and notices when one ends.
+// Maps the pieces by which peers' heaps grow, and notices when a peer's process ends.
 #pragma once
 
 #include <condition_variable>
@@ -16,11 +16,12 @@
 
 namespace switchyard {
 
-// One process's connections to the others of a group, which a thread of its own listens on: so
-// others need not wait for what this rank is doing.
+// One process's connections to the other processes of a group. A dedicated thread listens on them,
+// so peers need not wait for what this rank is doing.
 class ProcessLinks {
  public:
-  // By rank: connections, and the heaps at their other ends. This rank's own are empty.
+  // `connections` and the `heaps` at their other ends are by rank; this rank's own entries are
+  // empty.
   ProcessLinks(int rank, std::vector<LocalConnection> connections,
                std::vector<std::shared_ptr<ReachedHeap>> heaps,
                std::shared_ptr<GroupFailure> failure, std::chrono::nanoseconds timeout);
@@ -28,23 +29,23 @@ class ProcessLinks {
   ProcessLinks(const ProcessLinks&) = delete;
   ProcessLinks& operator=(const ProcessLinks&) = delete;
 
-  // Returns when all others have mapped a piece of this rank's heap, except for those that have let
-  // go of the group. Throws, and then the group has failed.
+  // Returns once all peers have mapped a new piece of this rank's heap, except those that have let
+  // go of the group. If it throws, the group has failed.
   void announce(const HeapPiece& piece);
 
  private:
   struct Peer {
     LocalConnection connection;
     std::shared_ptr<ReachedHeap> heap;
-    bool is_gone = false;         // it has let go of the group, or ended
-    std::int64_t num_mapped = 0;  // of the pieces that were announced
+    bool is_gone = false;         // has let go of the group, or ended
+    std::int64_t num_mapped = 0;  // how many of the announced pieces it has mapped
     std::string error = {};
   };
 
   void listen();
   void receive_from(int rank);
   void map(Peer& peer, const HeapPiece& piece) const;
-  std::vector<int> ranks_that_wait() const;  // for the last piece
+  std::vector<int> ranks_that_wait() const;  // ranks that have not mapped the last piece
 
   int rank_;
   std::shared_ptr<GroupFailure> failure_;
@@ -53,7 +54,7 @@ class ProcessLinks {
   std::condition_variable changed_;
   std::vector<Peer> peers_;
   std::int64_t num_announced_ = 0;
-  Descriptor stop_;  // an event
+  Descriptor stop_;  // an eventfd
   std::thread thread_;
 };
 

@@ -12,7 +12,7 @@ SumOverRanks::SumOverRanks(Communicator& comm, const Device& device, bool uses_p
   if (!uses_peer_memory || comm.size() == 1) return;
   try {
     meetings_ = std::make_shared<PeerMeetings>(PeerMemory::of(comm, device), num_words);
-  } catch (const Unsupported&) {  // on all ranks: this group is larger than a process
+  } catch (const Unsupported&) {  // thrown on all ranks: they cannot reach each other's memory
   }
 }
 

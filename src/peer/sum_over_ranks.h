@@ -1,4 +1,4 @@
-// Tables of whole numbers, added up over the ranks of a group.
+// Sums tables of integers over the ranks of a group.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,23 @@
 
 namespace switchyard {
 
-// By the devices, where these reach each other's memory and are to use it; otherwise the hosts wait
-// for them and add up.
+// The devices add if they can reach each other's memory and `uses_peer_memory` is set. Otherwise
+// the hosts wait for the devices and add.
 class SumOverRanks {
  public:
-  // Collective: for tables of so many words.
+  // Collective. `num_words` is the size of the tables.
   SumOverRanks(Communicator& comm, const Device& device, bool uses_peer_memory,
                std::int64_t num_words);
 
-  // Collective: words [num_words] i64 in the device's memory become their sums.
+  // Collective. Replaces words [num_words] i64, in the device's memory, by their sums over the
+  // ranks.
   void add_up(const TensorView& words) const;
 
-  // As a mover's: what a sum before this could not throw, and NaN for what is made of it.
+  // Like those of a mover: check() throws the error of an earlier failed sum, and spoil() sets
+  // results computed from such a sum to NaN.
   void check() const;
   void spoil(std::span<const TensorView> views) const;
-  // Who knows whether a rank has failed; none where hosts add up.
+  // Reports whether a rank has failed. Empty if the hosts do the adding.
   std::weak_ptr<const PeerCheck> peer_check() const;
 
  private:

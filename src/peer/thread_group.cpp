@@ -12,14 +12,14 @@
 namespace switchyard {
 namespace {
 
-// All ranks hold it, so a heap stays until the last of them has let go.
+// Shared by all ranks, so the heaps live until the last rank lets go of the group.
 struct Threads {
   std::shared_ptr<GroupFailure> failure;
   std::mutex mutex;
   std::vector<std::shared_ptr<PeerHeap>> heaps;
 };
 
-// Groups that are being made, by a number that their ranks tell each other.
+// Groups being made, by the number that rank 0 broadcasts to the others.
 class Registry {
  public:
   static Registry& instance() {
@@ -44,8 +44,8 @@ class Registry {
   std::map<std::int64_t, std::weak_ptr<Threads>> groups_;
 };
 
-// Kernels that wait for other ranks of this process must not hold up what those need: a queue of
-// the GPU that streams share, or the loading of a kernel.
+// Warns once if a kernel that waits for another rank of this process could block that rank: through
+// a hardware queue that streams share, or through lazy kernel loading.
 void warn_of_environment(const Device& device, int rank) {
   static std::once_flag warned;
   const auto value_of = [](const char* name) -> std::string {
@@ -63,7 +63,7 @@ void warn_of_environment(const Device& device, int rank) {
   });
 }
 
-// On one that two ranks share, one would wait for the other for ever.
+// If two ranks shared a device or a stream, one would wait for the other forever.
 void require_own_devices(const std::vector<PeerHello>& hellos) {
   constexpr std::int64_t kStreamOfEachThread = 2;  // cudaStreamPerThread
   for (std::size_t b = 1; b < hellos.size(); ++b) {

@@ -1,13 +1,13 @@
-/* The C interface: one rank's plan, experts and router over tensors of the caller's, on a CPU or a
- * GPU. It is what the Python package calls, and any other language can.
+/* The C interface: one rank's plan, experts and router over tensors of the caller, on a CPU or a
+ * GPU. The Python package is built on it, and other languages can use it in the same way.
  *
- * All fields of all structs are 8 bytes wide, so that a caller without a C compiler can write them
- * as an array. Tensors are contiguous and in the device's memory; shapes are in brackets. A null
- * pointer is no tensor, where a comment allows that.
+ * All fields of all structs are 8 bytes wide, so a caller without a C compiler can write them as an
+ * array. Tensors are contiguous and in the device's memory; shapes are given in brackets. A null
+ * pointer means no tensor, where a comment allows that.
  *
- * Functions return switchyard_ok or what went wrong, and switchyard_last_error() says it in words.
- * They may be called from any thread; calls on one device wait for each other. On a GPU they put
- * their work on `stream` and return at once, except where a comment says that they wait. */
+ * Functions return switchyard_ok or the kind of error; switchyard_last_error() describes it. They
+ * may be called from any thread; calls on one device are serialised. On a GPU they enqueue their
+ * work on `stream` and return at once, unless a comment says that they wait. */
 #ifndef SWITCHYARD_C_SWITCHYARD_H_
 #define SWITCHYARD_C_SWITCHYARD_H_
 
@@ -19,7 +19,7 @@ extern "C" {
 
 #define SWITCHYARD_C_API __attribute__((visibility("default")))
 
-/* Results. */
+/* Result codes. */
 enum {
   switchyard_ok = 0,
   switchyard_invalid_argument = 1,
@@ -32,71 +32,73 @@ enum {
   switchyard_other_error = 8
 };
 
-/* dtype of tokens, rows and weights, and of ids. */
+/* Dtypes of tokens, rows and weights, and of ids. */
 enum { switchyard_f32 = 0, switchyard_bf16 = 1, switchyard_i32 = 2, switchyard_i64 = 3 };
 
 SWITCHYARD_C_API const char* switchyard_version(void);
-/* Of this thread's last call that failed; valid until the next one fails. */
+/* Returns the message of this thread's last failed call, valid until another call of the thread
+ * fails. */
 SWITCHYARD_C_API const char* switchyard_last_error(void);
 
 /* Devices. */
 
 typedef struct switchyard_device switchyard_device;
 
-/* A program's own allocator of a GPU's memory; allocate gives null where there is no more. */
+/* A program's own allocator of GPU memory. `allocate` returns null if there is no memory left. */
 typedef void* (*switchyard_allocate)(int64_t bytes, void* stream);
 typedef void (*switchyard_free)(void* memory, void* stream);
 
 SWITCHYARD_C_API int switchyard_device_cpu(int64_t num_threads, switchyard_device** device);
-/* Without functions the device keeps a pool of its own. `portable` other than 0 leaves out kernels
- * that are made for one kind of GPU. */
+/* Makes a GPU device. Without functions the device keeps its own memory pool. If `portable` is
+ * nonzero, it uses no kernels made for one kind of GPU. */
 SWITCHYARD_C_API int switchyard_device_cuda(int64_t ordinal, int64_t portable,
                                             switchyard_allocate allocate, switchyard_free release,
                                             switchyard_device** device);
 SWITCHYARD_C_API void switchyard_device_free(switchyard_device* device);
-/* How often calls have waited for this GPU so far. */
+/* Returns how often calls have waited for this GPU. */
 SWITCHYARD_C_API int64_t switchyard_device_host_syncs(switchyard_device* device);
-/* Of a GPU's or the host's memory, in use or kept. */
+/* Returns the number of bytes of GPU or host memory that are in use or kept for reuse. */
 SWITCHYARD_C_API int64_t switchyard_device_bytes_held(switchyard_device* device);
 
-/* Plans: where the rows of every expert lie, as one i32 tensor of switchyard_plan_words() words. */
+/* Plans: the layout of every expert's rows, as one i32 tensor of switchyard_plan_words() words,
+ * aligned to 8 bytes. */
 
 typedef struct {
   int64_t num_tokens;  /* T */
   int64_t top_k;       /* K */
   int64_t num_experts; /* E */
-  int64_t alignment;   /* every group of rows begins at a multiple of it; 1: no padding */
-  int64_t sentinels;   /* other than 0: ids of E and more are no pick, as -1 is */
+  int64_t alignment;   /* every group begins at a multiple of it; 1: no padding */
+  int64_t sentinels;   /* nonzero: ids of E or more mean no pick, like -1 */
 } switchyard_plan_form;
 
-/* The words of a plan, and the rows that are enough for every routing; -1 for an impossible form.
- */
+/* Return the number of i32 words of a plan, and a number of rows that is enough for every routing;
+ * -1 for an impossible form. */
 SWITCHYARD_C_API int64_t switchyard_plan_words(const switchyard_plan_form* form);
 SWITCHYARD_C_API int64_t switchyard_plan_most_rows(const switchyard_plan_form* form);
 
-/* expert_ids [T, K] of id_dtype. On a CPU bad ids are an error; on a GPU they count as no pick, and
- * switchyard_plan_check finds them. */
+/* Makes a plan of expert_ids [T, K] of id_dtype. On a CPU bad ids are an error; on a GPU they count
+ * as no pick, and switchyard_plan_check reports them. */
 SWITCHYARD_C_API int switchyard_plan_make(switchyard_device* device, void* stream,
                                           const switchyard_plan_form* form, const void* expert_ids,
                                           int64_t id_dtype, void* plan);
-/* Waits. */
+/* Fails if the plan was made from bad ids. Waits. */
 SWITCHYARD_C_API int switchyard_plan_check(switchyard_device* device, void* stream,
                                            const switchyard_plan_form* form, const void* plan);
-/* The rows that the experts use, padding included. Waits. */
+/* Returns the number of rows that the experts use, padding included. Waits. */
 SWITCHYARD_C_API int switchyard_plan_num_rows(switchyard_device* device, void* stream,
                                               const switchyard_plan_form* form, const void* plan,
                                               int64_t* num_rows);
-/* Where tables begin in the plan, in i32 words. */
+/* Offsets of the tables in a plan, in i32 words. */
 typedef struct {
-  int64_t slots;       /* [T, K]: the row of every pick; -1: none */
-  int64_t row_offsets; /* [E + 1]: where the group of each expert begins */
+  int64_t slots;       /* [T, K]: the row of every pick, or -1 */
+  int64_t row_offsets; /* [E + 1]: first row of each expert's group */
   int64_t group_rows;  /* [E]: rows of each group, without padding */
   int64_t row_sources; /* [most_rows]: the pick t·K + k of every row */
 } switchyard_plan_tables;
 SWITCHYARD_C_API int switchyard_plan_find_tables(const switchyard_plan_form* form,
                                                  switchyard_plan_tables* tables);
 
-/* Movement: tokens [T, H] to rows [R, H] and back; R is at least the plan's number of rows. */
+/* Movement of tokens [T, H] to rows [R, H] and back. R is at least the plan's number of rows. */
 
 typedef struct {
   switchyard_plan_form form;
@@ -106,16 +108,16 @@ typedef struct {
   int64_t num_rows; /* R */
 } switchyard_moved;
 
-/* rows[slot(t, k)] = x[t]; padding becomes 0, and rows beyond the plan's stay as they are. */
+/* Computes rows[slot(t, k)] = x[t]. Padding becomes 0; rows beyond the plan's do not change. */
 SWITCHYARD_C_API int switchyard_dispatch(switchyard_device* device, void* stream,
                                          const switchyard_moved* moved, const void* x, void* rows);
-/* y[t] = Σ_k weights[t, k] · rows[slot(t, k)]; weights [T, K] f32, or none for 1. It is also the
- * gradient of dispatch. */
+/* Computes y[t] = Σ_k weights[t, k] · rows[slot(t, k)]. weights is [T, K] f32, or null for 1. With
+ * null weights this is also the gradient of dispatch. */
 SWITCHYARD_C_API int switchyard_combine(switchyard_device* device, void* stream,
                                         const switchyard_moved* moved, const void* rows,
                                         const void* weights, void* y);
-/* d_rows[slot(t, k)] = weights[t, k] · d_y[t]; d_weights[t, k] = <d_y[t], rows[slot(t, k)]>, where
- * both rows and d_weights are given. */
+/* Computes d_rows[slot(t, k)] = weights[t, k] · d_y[t] and, if both rows and d_weights are given,
+ * d_weights[t, k] = <d_y[t], rows[slot(t, k)]>. weights may be null for 1. */
 SWITCHYARD_C_API int switchyard_combine_backward(switchyard_device* device, void* stream,
                                                  const switchyard_moved* moved, const void* d_y,
                                                  const void* weights, const void* rows,
@@ -127,54 +129,57 @@ typedef struct {
   int64_t hidden;       /* H */
   int64_t intermediate; /* I */
   int64_t dtype;
-  int64_t activation; /* as in the order of switchyard::Activation */
+  int64_t activation; /* number in the order of switchyard::Activation */
   double clamp_limit;
   double gate_alpha;
   double up_offset;
 } switchyard_experts_form;
 
-/* Weights, or gradients of them. gate_up [E, 2I, H] holds the gates first, and is [E, I, H] for
+/* The weights of experts, or their gradients. gate_up is [E, 2I, H], gates first, or [E, I, H] for
  * activations without a gate. */
 typedef struct {
   void* gate_up;
   void* down;         /* [E, H, I] */
   void* gate_up_bias; /* [E, 2I] or [E, I], or none */
-  void* down_bias;    /* [E, H], or none; both biases or neither */
+  void* down_bias;    /* [E, H], or none; give both biases or neither */
 } switchyard_experts;
 
-/* Values that a row leaves for backward: 2I with a gate, I without; -1 for an unknown activation.
- */
+/* Returns the number of values per row that forward keeps for backward: 2I with a gate, I without;
+ * -1 for an unknown activation. */
 SWITCHYARD_C_API int64_t switchyard_inner_width(const switchyard_experts_form* form);
 
-/* Tokens through the experts of a plan and back: y[t] = Σ_k weights[t, k] · expert(x[t]). */
+/* Tokens sent through the experts of a plan and back: y[t] = Σ_k weights[t, k] · expert(x[t]). */
 typedef struct {
   switchyard_plan_form plan_form;
   switchyard_experts_form form;
   switchyard_experts weights;
   const void* plan;
-  int64_t num_rows;         /* R: at least the plan's number of rows */
+  /* R: at least the plan's number of rows, at most switchyard_plan_most_rows(). */
+  int64_t num_rows;
   const void* x;            /* [T, H] */
   const void* pick_weights; /* [T, K] f32 */
-  void* inner;              /* [R, inner width]: kept for backward; none in inference */
+  void* inner;              /* [R, inner width], kept for backward; none in inference */
 } switchyard_moe;
 
 SWITCHYARD_C_API int switchyard_moe_forward(switchyard_device* device, void* stream,
                                             const switchyard_moe* moe, void* y);
 
 typedef struct {
-  const void* d_y;              /* [T, H] */
-  void* d_x;                    /* [T, H] */
-  void* d_pick_weights;         /* [T, K] f32 */
-  switchyard_experts gradients; /* of the weights' dtype; no gate_up: the experts are frozen */
-  int64_t recompute;            /* other than 0: `inner` is memory only, and is computed again */
+  const void* d_y;      /* [T, H] */
+  void* d_x;            /* [T, H] */
+  void* d_pick_weights; /* [T, K] f32 */
+  /* In the weights' dtype; without gate_up the experts are frozen. */
+  switchyard_experts gradients;
+  /* Nonzero: `inner` is only scratch memory, and its values are recomputed. */
+  int64_t recompute;
 } switchyard_moe_gradients;
 
-/* Uses `inner` up. */
+/* Computes the gradients of switchyard_moe_forward. Overwrites `inner`. */
 SWITCHYARD_C_API int switchyard_moe_backward(switchyard_device* device, void* stream,
                                              const switchyard_moe* moe,
                                              const switchyard_moe_gradients* gradients);
 
-/* Rows that somebody else has moved: the groups of a plan through their experts. */
+/* Rows that the caller has moved, to be sent through the experts of a plan. */
 typedef struct {
   switchyard_plan_form plan_form;
   switchyard_experts_form form;
@@ -187,7 +192,7 @@ typedef struct {
 
 SWITCHYARD_C_API int switchyard_rows_forward(switchyard_device* device, void* stream,
                                              const switchyard_rows* rows, void* out);
-/* Uses `inner` up. d_out and d_rows are [R, H]. */
+/* Computes d_rows [R, H] and the weights' gradients from d_out [R, H]. Overwrites `inner`. */
 SWITCHYARD_C_API int switchyard_rows_backward(switchyard_device* device, void* stream,
                                               const switchyard_rows* rows, const void* d_out,
                                               void* d_rows, const switchyard_experts* gradients,
@@ -199,8 +204,8 @@ typedef struct {
   int64_t num_experts;
   int64_t top_k;
   int64_t sigmoid;    /* 0: softmax */
-  int64_t score_bias; /* as in the order of switchyard::ScoreBias */
-  int64_t normalise;  /* other than 0: weights of a token add up to `scale` */
+  int64_t score_bias; /* number in the order of switchyard::ScoreBias */
+  int64_t normalise;  /* nonzero: the weights of a token add up to `scale` */
   double scale;
   int64_t num_expert_groups;
   int64_t kept_expert_groups;
@@ -218,8 +223,8 @@ typedef struct {
   const void* score_bias; /* [E] f32, or none */
 } switchyard_router;
 
-/* expert_ids [T, K] i32, pick_weights [T, K] f32. A token whose logits are not finite has no picks:
- * first_non_finite [1] i64 is the first such token, or -1. */
+/* Computes expert_ids [T, K] i32 and pick_weights [T, K] f32. A token whose logits are not finite
+ * has no picks; first_non_finite [1] i64 becomes the first such token, or -1. */
 SWITCHYARD_C_API int switchyard_route(switchyard_device* device, void* stream,
                                       const switchyard_router* router, void* expert_ids,
                                       void* pick_weights, void* first_non_finite);

@@ -6,9 +6,9 @@ transformers, if that is installed:
     import switchyard.torch
     model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="switchyard")
 
-The functions below are for models of your own: plan → moe is the whole layer, plan → dispatch →
-experts → combine its parts. Under torchrun, apply_expert_parallel divides a model's experts over
-ranks, and ExpertParallel has the same parts over them.
+The functions below are for your own models: plan → moe is the whole layer, and plan → dispatch →
+experts → combine are its parts. Under torchrun, apply_expert_parallel divides a model's experts
+over ranks, and ExpertParallel offers the same parts across ranks.
 """
 from .._activations import DEFAULT_CONSTANTS, Activation
 from ._balancer import LoadBalancer

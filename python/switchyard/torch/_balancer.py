@@ -1,4 +1,4 @@
-"""Keeps experts evenly loaded without a loss: moves the bias of their scores after every step."""
+"""Balances experts without a loss, by adjusting the bias of their scores after every step."""
 import inspect
 import math
 import weakref
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from .._library import InvalidArgument, Unsupported
 from ._process_group import group_of
 
-_NAMES = ("e_score_correction_bias", "expert_bias")  # of DeepSeek-V3 and those after it; TorchTitan
+_NAMES = ("e_score_correction_bias", "expert_bias")  # in DeepSeek-V3 and later; in TorchTitan
 _RULES = ("sign", "moving_average")
 _balancers = weakref.WeakSet()
 
@@ -24,21 +24,22 @@ class LoadBalancer:
         optimizer.step()
         balancer.step()
 
-    `biases` is a model, whose routers are found by their e_score_correction_bias or expert_bias; or
+    `biases` is a model, whose routers are found by their e_score_correction_bias or expert_bias, or
     a mapping to biases, f32 of E elements. Its keys are modules that are called with picks [T, K],
-    or return them, integers; or anything else, whose picks count() is told of.
+    or return them, as integers; or any other objects, whose picks are passed to count().
 
-    A forward's picks are counted once, when a backward first reaches what the module returned. So
-    evaluation, forwards without gradients and those that activation checkpointing computes again
-    count nothing, and neither does a step that run_step() runs again. Counting never waits for a
-    GPU. −1, and whatever is E or more, is no pick.
+    A forward's picks are counted once, when a backward first reaches the module's output. So
+    evaluation, forwards without gradients and recomputation by activation checkpointing count
+    nothing, and neither does a step that run_step() runs again. Counting never waits for a GPU. −1,
+    and any id of E or above, is no pick.
 
-    step() adds up the counts of all ranks of `group`, which are those that have the same layers
-    (default: all ranks), n [E] for a layer, and by `rule`
+    step() sums the counts of all ranks of `group`, which are those that have the same layers
+    (default: all ranks), to n [E] for each layer. Then it moves the biases, equally on every rank,
+    by `rule`:
       "sign" (DeepSeek-V3, TorchTitan): d = rate · sign(mean(n) − n); bias += d − mean(d)
-      "moving_average" (KempnerForge): average = decay · average + (1 − decay) · n/Σn, from 1/E on;
-          bias += rate · (1/E − average)
-    moves the biases, the same on every rank. `rate` may be set at any time.
+      "moving_average" (KempnerForge): average = decay · average + (1 − decay) · n/Σn, initially
+          1/E; bias += rate · (1/E − average)
+    `rate` may be set at any time.
     """
 
     def __init__(self, biases, *, rate=1e-3, rule="sign", decay=0.99, group=None):
@@ -59,7 +60,7 @@ class LoadBalancer:
             raise InvalidArgument("there are no biases: routers have one called " +
                                   " or ".join(_NAMES) + ", or `biases` maps modules to them")
         self._sizes = {key: self._bias(key).numel() for key in self._biases}
-        # Layers of one size are moved together.
+        # Layers with equal numbers of experts are moved together.
         self._keys = {size: [key for key, own in self._sizes.items() if own == size]
                       for size in self._sizes.values()}
         self._counts = {}  # by key: [E] i64, since the last step
@@ -71,7 +72,7 @@ class LoadBalancer:
 
     def count(self, key, picks, y):
         """Counts picks [T, K] of the layer `key` once a backward reaches y; returns y. Modules that
-        are keys do so by themselves."""
+        are keys do this automatically."""
         if not (torch.is_grad_enabled() and y.requires_grad):
             return y
         counted, total = self._count(picks, self._sizes[key]), self._total(key, picks.device)
@@ -85,8 +86,8 @@ class LoadBalancer:
 
     @torch.no_grad()
     def step(self):
-        """Moves the biases by what was counted since the last step, over all ranks. Collective.
-        Layers without a single pick stay as they are."""
+        """Moves the biases by the counts since the last step, over all ranks. Collective. Layers
+        without any picks stay unchanged."""
         sums = self._sums().split([size * len(keys) for size, keys in self._keys.items()])
         for (size, keys), counts in zip(self._keys.items(), sums):
             for key, move in zip(keys, self._moves(size, counts.view(-1, size))):
@@ -100,19 +101,19 @@ class LoadBalancer:
             total.zero_()
 
     def pick_counts(self):
-        """By name of the layer, [E] i64: what this rank has counted since the last step."""
+        """Returns this rank's counts since the last step, by layer name: [E] i64."""
         return {name: self._total(key, self._bias(key).device).clone()
                 for key, (name, _) in self._biases.items()}
 
     def state_dict(self):
-        """By name of the layer, [E] f32: the moving averages, where the rule has some."""
+        """Returns the moving averages by layer name, [E] f32. Empty if the rule has none."""
         if self.rule != "moving_average":
             return {}
         return {self._biases[key][0]: average.clone() for size, keys in self._keys.items()
                 for key, average in zip(keys, self._average(size))}
 
     def load_state_dict(self, averages):
-        """What state_dict() gave, for the same layers."""
+        """Restores the result of state_dict(), for the same layers."""
         own = self.state_dict()
         if {name: a.shape for name, a in own.items()} != {n: a.shape for n, a in averages.items()}:
             raise InvalidArgument(f"the averages are of layers {sorted(averages)}, but the layers "
@@ -122,12 +123,12 @@ class LoadBalancer:
                 average.copy_(averages[self._biases[key][0]])
 
     def close(self):
-        """Counts no more."""
+        """Stops counting."""
         for hook in self._hooks:
             hook.remove()
 
     def _watch(self, module, args, kwargs, output):
-        """What a module's call says about picks; a hook of the module."""
+        """Finds the picks in a module's call and counts them. Called by the module's hook."""
         outputs = output if isinstance(output, (tuple, list)) else (output,)
         reached = next((y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad),
                        None)
@@ -143,7 +144,7 @@ class LoadBalancer:
 
     @staticmethod
     def _count(picks, num_experts):
-        """[E] i64. Not bincount, which waits for a GPU."""
+        """Returns counts [E] i64. Avoids bincount, which waits for a GPU."""
         ids = _local(picks).detach().flatten().long()
         ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
         counts = ids.new_zeros(num_experts + 1)
@@ -159,7 +160,7 @@ class LoadBalancer:
         return total
 
     def _sums(self):
-        """The counts of all ranks, by size and then in the order of layers."""
+        """Returns the counts of all ranks, ordered by number of experts and then by layer."""
         device = self._device
         sums = torch.cat([self._total(key, self._bias(key).device).to(device)
                           for keys in self._keys.values() for key in keys])
@@ -169,15 +170,16 @@ class LoadBalancer:
         return sums
 
     def _moves(self, size, counts):
-        """[L, E] f32 for counts [L, E], to the bit what src/moe/layer/load_balancer.cpp adds."""
+        """Returns the moves [L, E] f32 for counts [L, E], bitwise as in
+        src/moe/layer/load_balancer.cpp."""
         total = counts.sum(1, keepdim=True)
         if self.rule == "sign":
-            signs = torch.sign(total - counts * size)  # of mean(n) − n, exactly
-            # By a tensor: GPUs would multiply by the inverse of a number.
+            signs = torch.sign(total - counts * size)  # exactly that of mean(n) − n
+            # Divides by a tensor, because GPUs would multiply by the reciprocal of a scalar.
             mean = signs.sum(1, keepdim=True).float() / torch.full_like(total, size).float()
             return self.rate * (signs.float() - mean)
         average = self._average(size)
-        has_picks = (total > 0).float()  # looking at it would wait for a GPU
+        has_picks = (total > 0).float()  # testing it on the host would wait for a GPU
         share = counts.float() / total.clamp(min=1).float()
         fresh = (1 - torch.tensor(self.decay, dtype=torch.float32)).item()
         average += has_picks * (fresh * (share - average))
@@ -203,7 +205,7 @@ class LoadBalancer:
 
 
 class SavedCounts:
-    """The counts of all balancers, to be put back when a step did not hold."""
+    """The counts of all balancers, to be restored if a step is run again."""
 
     def __init__(self):
         self._saved = [(balancer, {key: total.clone() for key, total in balancer._counts.items()})
@@ -226,8 +228,8 @@ def _local(tensor):
 
 
 def _hook(balancer):
-    """A function, which copies of the module share: an object would be copied, and all that it
-    knows."""
+    """Returns a function, which copies of the module share. An object would be copied, along with
+    everything that it refers to."""
 
     def hook(module, args, kwargs, output):
         alive = balancer()
@@ -238,8 +240,8 @@ def _hook(balancer):
 
 
 def _find(model):
-    """{the module that is called with a router's picks: (its name, what gives the bias)}. Buffers
-    are looked up each time, since model.to() makes new ones."""
+    """Returns {the module that sees a router's picks: (its name, a function that returns the
+    bias)}. Buffers are looked up each time, because model.to() replaces them."""
     modules = dict(model.named_modules())
     is_masked = any("ep_router" in (getattr(module, "ep_plan", None) or {}).values()
                     for module in modules.values())
@@ -258,8 +260,9 @@ def _find(model):
 
 
 def _called_with_picks(name, modules):
-    """The experts of the block that a router is in: the nearest module above that has some. Where
-    they are not given picks, as TorchTitan's, it is the router, which returns them."""
+    """Returns the experts of the nearest module above a router that has some, and their name. If
+    they are not called with picks, as in TorchTitan, returns the router, which returns the
+    picks."""
     block = name
     while True:
         experts = getattr(modules[block], "experts", None)

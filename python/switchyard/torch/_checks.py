@@ -1,4 +1,4 @@
-"""Checks of tensors. The library sees pointers alone, so whatever is wrong must be found here."""
+"""Checks of tensors. The library sees only pointers, so every mistake must be found here."""
 import torch
 
 from .._activations import Activation
@@ -10,7 +10,7 @@ def _padded(words):
 
 
 def most_rows(num_tokens, top_k, num_experts, alignment):
-    """Rows that are enough for every routing."""
+    """Returns the number of rows that is enough for any routing."""
     if alignment < 1 or top_k < 1 or num_experts < 1:
         raise InvalidArgument(f"alignment ({alignment}), top_k ({top_k}) and num_experts "
                               f"({num_experts}) must be positive")
@@ -22,7 +22,7 @@ def most_rows(num_tokens, top_k, num_experts, alignment):
 
 
 def plan_words(num_tokens, top_k, num_experts, alignment):
-    """The length of a plan."""
+    """Returns the length of a plan."""
     picks = num_tokens * top_k
     return (_padded(10) + _padded(10) + 5 * _padded(num_experts) + _padded(1) +
             2 * _padded(num_experts + 1) + 3 * _padded(picks) +
@@ -35,7 +35,7 @@ def require_real(tensor, name):
 
 
 def require(tensor, name, shape, like, dtype=None):
-    """A tensor of this shape on the device, and of the dtype, of another one."""
+    """Raises unless a tensor has this shape, and the device and dtype of another one."""
     dtype = like.dtype if dtype is None else dtype
     if len(tensor.shape) != len(shape) or tuple(tensor.shape) != tuple(shape):
         raise InvalidArgument(f"{name} is {list(tensor.shape)}, but must be {list(shape)}")
@@ -74,7 +74,7 @@ def inner_width(activation, intermediate):
 
 
 def check_experts(tokens, name, gate_up, down, gate_up_bias, down_bias, activation, constants):
-    """Raises where weights do not fit the tokens or each other."""
+    """Raises if weights do not fit the tokens or each other."""
     require_tokens(tokens, name)
     hidden = tokens.shape[1]
     if (gate_up.dim() != 3 or down.dim() != 3 or down.shape[0] != gate_up.shape[0] or

@@ -1,4 +1,4 @@
-"""The library's devices for torch's: its threads, its streams and its memory."""
+"""The library's devices for those of torch, with torch's threads, streams and memory."""
 import ctypes
 import os
 import threading
@@ -8,14 +8,14 @@ import torch
 from .._library import check as _check_result
 from .._library import library
 
-_LEGACY_STREAM = 1  # CUDA's name for its default stream, which torch calls 0
-_devices = {}  # by GPU, or by the CPU's number of threads, negative
+_LEGACY_STREAM = 1  # CUDA's handle of its default stream, which torch calls 0
+_devices = {}  # by GPU index, or by minus the CPU's number of threads
 _lock = threading.Lock()
-_thread = threading.local()  # .error: of an allocation within the call that is going on
-os.register_at_fork(after_in_child=_devices.clear)  # whose threads the child does not have
+_thread = threading.local()  # .error: raised by an allocation within the current call
+os.register_at_fork(after_in_child=_devices.clear)  # a child process lacks their threads
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_callbacks = []  # which the library keeps pointers to
+_callbacks = []  # the library keeps pointers to them
 
 
 def _make_cpu(num_threads):
@@ -25,15 +25,15 @@ def _make_cpu(num_threads):
 
 
 def _make_cuda(index):
-    """A device whose memory is that of torch's allocator."""
+    """Makes a device that takes its memory from torch's allocator."""
 
-    # The library has made the GPU the thread's current one. The functions of torch.cuda do the same
-    # again, which takes longer than the allocation.
+    # The library has made this GPU the thread's current one. The functions of torch.cuda would do
+    # so again, which takes longer than the allocation.
     def allocate(size, stream):
         try:
             return torch._C._cuda_cudaCachingAllocator_raw_alloc(
                 size, 0 if stream == _LEGACY_STREAM else stream)
-        except BaseException as error:  # which C could not pass on
+        except BaseException as error:  # C could not pass it on
             _thread.error = error
             return None
 
@@ -52,7 +52,7 @@ def _make_cuda(index):
 
 
 def device_of(tensor):
-    """The library's device for a tensor's, and torch's current stream there."""
+    """Returns the library's device for a tensor, and torch's current stream there."""
     if tensor.is_cuda:
         index = tensor.device.index
         stream = torch._C._cuda_getCurrentRawStream(index) or _LEGACY_STREAM
@@ -69,7 +69,7 @@ def device_of(tensor):
 
 
 def check(result):
-    """Raises what a call of the library reports, or what torch's allocator raised within it."""
+    """Raises the error that a library call reports, or that torch's allocator raised within it."""
     error, _thread.error = getattr(_thread, "error", None), None
     if error is not None:
         raise error
@@ -77,6 +77,6 @@ def check(result):
 
 
 def host_syncs(device):
-    """How often the library has waited for a GPU so far."""
+    """Returns how often the library has waited for a GPU so far."""
     handle = _devices.get(torch.device(device).index or 0)
     return 0 if handle is None else library.switchyard_device_host_syncs(handle)

@@ -1,4 +1,4 @@
-"""Experts that are divided over ranks, as functions of tensors with gradients."""
+"""Experts divided over ranks, as differentiable functions of tensors."""
 import torch
 
 from .._activations import DEFAULT_CONSTANTS, Activation
@@ -14,25 +14,25 @@ DEFAULT_TIMEOUT = 600.0
 
 
 def chunked(num_experts, num_ranks):
-    """The placement of torch's Shard(0): ceil(E / ranks) experts on every rank while there are
-    some, so that the last ones may own fewer, or none."""
+    """Returns the placement of torch's Shard(0): ceil(E / ranks) experts on each rank until none
+    are left, so that the last ranks may own fewer, or none."""
     each = -(-num_experts // num_ranks)
     return ExpertPlacement([expert // each for expert in range(num_experts)], num_ranks)
 
 
 class _Closed:
-    """In place of what was closed."""
+    """Takes the place of dispatchers that were closed."""
 
     def __getattr__(self, _name):
         raise InvalidArgument("this ExpertParallel is closed")
 
 
 class SharedPlan:
-    """Where every pick of this rank's tokens goes, and which rows this rank's experts get.
+    """The destination of every pick of this rank's tokens, and the rows of this rank's experts.
 
-    `tensor` [n] i32 holds it all, but for two sizes: num_rows R of this rank's experts, padding
-    included, and num_received D, the tokens that come to them, each once. The rows of an expert are
-    those of rank 0's tokens, then rank 1's, and so on, whoever owns it.
+    `tensor` [n] i32 holds all of it except two sizes: num_rows R of this rank's experts, including
+    padding, and num_received D, the tokens that come to them, each once. The rows of an expert are
+    those of rank 0's tokens, then rank 1's, and so on, whichever rank owns it.
     """
 
     def __init__(self, ranks, tensor, num_tokens, top_k, num_rows, num_received):
@@ -44,8 +44,8 @@ class SharedPlan:
         self.num_received = num_received
 
     def check(self):
-        """Raises InvalidArgument, the same on every rank, if ids were bad, or if a rank has more
-        rows or tokens than a bounded plan has room for. Waits for a GPU."""
+        """Raises the same InvalidArgument on every rank if ids were bad, or if a rank has more rows
+        or tokens than a bounded plan has room for. Waits for a GPU."""
         self.ranks._dispatchers.check_plan(self.tensor, self.num_tokens, self.top_k, self.num_rows,
                                            self.num_received)
 
@@ -56,23 +56,23 @@ class SharedPlan:
 
     @property
     def group_rows(self):
-        """[e] i32: how many rows each of this rank's experts has, without padding."""
+        """[e] i32: the number of rows of each of this rank's experts, without padding."""
         return self._table("group_rows", self.ranks.num_local_experts)
 
     @property
     def slots(self):
-        """[T, K] i32: the row of every pick at its owner; −1 where there is none."""
+        """[T, K] i32: the row of every pick on its owner, or −1 if there is none."""
         return self._picks(0)
 
     @property
     def target_ranks(self):
-        """[T, K] i32: the rank that owns the expert of every pick; −1 where there is none."""
+        """[T, K] i32: the rank that owns the expert of every pick, or −1 if there is none."""
         return self._picks(1)
 
     @property
     def needed(self):
-        """[1 + 2 · ranks] i64: whether some rank has no room, other than 0; the rows that every
-        rank needs; the tokens that every rank receives. The same on all ranks; does not wait."""
+        """[1 + 2 · ranks] i64: nonzero if some rank has no room; the rows that each rank needs; the
+        tokens that each rank receives. The same on all ranks; does not wait."""
         size = self.ranks.size
         words = [self._table(name, 2 * count).view(torch.int64) for name, count in
                  (("overflow", 1), ("needed_rows", size), ("needed_tokens", size))]
@@ -89,18 +89,17 @@ class SharedPlan:
 
 
 class ExpertParallel:
-    """Experts that are divided over the ranks of a process group, or of a DeviceMesh of one
-    dimension.
+    """Experts divided over the ranks of a process group, or of a one-dimensional DeviceMesh.
 
-    owners[e] is the rank of expert e; without it they are divided as torch's Shard(0) does. Ranks
-    are processes of one host, each with a GPU or on the CPU. With `row_capacity` buffers have so
-    many rows on every rank, and `token_capacity` tokens (0: as many as rows), whatever the routing
-    is: nothing waits for a GPU, and plan.check() or run_step() tell whether that was enough.
-    Without it they have what the routing needs, for which plan() waits once. A rank that another
-    one misses for `timeout` seconds is named by an error.
+    owners[e] is the rank of expert e; by default experts are divided as by torch's Shard(0). Ranks
+    are processes of one host, each with a GPU or on the CPU. With `row_capacity`, buffers have that
+    many rows on every rank, and `token_capacity` tokens (0: as many as rows), whatever the routing.
+    Then nothing waits for a GPU, and plan.check() or run_step() report whether that was enough.
+    Without it, buffers fit the routing, and plan() waits once to learn their sizes. If a rank does
+    not arrive within `timeout` seconds, the others raise an error that names it.
 
-    Every rank makes the same calls in the same order, with tokens or without. At one rank it is
-    plan, dispatch, combine and moe of this module.
+    Every rank makes the same calls in the same order, with or without tokens. With one rank, the
+    methods are plan, dispatch, combine and moe of this module.
     """
 
     def __init__(self, ranks, num_experts, *, owners=None, alignment=1, sentinels=False,
@@ -117,7 +116,7 @@ class ExpertParallel:
         self.sentinels = sentinels
         self.num_local_experts = len(self.placement.experts_of(self.rank))
         self.is_reduced = True  # whether reduce_gradients() has seen all gradients
-        self.has_stepped = True  # and an optimizer after that
+        self.has_stepped = True  # whether an optimizer has stepped since then
         self.set_capacity(row_capacity, token_capacity)
         self._dispatchers = None
         if self.size > 1:
@@ -126,8 +125,8 @@ class ExpertParallel:
             self._dispatchers.num_users += 1
 
     def set_capacity(self, row_capacity, token_capacity=0):
-        """For the plans that follow; the same on all ranks. Rows are rounded up to the alignment;
-        0 makes plans exact."""
+        """Sets the capacities for later plans; they must be the same on all ranks. Rows are rounded
+        up to the alignment. 0 makes plans exact."""
         if row_capacity < 0 or token_capacity < 0:
             raise InvalidArgument(f"row_capacity ({row_capacity}) and token_capacity "
                                   f"({token_capacity}) must not be negative")
@@ -135,8 +134,8 @@ class ExpertParallel:
         self.token_capacity = token_capacity
 
     def plan(self, expert_ids):
-        """A plan for expert_ids [T, K], i32 or i64; −1 is no pick, and with `sentinels` whatever
-        is num_experts or more. T may differ between ranks and be 0."""
+        """Returns a plan for expert_ids [T, K], i32 or i64. −1 is no pick, and with `sentinels`
+        neither is an id of num_experts or above. T may differ between ranks and be 0."""
         if self.size == 1:
             return _functions.plan(expert_ids, self.num_experts, alignment=self.alignment,
                                    sentinels=self.sentinels)
@@ -151,16 +150,16 @@ class ExpertParallel:
         return SharedPlan(self, tensor, num_tokens, top_k, *sizes)
 
     def dispatch(self, plan, x):
-        """rows [R, H] of this rank's experts, from the tokens x [T, H] of all ranks; padding is 0,
-        and rows beyond the plan's hold anything."""
+        """Returns rows [R, H] of this rank's experts, from the tokens x [T, H] of all ranks.
+        Padding is 0, and rows beyond those of the plan are undefined."""
         if self.size == 1:
             return _functions.dispatch(plan, x, exact=self.row_capacity == 0)
         return _Dispatch.apply(x, plan.tensor, self._number, plan.top_k, plan.num_rows,
                                plan.num_received)
 
     def combine(self, plan, rows, pick_weights):
-        """y [T, H] of this rank's tokens: y[t] = Σ_k pick_weights[t, k] · the row of pick k, in
-        f32, k in order."""
+        """Returns y [T, H] of this rank's tokens: y[t] = Σ_k pick_weights[t, k] · the row of pick
+        k, in f32, k in order."""
         if self.size == 1:
             return _functions.combine(plan, rows, pick_weights)
         return _Combine.apply(rows, pick_weights.float(), plan.tensor, self._number,
@@ -168,7 +167,8 @@ class ExpertParallel:
 
     def moe(self, plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None, *,
             activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS):
-        """Tokens x [T, H] through their experts, wherever these are, and back; [T, H].
+        """Runs tokens x [T, H] through their experts, on whichever rank, and combines the results;
+        [T, H].
 
         Weights are those of this rank's experts, gate_up [e, 2I, H] and down [e, H, I]; their
         gradients are sums over the tokens of all ranks. The bits of y and of all gradients are
@@ -189,17 +189,18 @@ class ExpertParallel:
                           plan.num_received, keep)
 
     def host_syncs(self):
-        """How often the library has waited for a GPU here so far."""
+        """Returns how often the library has waited for a GPU here so far."""
         return 0 if self.size == 1 else self._dispatchers.host_syncs()
 
     def abort(self, reason):
-        """This rank gives up: the others raise an error with the reason."""
+        """Gives up on behalf of this rank: the other ranks raise an error with the reason."""
         if self.size > 1:
             self._dispatchers.link.communicator.abort(reason)
 
     def close(self):
-        """This object is used no more; the same on all ranks. With the last of those over a group
-        the memory goes that its ranks share, and after a failure the next one begins anew."""
+        """Ends the use of this object; call it on all ranks. When the last one over a group is
+        closed, the memory that its ranks share is freed, and after a failure the next one starts
+        afresh."""
         dispatchers, self._dispatchers = self._dispatchers, _Closed()
         if self.size == 1 or isinstance(dispatchers, _Closed):
             return
@@ -218,7 +219,7 @@ class ExpertParallel:
 
 
 def _keep_ranks(ctx, ranks):
-    """Backward needs them, though the program may have let go of its ExpertParallel."""
+    """Keeps the ranks alive for backward, in case the program lets go of its ExpertParallel."""
     if not torch.compiler.is_compiling():
         ctx.dispatchers = of_number(ranks)
 
@@ -259,7 +260,7 @@ class _Combine(torch.autograd.Function):
 
 
 class _Moe(torch.autograd.Function):
-    """Backward uses up the values between an expert's products; a second one computes them again."""
+    """Backward consumes the values between an expert's products; a second one recomputes them."""
 
     @staticmethod
     def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan, ranks,

@@ -10,10 +10,10 @@ from ._checks import most_rows
 
 
 class Plan:
-    """Where every pick of a token goes: `tensor` [n] i32 holds it all.
+    """The destination of every pick of a token, all of it in `tensor` [n] i32.
 
-    The plan of T tokens with K picks of E experts has a row for every pick, by expert and then in
-    the order of (token, k); each expert's rows begin at a multiple of `alignment`.
+    The plan of T tokens with K picks of E experts has a row for every pick, ordered by expert and
+    then by (token, k). Each expert's rows begin at a multiple of `alignment`.
     """
 
     def __init__(self, tensor, num_tokens, top_k, num_experts, alignment=1):
@@ -22,41 +22,41 @@ class Plan:
         self.top_k = top_k
         self.num_experts = num_experts
         self.alignment = alignment
-        self._exact_rows = None  # once somebody has waited for it
+        self._exact_rows = None  # known once somebody has waited for it
 
     @property
     def most_rows(self):
-        """Rows that are enough for every routing."""
+        """The number of rows that is enough for any routing."""
         return most_rows(*self._form())
 
     def num_rows(self):
-        """The rows that the experts use, padding included. Waits for a GPU."""
+        """Returns the number of rows that the experts use, including padding. Waits for a GPU."""
         self._exact_rows = _ops.plan_num_rows(self.tensor, *self._form())
         return self._exact_rows
 
     def check(self):
-        """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU;
-        on a CPU the plan was not made then."""
+        """Raises InvalidArgument if the plan was made from bad ids. Waits for a GPU; on a CPU,
+        plan() itself has raised."""
         _ops.plan_check(self.tensor, *self._form())
 
     @property
     def slots(self):
-        """[T, K] i32: the row of every pick; −1 where there is none."""
+        """[T, K] i32: the row of every pick, or −1 if there is none."""
         return self._table(0, self.num_tokens * self.top_k).view(self.num_tokens, self.top_k)
 
     @property
     def row_offsets(self):
-        """[E + 1] i32: where the rows of every expert begin."""
+        """[E + 1] i32: where the rows of each expert begin."""
         return self._table(1, self.num_experts + 1)
 
     @property
     def group_rows(self):
-        """[E] i32: how many rows every expert has, without padding."""
+        """[E] i32: the number of rows of each expert, without padding."""
         return self._table(2, self.num_experts)
 
     @property
     def row_sources(self):
-        """[most_rows] i32: the pick t·K + k of every row; of padding anything."""
+        """[most_rows] i32: the pick t·K + k of each row; undefined for padding."""
         return self._table(3, self.most_rows)
 
     def _form(self):
@@ -68,10 +68,10 @@ class Plan:
 
 
 def plan(expert_ids, num_experts, *, alignment=1, sentinels=False):
-    """A Plan for expert_ids [T, K], i32 or i64; −1 is no pick.
+    """Makes a Plan for expert_ids [T, K], i32 or i64; −1 is no pick.
 
-    Ids of `num_experts` and more are no pick either with `sentinels`, and otherwise an error: on a
-    GPU, where nothing waits, only Plan.check() tells.
+    With `sentinels`, ids of `num_experts` and above are no pick either. Otherwise they are an
+    error, which on a GPU, where nothing waits, only Plan.check() reports.
     """
     tensor = torch.ops.switchyard.plan(expert_ids, num_experts, alignment, sentinels)
     return Plan(tensor, expert_ids.shape[0], expert_ids.shape[1], num_experts, alignment)
@@ -82,7 +82,8 @@ def needs_gradient(*tensors):
 
 
 class _NoSecondDerivative(torch.autograd.Function):
-    """Passes the first `count` tensors on, as functions of all of them that nobody can derive."""
+    """Passes the first `count` tensors through, as functions of all tensors whose backward
+    raises."""
 
     @staticmethod
     def forward(_ctx, count, *tensors):
@@ -95,7 +96,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 def first_order(backward):
-    """For backward functions: their results are an error to whoever derives them."""
+    """Decorates a backward function so that differentiating its results raises an error."""
 
     @functools.wraps(backward)
     def wrapper(ctx, *gradients):
@@ -128,7 +129,7 @@ class _Dispatch(torch.autograd.Function):
 
 
 def _num_rows(plan, exact):
-    """How many rows buffers get: the most that there can be, or the plan's own number."""
+    """Returns the rows that buffers need: enough for any routing, or the plan's own number."""
     if not exact:
         return plan.most_rows
     sources = torch.ops.switchyard.row_sources(plan.tensor, plan.top_k, plan.num_experts,
@@ -138,10 +139,10 @@ def _num_rows(plan, exact):
 
 
 def dispatch(plan, x, *, exact=False):
-    """rows [R, H] of tokens x [T, H]: row slots[t, k] is x[t], and padding is 0.
+    """Returns rows [R, H] of tokens x [T, H]: row slots[t, k] is x[t], and padding is 0.
 
-    R is plan.most_rows, and nothing waits; with `exact` it is plan.num_rows(), for which a GPU is
-    waited for once. Rows beyond the plan's hold anything.
+    R is plan.most_rows, and nothing waits; with `exact` it is plan.num_rows(), which waits for a
+    GPU once. Rows beyond those of the plan are undefined.
     """
     _check_tokens(plan, x, "x")
     return _Dispatch.apply(x, plan.tensor, plan.top_k, plan.num_experts, plan.alignment,
@@ -165,9 +166,9 @@ class _Combine(torch.autograd.Function):
 
 
 def combine(plan, rows, pick_weights):
-    """y [T, H]: y[t] = Σ_k pick_weights[t, k] · rows[slots[t, k]], in f32, k in order.
+    """Returns y [T, H]: y[t] = Σ_k pick_weights[t, k] · rows[slots[t, k]], in f32, k in order.
 
-    rows is [R, H] as dispatch gives them, pick_weights [T, K].
+    rows are [R, H] as returned by dispatch(), and pick_weights are [T, K].
     """
     _check_rows(plan, rows)
     _check_picks(plan, pick_weights)
@@ -176,7 +177,7 @@ def combine(plan, rows, pick_weights):
 
 
 class _Experts(torch.autograd.Function):
-    """Backward uses up the values between an expert's products; a second one computes them again."""
+    """Backward consumes the values between an expert's products; a second one recomputes them."""
 
     @staticmethod
     def forward(ctx, rows, gate_up, down, gate_up_bias, down_bias, plan_tensor, num_tokens, top_k,
@@ -206,10 +207,10 @@ def wanted(gradients, needed):
 
 def experts(plan, rows, gate_up, down, gate_up_bias=None, down_bias=None, *,
             activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS):
-    """The rows [R, H] of every expert through its two products; [R, H].
+    """Applies each expert's two products to its rows [R, H], and returns [R, H].
 
-    gate_up is [E, 2I, H] with the gates first ([E, I, H] without gates), down [E, H, I]; biases are
-    [E, 2I] and [E, H].
+    gate_up is [E, 2I, H] with the gates first ([E, I, H] without gates), and down is [E, H, I].
+    Biases are [E, 2I] and [E, H].
     """
     weights = (gate_up, down, gate_up_bias, down_bias)
     _check_rows(plan, rows)
@@ -220,7 +221,7 @@ def experts(plan, rows, gate_up, down, gate_up_bias=None, down_bias=None, *,
 
 
 class _Moe(torch.autograd.Function):
-    """As _Experts, with the movement to them and back."""
+    """Like _Experts, with the movement to the experts and back."""
 
     @staticmethod
     def forward(ctx, x, pick_weights, gate_up, down, gate_up_bias, down_bias, plan_tensor,
@@ -259,7 +260,7 @@ def _check_num_experts(plan, gate_up):
 
 
 def _check_rows(plan, rows):
-    """Kernels do not know how many rows there are: fewer than the plan's would be overrun."""
+    """Checks the number of rows, which kernels do not know: they would overrun a shorter buffer."""
     if rows.dim() != 2 or rows.shape[0] not in (plan.most_rows, plan._exact_rows):
         raise InvalidArgument(f"rows are {list(rows.shape)}, but the plan has {plan.most_rows} "
                               "rows, or its num_rows() where that was asked for")
@@ -273,12 +274,12 @@ def _check_picks(plan, pick_weights):
 
 def moe(plan, x, pick_weights, gate_up, down, gate_up_bias=None, down_bias=None, *,
         activation=Activation.SWIGLU, constants=DEFAULT_CONSTANTS, exact=False):
-    """Tokens x [T, H] through their experts and back; [T, H].
+    """Runs tokens x [T, H] through their experts and combines the results; [T, H].
 
-    y[t] = Σ_k pick_weights[t, k] · expert(x[t]), the sum in f32. Weights are as experts() has them,
-    x is of their dtype. For backward it keeps x, and what is between the products of every row. No
-    call waits for a GPU, unless `exact`: then forward waits once, for how many rows there are,
-    which saves memory where many picks are none.
+    y[t] = Σ_k pick_weights[t, k] · expert(x[t]), summed in f32. Weights are as in experts(), and x
+    has their dtype. For backward it keeps x, and the values between the products of every row. No
+    call waits for a GPU, except that `exact` makes forward wait once for the number of rows, which
+    saves memory where many ids are no pick.
     """
     _check_tokens(plan, x, "x")
     _check_picks(plan, pick_weights)
@@ -310,13 +311,13 @@ class _Route(torch.autograd.Function):
 
 def route(x, gate, top_k, *, gate_bias=None, score_bias=None, score="softmax", bias_enters="choice",
           normalise=True, scale=1.0, num_expert_groups=1, kept_expert_groups=1):
-    """The top_k experts of every token x [T, H] and their weights: (ids [T, K] i32, weights [T, K]
-    f32, first_non_finite [1] i64).
+    """Chooses the top_k experts of every token x [T, H] and their weights. Returns (ids [T, K] i32,
+    weights [T, K] f32, first_non_finite [1] i64).
 
     gate is [E, H], gate_bias [E]. `score` is "softmax" or "sigmoid". score_bias [E] f32 is added to
-    the scores that are compared ("choice", DeepSeek-V3) or to the logits ("logits"). With
-    `normalise` a token's weights add up to `scale`. A token whose logits are not finite has no
-    picks, and first_non_finite is the first of them, or −1.
+    the scores that are compared ("choice", as in DeepSeek-V3) or to the logits ("logits"). With
+    `normalise`, a token's weights add up to `scale`. A token whose logits are not finite gets no
+    picks; first_non_finite is the first such token, or −1.
     """
     if score not in ("softmax", "sigmoid"):
         raise InvalidArgument(f"score is {score!r}, but must be 'softmax' or 'sigmoid'")

@@ -17,11 +17,11 @@ NAME = "switchyard"
 
 
 class FallbackWarning(UserWarning):
-    """Experts that Switchyard cannot run use grouped_mm; the text says why."""
+    """Issued when experts that Switchyard cannot run use grouped_mm instead. The text says why."""
 
 
 def register():
-    """Makes experts_implementation="switchyard" known to transformers, if that is installed."""
+    """Registers experts_implementation="switchyard" with transformers, if that is installed."""
     try:
         from transformers.integrations.moe import ExpertsInterface
     except ImportError:
@@ -30,9 +30,10 @@ def register():
 
 
 def experts_forward(module, hidden_states, top_k_index, top_k_weights):
-    """y [T, H] of the experts of a transformers module, for hidden_states [T, H] and picks [T, K].
+    """Returns y [T, H] of the experts of a transformers module, for hidden_states [T, H] and picks
+    [T, K].
 
-    Ids equal to the number of experts are no pick where the module is expert-parallel.
+    Ids equal to the number of experts are no pick, unless module._is_expert_parallel is False.
     """
     dtype = _compute_dtype(hidden_states.device.type, module.down_proj.dtype)
     form = _form_of(module)
@@ -45,8 +46,9 @@ def experts_forward(module, hidden_states, top_k_index, top_k_weights):
 
 
 def parallel_experts_forward(experts, module, hidden_states, top_k_index, top_k_weights):
-    """The same for experts that an ExpertParallel divides over ranks: ids are of all experts, and
-    the module's parameters are this rank's part, or DTensors with such a part."""
+    """Like experts_forward(), for experts that an ExpertParallel divides over ranks. Ids are those
+    of all experts, and the module's parameters are this rank's part, or DTensors with such a
+    part."""
     dtype = _compute_dtype(hidden_states.device.type, module.down_proj.dtype)
     form = _form_of(module)
     reason = _reason_against(module, form, dtype, hidden_states)
@@ -58,7 +60,7 @@ def parallel_experts_forward(experts, module, hidden_states, top_k_index, top_k_
 
 
 def _run(function, picks, module, form, dtype, hidden_states, top_k_weights):
-    """moe() with a module's weights as it wants them."""
+    """Calls moe() with a module's weights in the form that it expects."""
     has_gate = getattr(module, "has_gate", True)
     gate_up = local(module.gate_up_proj if has_gate else module.up_proj)
     down = local(module.down_proj)
@@ -80,25 +82,26 @@ def _run(function, picks, module, form, dtype, hidden_states, top_k_weights):
 
 
 def local(parameter):
-    """A DTensor's part on this rank; anything else as it is."""
+    """Returns this rank's part of a DTensor, and anything else unchanged."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _gates_first(weights):
-    """Rows gate 0, up 0, gate 1, up 1, … of weights [E, 2I, …] as all gates, then all ups."""
+    """Reorders rows gate 0, up 0, gate 1, up 1, … of weights [E, 2I, …] to all gates, then all
+    ups."""
     pairs = weights.unflatten(1, (-1, 2))
     return pairs.transpose(1, 2).flatten(1, 2)
 
 
 def _compute_dtype(device_type, weight_dtype):
-    """The weights' dtype, or autocast's where that casts them."""
+    """Returns the weights' dtype, or autocast's if that casts them."""
     if weight_dtype == torch.float32 and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return weight_dtype
 
 
 def _reason_against(module, form, dtype, hidden_states):
-    """Why Switchyard cannot run these experts; None if it can."""
+    """Returns why Switchyard cannot run these experts, or None if it can."""
     if form is None:
         return "its activation is none that Switchyard knows"
     if getattr(module, "has_post_expert_norm", False):
@@ -128,16 +131,17 @@ def _warn(name, reason):
                   stacklevel=2)
 
 
-# Which activation a module has: transformers lets every model write its own.
+# The rest finds out which activation a module has: transformers lets every model write its own.
 
-# Whether torch.compile can hand a module to a function whose result it takes for a constant. Older
-# versions hand over classes alone, and then an activation is made anew from its class.
+# Whether torch.compile can pass a module to a function whose result it treats as constant. Older
+# versions can pass only classes, so there the activation is constructed anew from its class.
 _COMPILES_MODULES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-_forms = weakref.WeakKeyDictionary()  # by module: its constants, and what was found for them
+_forms = weakref.WeakKeyDictionary()  # by module: its constants, and the form found for them
 
 
 def _form_of(module):
-    """(activation, constants) of a module, or None where it is none of ours."""
+    """Returns (activation, constants) of a module, or None if the library has no such
+    activation."""
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
     alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
     if _COMPILES_MODULES or not torch.compiler.is_compiling():
@@ -166,14 +170,14 @@ def _form_of_module(module, limit, alpha):
 def _form_of_class(experts_class, act_class, act_fn, has_gate, is_concatenated, limit, alpha):
     try:
         act_fn = act_fn if act_class is None else act_class()
-    except TypeError:  # it takes arguments that we do not know
+    except TypeError:  # it takes arguments that are unknown here
         return None
     return _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha)
 
 
 def _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
-    """Compares what the module's own code gives for some numbers with every activation of ours:
-    neither a name nor a flag says for sure what a model computes."""
+    """Compares the results of the module's own code for some numbers with each of our activations.
+    Neither a name nor a flag reliably tells what a model computes."""
     limit, alpha = (None if c is None else float(c) for c in (limit, alpha))
     scale = 2.0 if limit is None or math.isinf(limit) else 1.5 * limit
     with torch.no_grad(), torch._C._DisableTorchDispatch():
@@ -184,7 +188,7 @@ def _recognise(experts_class, act_fn, has_gate, is_concatenated, limit, alpha):
         try:
             theirs = _theirs(experts_class, act_fn, has_gate, is_concatenated, limit, alpha, gate,
                              up)
-        except Exception:  # the module needs more than we know of
+        except Exception:  # the module needs more than is known here
             return None
         if theirs.shape != up.shape:
             return None
@@ -222,7 +226,7 @@ def _candidates(has_gate, limit, alpha):
 
 
 def _ours(activation, constants, gate, up):
-    """The activation's value, as the library defines it."""
+    """Returns the activation's value, as the library defines it."""
     limit, alpha, offset = constants
     functional = torch.nn.functional
     if activation == Activation.CLAMPED_SWIGLU:

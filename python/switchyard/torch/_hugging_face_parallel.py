@@ -1,4 +1,4 @@
-"""The expert parallelism of Hugging Face transformers, DistributedConfig(ep_size=…), over
+"""The expert parallelism of Hugging Face transformers, DistributedConfig(ep_size=…), on top of
 ExpertParallel."""
 import functools
 import weakref
@@ -12,32 +12,32 @@ from .._library import InvalidArgument, Unsupported
 from ._expert_parallel import DEFAULT_TIMEOUT, ExpertParallel, chunked
 from ._hugging_face import parallel_experts_forward
 
-_installed = []  # the InstalledEp that is in force, if there is one
+_installed = []  # the InstalledEp in force, if any
 
 
 def install_ep(*, row_capacity=0, token_capacity=0, timeout=DEFAULT_TIMEOUT):
-    """Makes ExpertParallel move the tokens of models that transformers divides over ranks from here
-    on, whatever their experts_implementation is. Call it on every rank, before a model is loaded;
-    returns an InstalledEp, whose remove() undoes it.
+    """Makes ExpertParallel move the tokens of all models that transformers divides over ranks from
+    now on, whatever their experts_implementation. Call it on every rank, before a model is loaded.
+    Returns an InstalledEp, whose remove() undoes it.
 
         switchyard.torch.install_ep()
         model = AutoModelForCausalLM.from_pretrained(
             name, distributed_config=DistributedConfig(fsdp_size=8, ep_size=8))
 
-    Meshes, FSDP2, loading and saving stay transformers'. The number of experts need not be a
-    multiple of ep_size: they are divided as torch's Shard(0) does, 20 over 8 ranks as 3, 3, 3, 3,
-    3, 3, 2 and 0. Gradients are those of the mean of all batches' losses.
+    Meshes, FSDP2, loading and saving remain those of transformers. The number of experts need not
+    be a multiple of ep_size: they are divided as by torch's Shard(0), for example 20 over 8 ranks
+    as 3, 3, 3, 3, 3, 3, 2 and 0. Gradients are those of the mean of all batches' losses.
 
-    save_pretrained() writes files for any number of ranks. Training goes on where it was, on as
-    many ranks or others, from what torch.distributed.checkpoint saves of get_state_dict(model,
+    save_pretrained() writes files for any number of ranks. Training resumes, on the same or another
+    number of ranks, from what torch.distributed.checkpoint saves of get_state_dict(model,
     optimizer).
 
-    Capacities and timeout are as ExpertParallel has them: with capacities nothing waits for a GPU,
-    and InstalledEp.check() tells whether they were enough.
+    Capacities and timeout are those of ExpertParallel. With capacities nothing waits for a GPU, and
+    InstalledEp.check() reports whether they were enough.
 
-    It takes transformers 5.19. Older ones dispatch no tokens: every rank has all of them and masks
-    the picks of other ranks' experts. There is nothing to replace, so this raises Unsupported;
-    experts_implementation="switchyard" runs their masked experts as it is.
+    This needs transformers 5.19 or later. Older versions do not dispatch tokens: every rank has all
+    of them and masks the picks of other ranks' experts. There is nothing to replace, so this raises
+    Unsupported; experts_implementation="switchyard" runs their masked experts without it.
     """
     for name, value in (("row_capacity", row_capacity), ("token_capacity", token_capacity)):
         if value < 0:
@@ -51,7 +51,7 @@ def install_ep(*, row_capacity=0, token_capacity=0, timeout=DEFAULT_TIMEOUT):
 
 def _parallel_styles():
     try:
-        import transformers.modeling_utils  # which registers the styles
+        import transformers.modeling_utils  # registers the styles
         from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
     except ImportError as error:
         raise Unsupported(f"install_ep needs transformers 5.19 or later: {error}") from error
@@ -64,7 +64,7 @@ def _parallel_styles():
 
 
 class InstalledEp:
-    """What install_ep() has replaced in transformers, and the models that were loaded since."""
+    """The replacements that install_ep() made in transformers, and the models loaded since."""
 
     def __init__(self, styles, options):
         self._experts = weakref.WeakKeyDictionary()  # by module
@@ -78,12 +78,12 @@ class InstalledEp:
 
     @property
     def experts(self):
-        """The ExpertParallel of every MoE block."""
+        """The ExpertParallel of each MoE block."""
         return list(self._experts.values())
 
     def check(self):
-        """Raises InvalidArgument, the same on every rank, if since the last check a rank had more
-        rows or tokens than there is room for: those were left out. Collective; waits for a GPU."""
+        """Raises the same InvalidArgument on every rank if a rank has had more rows or tokens since
+        the last check than there is room for; those were left out. Collective; waits for a GPU."""
         needed = [experts.take_needed() for experts in self.experts if experts.needed is not None]
         if not needed:
             return
@@ -98,7 +98,7 @@ class InstalledEp:
                 f"{first.token_capacity or first.row_capacity}")
 
     def remove(self):
-        """Gives transformers its own styles back. Models that were loaded stay as they are."""
+        """Restores the styles of transformers. Models that were loaded stay unchanged."""
         if self not in _installed:
             return
         _installed.remove(self)
@@ -108,9 +108,9 @@ class InstalledEp:
 
 
 class _Experts(ExpertParallel):
-    """Remembers what its plans needed: nobody else sees them."""
+    """Remembers the needs of its plans, which no other code sees."""
 
-    needed = None  # the most since the last check, as SharedPlan.needed
+    needed = None  # the maximum since the last check, as in SharedPlan.needed
 
     def plan(self, expert_ids):
         plan = super().plan(expert_ids)
@@ -121,7 +121,8 @@ class _Experts(ExpertParallel):
         return plan
 
     def take_needed(self):
-        """[3] i64: whether some rank had no room, the most rows and the most tokens of a rank."""
+        """Returns [3] i64: whether some rank had no room, and the most rows and tokens of any
+        rank."""
         overflow, rows, tokens = self.needed.split((1, self.size, self.size))
         most = torch.stack((overflow[0], rows.max(), tokens.max()))
         self.needed.zero_()
@@ -130,7 +131,8 @@ class _Experts(ExpertParallel):
 
 def _dispatch_style(theirs, all_experts, options):
     class DispatchStyle(theirs):
-        """Their slices of what the ranks of a TP group all have, around our movement."""
+        """Our movement, between transformers' slicing and gathering of what a TP group
+        replicates."""
 
         def install_forward(self, module, ep_mesh, *, tp_mesh=None):
             experts = _Experts(ep_mesh, module.down_proj.shape[0], **options)
@@ -154,9 +156,9 @@ def _dispatch_style(theirs, all_experts, options):
 
 
 def _divide_gradients_once(module):
-    """transformers tells FSDP2 to divide gradients by fsdp_size and to reduce by sums. Where each
-    expert is on one rank alone, torch (seen in 2.13) then divides twice. A sum of one rank needs no
-    collective, so it need not be asked for."""
+    """Stops FSDP2 from dividing gradients twice. transformers makes it divide by fsdp_size and
+    reduce by sums; if each expert is on one rank alone, torch (seen in 2.13) then divides twice. A
+    sum over one rank needs no collective, so it need not be requested."""
 
     def before_forward(module, _args):
         if isinstance(module, FSDPModule):
@@ -168,7 +170,7 @@ def _divide_gradients_once(module):
 
 def _shard_style(theirs):
     class ShardStyle(theirs):
-        """Theirs, where the experts cannot be divided equally, too."""
+        """transformers' style, extended to experts that do not divide evenly."""
 
         def shard_param(self, module, param, mesh):
             whole = module._parameters.get(param)
@@ -189,8 +191,8 @@ def _shard_style(theirs):
 
 @functools.lru_cache(maxsize=None)
 def _let_fsdp_reduce_nothing():
-    """FSDP2 packs the gradients of a module by an operator that refuses tensors without elements,
-    which is all that a rank without experts has."""
+    """Lets FSDP2 handle ranks without experts: the operator that packs the gradients of a module
+    rejects tensors without elements, and such a rank has no others."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
     theirs = _fsdp_collectives.foreach_reduce_scatter_copy_in
 
@@ -208,8 +210,8 @@ def _weight_converter():
 
 
 def _let_ranks_load_nothing():
-    """Files with one tensor an expert are stacked, which fails on ranks that own none: these get
-    their empty part as it is. Returns what was replaced."""
+    """Lets ranks without experts load files with one tensor per expert. Stacking those fails on
+    such ranks, so they get their empty part directly. Returns the function that was replaced."""
     theirs = _weight_converter().convert
 
     @functools.wraps(theirs)
@@ -218,7 +220,7 @@ def _let_ranks_load_nothing():
         if empty is None:
             return theirs(self, layer_name, model=model, config=config, hf_quantizer=hf_quantizer,
                           loading_info=loading_info)
-        self.materialize_tensors()  # which are none
+        self.materialize_tensors()  # there are none
         return {layer_name: empty}
 
     _weight_converter().convert = convert
@@ -226,7 +228,7 @@ def _let_ranks_load_nothing():
 
 
 def _empty_part(model, name):
-    """This rank's part of a parameter that is divided over ranks, if it has no elements."""
+    """Returns this rank's part of a parameter that is divided over ranks, if it has no elements."""
     try:
         parameter = model.get_parameter(name)
     except AttributeError:

@@ -1,7 +1,7 @@
 """The MoE block of KempnerForge, with its routed experts divided over ranks.
 
 The block's forward routes, applies the capacity and adds the shared expert. For the routed experts
-it calls _local_forward(x [T, H], weights [T, K], ids [T, K]), and that alone is replaced here.
+it calls _local_forward(x [T, H], weights [T, K], ids [T, K]), and only that is replaced here.
 """
 import types
 
@@ -20,7 +20,7 @@ _ACTIVATIONS = {F.gelu: Activation.GELU, F.relu: Activation.RELU, F.silu: Activa
 
 
 def matches(module):
-    """Whether a module is such a block: packed, or with a module for every expert."""
+    """True if a module is such a block: packed, or with a module for every expert."""
     if not all(hasattr(module, name) for name in _ATTRIBUTES):
         return False
     return _is_packed(module) or _is_list(module)
@@ -32,7 +32,7 @@ def _is_packed(module):
 
 
 def _is_list(module):
-    """A dictionary is what install() makes of the list."""
+    """True if there is a module for every expert. install() turns the list into a dictionary."""
     experts = module._modules.get("experts")
     return isinstance(experts, (nn.ModuleList, nn.ModuleDict)) and all(
         hasattr(expert, "up_proj") and hasattr(expert, "down_proj")
@@ -44,13 +44,14 @@ def _modules_of(experts):
 
 
 def parameter_names(module):
-    """The packed parameters, with the experts in dimension 0; none of the other form."""
+    """Returns the packed parameters, with the experts in dimension 0; none for a list of
+    modules."""
     return [name for name in ("gate_w", "up_w", "down_w")
             if module._parameters.get(name) is not None]
 
 
 def own_parameters(module):
-    """Parameters of this rank's experts alone, which other ranks do not have: of a list."""
+    """Returns the parameters that only this rank has, which are those of a list's experts."""
     return [] if _is_packed(module) else list(module.experts.parameters())
 
 
@@ -59,8 +60,8 @@ def num_experts(module):
 
 
 def install(module, experts):
-    """Sends a block's picks to the ranks of their experts. Packed parameters hold this rank's
-    experts already; of a list those of other ranks are removed here, and names stay."""
+    """Sends a block's picks to the ranks of their experts. Packed parameters already hold only this
+    rank's experts. From a list, the experts of other ranks are removed here; names stay."""
     if module.num_experts != experts.num_experts:
         raise InvalidArgument(f"num_experts is {module.num_experts}, but {experts.num_experts} "
                               "experts are divided over ranks")
@@ -93,7 +94,7 @@ def _activation(gated, owner, name):
 
 
 def _check_list(experts):
-    """Their weights are stacked, so there may be nothing else in them."""
+    """Checks that experts have no other parameters, because their weights are stacked."""
     projections = ["gate_proj", "up_proj", "down_proj"]
     if not hasattr(experts[0], "gate_proj"):
         projections = projections[1:]
@@ -122,7 +123,7 @@ def _routed_experts(module, x, weights, ids):
 
 
 def _packed_weights(module):
-    """Of weights stored (in, out)."""
+    """Returns (gate_up, down) from weights that are stored (in, out)."""
     *ups, down = (local(getattr(module, name)).transpose(1, 2) for name in parameter_names(module))
     return torch.cat(ups, 1), down
 
@@ -142,8 +143,9 @@ def _stacked_weights(module, x):
 
 @torch.no_grad()
 def _load_factors(ids, experts):
-    """[T, K]: what gradient_scale multiplies an expert's output by, which is the mean of the picks
-    of its owner's experts over its own, of all ranks."""
+    """Returns [T, K]: the factors by which gradient_scale multiplies the experts' outputs. A factor
+    is the mean number of picks of the owner's experts divided by the expert's own, over all
+    ranks."""
     picks = ids.flatten().long()
     counts = picks.new_zeros(experts.num_experts).index_add_(0, picks, torch.ones_like(picks))
     if experts.size > 1:

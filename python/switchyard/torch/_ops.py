@@ -1,6 +1,6 @@
-"""The library's functions as operators of torch: `torch.ops.switchyard.…`.
+"""The library's functions as torch operators: `torch.ops.switchyard.…`.
 
-Every operator takes and returns tensors alone. A plan is one i32 tensor, so that activation
+Every operator takes and returns only tensors. A plan is one i32 tensor, so activation
 checkpointing, torch.compile and CUDA graphs treat it like any other.
 """
 import ctypes
@@ -35,7 +35,7 @@ _PLAN_SCHEMA = "Tensor plan, int top_k, int num_experts, int alignment"
 
 
 def define(name, schema, tags=()):
-    """Registers a function as an operator of the CPU and of GPUs."""
+    """Registers a function as an operator for CPUs and GPUs."""
     _ops.define(f"{name}{schema}", tags=(torch.Tag.needs_fixed_stride_order, *tags))
 
     def register(function):
@@ -76,7 +76,7 @@ def _(expert_ids, num_experts, alignment, sentinels):
 
 
 def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
-    """The rows that the experts use, padding included. Waits for a GPU."""
+    """Returns the number of rows that the experts use, including padding. Waits for a GPU."""
     require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
     device, stream = device_of(plan)
     rows = ctypes.c_int64()
@@ -87,7 +87,7 @@ def plan_num_rows(plan, num_tokens, top_k, num_experts, alignment):
 
 
 def plan_check(plan, num_tokens, top_k, num_experts, alignment):
-    """Raises InvalidArgument if the ids that the plan was made of were bad. Waits for a GPU."""
+    """Raises InvalidArgument if the plan was made from bad ids. Waits for a GPU."""
     require_plan(plan, plan, num_tokens, top_k, num_experts, alignment)
     device, stream = device_of(plan)
     check(library.switchyard_plan_check(
@@ -96,7 +96,7 @@ def plan_check(plan, num_tokens, top_k, num_experts, alignment):
 
 
 def plan_tables(num_tokens, top_k, num_experts, alignment):
-    """Where the tables begin in a plan: slots, row offsets, group rows and row sources."""
+    """Returns where the tables begin in a plan: slots, row offsets, group rows and row sources."""
     tables = (ctypes.c_int64 * 4)()
     check(library.switchyard_plan_find_tables(
         _plan_of(num_tokens, top_k, num_experts, alignment), ctypes.byref(tables)))
@@ -105,8 +105,8 @@ def plan_tables(num_tokens, top_k, num_experts, alignment):
 
 @define("row_sources", f"({_PLAN_SCHEMA}, SymInt num_tokens) -> Tensor")
 def _row_sources(plan, top_k, num_experts, alignment, num_tokens):
-    """[R] i32 for the R rows that the experts use: where sizes are exact, all follow from this
-    one. Waits for a GPU."""
+    """Returns [R] i32 for the R rows that the experts use. With exact sizes, all others follow from
+    this one. Waits for a GPU."""
     form = (num_tokens, top_k, num_experts, alignment)
     first = plan_tables(*form)[3]
     return plan[first:first + plan_num_rows(plan, *form)].clone()
@@ -255,9 +255,10 @@ def _moe_backward(d_y, x, pick_weights, plan, alignment, gate_up, down, gate_up_
 
 
 def use_up(inner, shape, like):
-    """Whether a backward before this one has used `inner` up, so that it is computed again.
+    """Marks `inner` as consumed. Returns whether an earlier backward had consumed it, in which case
+    it must be recomputed.
 
-    Who calls twice is not known where torch has traced the call: the tensor itself remembers.
+    Traced calls cannot tell which of them comes second, so the tensor itself remembers.
     """
     require(inner, "inner", shape, like)
     if not inner.is_contiguous():
@@ -268,7 +269,7 @@ def use_up(inner, shape, like):
 
 
 def gradients_of(weights, frozen):
-    """Memory for the gradients of weights; empty where there are none."""
+    """Allocates the gradients of weights; empty tensors where there are none."""
     like = weights[0]
     return [like.new_empty(0) if frozen or w is None else
             torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights]
@@ -298,7 +299,7 @@ def _experts_forward(rows, plan, num_tokens, top_k, alignment, gate_up, down, ga
     check_experts(rows, "rows", *weights, activation, constants)
     require_plan(plan, rows, num_tokens, top_k, gate_up.shape[0], alignment)
     rows, *weights = contiguous(rows, *weights)
-    out = torch.zeros_like(rows)  # padding, and rows that belong to nobody, included
+    out = torch.zeros_like(rows)  # zeros for padding and unused rows
     inner = rows.new_empty(rows.shape[0] if keep else 0, inner_width(activation, down.shape[2]))
     device, stream = device_of(rows)
     check(library.switchyard_rows_forward(

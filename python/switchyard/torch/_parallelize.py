@@ -17,7 +17,7 @@ _BUCKET_BYTES = 32 << 20
 
 
 class _HuggingFaceExperts:
-    """Modules that transformers' use_experts_implementation decorates."""
+    """Modules decorated with transformers' use_experts_implementation."""
 
     @staticmethod
     def matches(module):
@@ -57,17 +57,17 @@ def _kind_of(module):
 
 def apply_expert_parallel(model, ep_mesh, *, row_capacity=0, token_capacity=0,
                           timeout=DEFAULT_TIMEOUT):
-    """Divides the experts of every MoE block of a model over the ranks of `ep_mesh`, a DeviceMesh
-    of one dimension. Collective; returns the model.
+    """Divides the experts of every MoE block of a model over the ranks of `ep_mesh`, a
+    one-dimensional DeviceMesh. Collective; returns the model.
 
     Expert parameters become DTensors, Shard(0) on that mesh: their names and global shapes stay,
-    this rank keeps its experts, and the memory of the others is given back. Every rank begins with
-    the same parameters, on a device or on "meta". It comes before fully_shard, which is given the
-    other dimensions of the mesh. The model's ranks see different tokens; reduce_gradients() comes
+    this rank keeps its experts, and the memory of the others is freed. Every rank must start with
+    the same parameters, on a device or on "meta". Call it before fully_shard, which gets the other
+    dimensions of the mesh. The ranks of the model see different tokens. Call reduce_gradients()
     between backward() and the optimizer's step.
 
-    Capacities and timeout are as ExpertParallel has them. Blocks are those of transformers and of
-    KempnerForge; TorchTitan's dispatch is replaced by switchyard.torchtitan.
+    Capacities and timeout are those of ExpertParallel. It recognises blocks of transformers and of
+    KempnerForge; for TorchTitan, switchyard.torchtitan replaces the dispatcher.
     """
     group = group_of(ep_mesh)
     found = [(name, module, _kind_of(module)) for name, module in model.named_modules()
@@ -94,7 +94,7 @@ def apply_expert_parallel(model, ep_mesh, *, row_capacity=0, token_capacity=0,
 
 
 def _shard(module, name, mesh, experts):
-    """Makes a parameter [E, …] the DTensor of this rank's experts."""
+    """Turns a parameter [E, …] into a DTensor with this rank's experts."""
     whole = module._parameters[name]
     own = experts.placement.experts_of(experts.rank)
     first = own[0] if own else whole.shape[0]
@@ -105,13 +105,13 @@ def _shard(module, name, mesh, experts):
 
 
 def _blocks(model):
-    """The modules of a model whose experts were divided, each with its ExpertParallel."""
+    """Returns the modules of a model whose experts were divided, each with its ExpertParallel."""
     return [(module, module.switchyard_experts) for module in model.modules()
             if isinstance(getattr(module, "switchyard_experts", None), ExpertParallel)]
 
 
 def expert_parameters(model):
-    """The parameters of a model that apply_expert_parallel has divided over ranks."""
+    """Returns the parameters of a model that apply_expert_parallel has divided over ranks."""
     found = []
     for module, _ in _blocks(model):
         kind = _kind_of(module)
@@ -121,10 +121,10 @@ def expert_parameters(model):
 
 
 def parameter_groups(model):
-    """The model's parameters as two groups for an optimizer: experts, and everything else.
+    """Returns the model's parameters as two groups for an optimizer: experts, and everything else.
 
-    Optimizers that update many tensors at once need those of a group to be alike, and parameters
-    that are divided over ranks are not like those that are not."""
+    Optimizers that update many tensors at once need a group's tensors to be alike, and parameters
+    that are divided over ranks differ from those that are not."""
     experts = expert_parameters(model)
     known = set(map(id, experts))
     return [{"params": [p for p in model.parameters() if id(p) not in known]},
@@ -133,17 +133,17 @@ def parameter_groups(model):
 
 @torch.no_grad()
 def reduce_gradients(model):
-    """Makes the gradients of a model those of the mean of all ranks' losses, over the ranks that
-    experts were divided over. Collective; call it once, after the last backward of a step.
+    """Turns the gradients of a model into those of the mean of all ranks' losses, over the ranks
+    that experts are divided over. Collective; call it once, after the last backward of a step.
 
-    Backward has summed an expert's gradient over the tokens of all ranks, so it is divided by their
-    number. Every other gradient is this rank's own, and becomes the mean over these ranks; those
-    that fully_shard has reduced over them already stay as they are. Averages over other ranks are
-    left to fully_shard.
+    Backward has summed an expert's gradient over the tokens of all ranks, so it is divided by the
+    number of ranks. Every other gradient is this rank's own, and becomes the mean over these ranks;
+    those that fully_shard has already reduced over them stay unchanged. Averages over other ranks
+    are left to fully_shard.
 
-    Ranks may lack the gradients of parameters that they did not use: these count as 0. A second call
-    for the same gradients is an error, and so is one after more of them were added to those that
-    were reduced.
+    Ranks may lack the gradients of parameters that they did not use; these count as 0. It is an
+    error to call this twice for the same gradients, or after more gradients were added to reduced
+    ones.
     """
     blocks = _blocks(model)
     if not blocks:
@@ -175,7 +175,7 @@ def reduce_gradients(model):
 
 
 def _require_new(blocks, gradients):
-    """None of them may have been reduced before, or hold what was."""
+    """Raises if one of them was reduced before, or holds a gradient that was."""
     if _is_alone(blocks):
         return
     if any(not block.has_stepped for _, block in blocks) and any(
@@ -190,8 +190,8 @@ def _is_alone(blocks):
 
 
 def _fill_in(parameters, group):
-    """Gives a parameter a gradient of 0 here that another rank has one for: ranks add up lists that
-    must be alike."""
+    """Adds a gradient of 0 for each parameter that only other ranks have one for, because the ranks
+    sum lists that must match."""
     if not parameters:
         return
     has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32,
@@ -203,21 +203,21 @@ def _fill_in(parameters, group):
 
 
 def _device_of(group):
-    """Where a group's collectives take small tensors from."""
+    """Returns the device of small tensors for a group's collectives."""
     backends = dist.get_backend_config(group)
     return "cpu" if "cpu" in str(backends) else torch.device("cuda", torch.cuda.current_device())
 
 
 def _is_reduced(gradient, group):
-    """Whether a gradient is sharded over ranks that include all of the group."""
+    """True if a gradient is sharded over ranks that include the whole group."""
     return (isinstance(gradient, DTensor) and
             set(dist.get_process_group_ranks(group)) <=
             set(gradient.device_mesh.mesh.flatten().tolist()))
 
 
 def _buckets(gradients):
-    """Lists of gradients of one dtype and device, some 32 MiB each, in an order that is the same
-    on all ranks."""
+    """Yields lists of gradients of one dtype and device, about 32 MiB each, in the same order on
+    all ranks."""
     buckets, sizes = {}, {}
     for gradient in gradients:
         key = gradient.dtype, gradient.device
@@ -233,14 +233,14 @@ def _buckets(gradients):
 
 @torch.no_grad()
 def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
-    """Scales all gradients of a model so that their norm over all ranks is max_norm at the most;
-    returns the norm it was, the same on every rank. Collective, after reduce_gradients().
+    """Scales all gradients of a model so that their norm over all ranks is at most max_norm.
+    Returns the norm before scaling, the same on every rank. Collective, after reduce_gradients().
 
     Each gradient counts once: a part of one is counted by the rank that has it.
     """
     divided = {id(p): (experts.group,) for module, experts in _blocks(model)
                for p in _kind_of(module).own_parameters(module)}
-    # Ranks take part in every sum, also those that have nothing of it.
+    # Every rank takes part in every sum, even if it has no part of it.
     squares = {(experts.group,): torch.zeros((), device=next(model.parameters()).device)
                for module, experts in _blocks(model) if not _kind_of(module).parameter_names(module)}
     for parameter in model.parameters():
@@ -263,7 +263,7 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
 
 
 def _groups_of(parameter):
-    """The ranks that have the other parts of a parameter, by dimension of its mesh."""
+    """Returns the groups of ranks with the other parts of a parameter, by mesh dimension."""
     if not isinstance(parameter, DTensor):
         return ()
     if any(placement.is_replicate() or placement.is_partial()
@@ -280,7 +280,7 @@ def _square(gradient, parameter):
     return torch.linalg.vector_norm(local(gradient), dtype=torch.float32).square()
 
 
-# Optimizers: a step on gradients that were not reduced is silently wrong, so it is an error.
+# A step on gradients that were not reduced would be silently wrong, so optimizers raise an error.
 
 _models = weakref.WeakSet()
 

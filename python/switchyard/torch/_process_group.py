@@ -1,8 +1,8 @@
-"""Ranks of torch.distributed as a communicator of the library.
+"""The ranks of torch.distributed as a communicator of the library.
 
-Bytes of the host go over gloo connections of the library's own, between the ranks of the caller's
-group: so they never meet the program's collectives, have a deadline of their own, and work where
-the caller's group is for GPUs alone. They set things up; rows do not travel by them.
+Host data goes over the library's own gloo connections between the ranks of the caller's group. So
+it never interferes with the program's collectives, has its own deadline, and works even if the
+caller's group is for GPUs only. These connections are for setup; rows do not travel over them.
 """
 import ctypes
 import datetime
@@ -20,12 +20,12 @@ from .._ranks import Communicator
 
 _COMMUNICATION_ERROR = 3
 _GRACE = 2.0  # seconds that another rank has to say why it failed
-_LOOK = 0.25  # seconds after which a rank that waits looks for those that ended
-_SILENCE = 5.0  # seconds after which torch's store is taken for dead
+_LOOK = 0.25  # seconds between a waiting rank's checks for ranks that have ended
+_SILENCE = 5.0  # seconds after which torch's store is considered dead
 _links = {}  # by the name of the caller's group and the timeout
-_num_links = {}  # that were made, by the name of the caller's group
+_num_links = {}  # how many were made, by the name of the caller's group
 _alive = weakref.WeakSet()  # all links
-_kept = []  # of the process that was forked: ending a link waits for threads the child lacks
+_kept = []  # the parent's links: ending one waits for threads that a forked child lacks
 
 
 def _forget_links():
@@ -44,7 +44,7 @@ _GIVE_UP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 
 
 def group_of(ranks):
-    """The process group of a 1-D DeviceMesh, or the one that was given."""
+    """Returns the process group of a one-dimensional DeviceMesh, or the group that was given."""
     if isinstance(ranks, dist.ProcessGroup):
         return ranks
     if not hasattr(ranks, "get_group"):
@@ -57,7 +57,7 @@ def group_of(ranks):
 
 
 def _ranks(numbers):
-    """"rank 2", "ranks 0, 3"."""
+    """Returns "rank 2" or "ranks 0, 3", for example."""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
@@ -72,7 +72,7 @@ def _numbers(address, count):
 
 
 def _started_at(process):
-    """When a process of this host began; None once it has ended."""
+    """Returns when a process of this host began, or None once it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -82,35 +82,36 @@ def _started_at(process):
 
 
 def _own_identity():
-    """(where, process, when it began): processes of one place can be looked up there."""
+    """Returns (place, process, when it began). Processes of the same place can look each other
+    up."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         where = boot.read().strip() + os.readlink("/proc/self/ns/pid")
     return where, os.getpid(), _started_at(os.getpid())
 
 
 class Link:
-    """The functions that the library calls, and what explains their failures."""
+    """The functions that the library calls, and the state that explains their failures."""
 
     def __init__(self, group, timeout):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
         self._group = group
-        # Named by what all ranks of the group know: how often they have come here.
+        # The number of links made before is the same on all ranks of the group, so it names this one.
         number = _num_links[group.group_name] = _num_links.get(group.group_name, -1) + 1
         self._store = dist.PrefixStore(f"switchyard/{group.group_name}/{number}",
                                        dist.distributed_c10d._get_default_store())
         self._num_calls = 0
         self._num_users = 0
-        self._abandoned = []  # memory of collectives that failed
+        self._abandoned = []  # memory of failed collectives
         self._is_store_silent = False
-        self.dispatchers = {}  # shared by the layers over these ranks, by what they are made of
+        self.dispatchers = {}  # shared by the layers over these ranks, by their options
         self._identities = self._meet()
         try:
             self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank,
                                                self.size, datetime.timedelta(seconds=timeout))
         except RuntimeError as error:
             raise CommunicationError(self._explain("connecting", error)) from error
-        # Functions that the library keeps pointers to.
+        # The library keeps pointers to these functions.
         self._functions = tuple(kind(_guarded(function)) for kind, function in (
             (_ALL_TO_ALL, self._all_to_all), (_ALL_GATHER, self._all_gather),
             (_BROADCAST, self._broadcast), (_BARRIER, self._barrier),
@@ -122,11 +123,11 @@ class Link:
             ctypes.c_int64(self.rank), ctypes.c_int64(self.size),
             ctypes.c_int64(round(timeout * 1000)), pointers, None, ctypes.byref(pointer)))
         self.communicator = Communicator(pointer)
-        self.communicator._link = self  # whose functions it needs
+        self.communicator._link = self  # keeps the functions alive
         _alive.add(self)
 
     def _meet(self):
-        """Who the ranks are, once all have come."""
+        """Returns the identities of all ranks once all of them have arrived."""
         deadline = time.monotonic() + self.timeout
         own = json.dumps(_own_identity())
         self._ask(lambda: self._store.set(f"who/{self.rank}", own))
@@ -145,8 +146,8 @@ class Link:
         return [found[rank] for rank in range(self.size)]
 
     def _ask(self, question):
-        """What torch's store answers; None where it does not: its functions have no deadline, and
-        whoever hosts it may have stopped."""
+        """Returns the answer of torch's store, or None if there is none: its functions have no
+        deadline, and the process that hosts it may have stopped."""
         if self._is_store_silent:
             return None
         answer = []
@@ -154,7 +155,7 @@ class Link:
         def ask():
             try:
                 answer.append(question())
-            except RuntimeError:  # whoever hosts the store has ended
+            except RuntimeError:  # the process that hosts the store has ended
                 answer.append(None)
 
         thread = threading.Thread(target=ask, daemon=True)
@@ -169,7 +170,7 @@ class Link:
 
     @property
     def is_destroyed(self):
-        """Whether the program has destroyed its process group."""
+        """True if the program has destroyed its process group."""
         return self._group not in dist.distributed_c10d._world.pg_map
 
     def require_group(self):
@@ -179,10 +180,10 @@ class Link:
                 "use of the experts that are divided over it")
 
     def _exchange(self, operation, function, recv, send):
-        """Runs a collective of bytes for the library: 0, or what went wrong.
+        """Runs a collective on bytes for the library. Returns 0 or an error code.
 
-        function(recv, send) works on memory of its own: after a failure gloo may write to it when
-        the library has long given its own back."""
+        function(recv, send) works on its own memory: after a failure, gloo may still write to it
+        long after the library has freed its own buffers."""
         own = torch.empty_like(recv), send.clone()
         result = self._call(operation, lambda: function(*own))
         if result == 0:
@@ -192,8 +193,8 @@ class Link:
         return result
 
     def _call(self, operation, start, *, votes=False):
-        """Waits for the work that start() begins. Where ranks vote on going on, one that gave up
-        has voted, too."""
+        """Waits for the work that start() begins. Returns 0 or an error code. If ranks vote on
+        whether to go on, a rank that gave up has voted too, so waiting for it goes on."""
         self._num_calls += 1
         try:
             self.require_group()
@@ -202,12 +203,12 @@ class Link:
             self._wait_while(lambda: not work.is_completed(), votes)
             work.wait()
             return 0
-        except BaseException as error:  # which C could not pass on
+        except BaseException as error:  # C could not pass it on
             return library.switchyard_fail(_COMMUNICATION_ERROR,
                                            self._explain(operation, error).encode())
 
     def _wait_while(self, is_pending, votes):
-        """For the others, unless one of them is known not to come."""
+        """Waits for the other ranks. Raises if one of them is known not to come."""
         begin = time.monotonic()
         next_look = begin + _LOOK
         while is_pending():
@@ -288,7 +289,7 @@ class Link:
 
 
 def _guarded(function):
-    """A function that C calls, and whose errors it could not pass on."""
+    """Wraps a function that C calls, since C could not pass its errors on."""
 
     def call(*args):
         try:
@@ -301,8 +302,8 @@ def _guarded(function):
 
 
 def link_to(ranks, timeout):
-    """The link over the ranks of a process group or mesh, until as many users have released it.
-    Collective when it is first asked for."""
+    """Returns the link over the ranks of a process group or mesh. It lives until every user has
+    released it. Collective on the first call."""
     group = group_of(ranks)
     key = group.group_name, timeout
     link = _links.get(key)
@@ -313,17 +314,17 @@ def link_to(ranks, timeout):
 
 
 def release(link):
-    """One user less. Without users, the next link over the same ranks is a new one."""
+    """Drops one user. Without users, the next link over the same ranks is a new one."""
     link._num_users -= 1
     if link._num_users == 0:
         for key in [key for key, known in _links.items() if known is link]:
             del _links[key]
         link.communicator.close()
-        link._gloo = None  # ends its threads now, and not in a child that is forked
+        link._gloo = None  # ends its threads now, rather than in a forked child
 
 
 def communicator(ranks, *, timeout=600.0):
-    """The ranks of a process group, or of a DeviceMesh of one dimension, as a Communicator: what
-    switchyard.MoeLayer and its like are made over. Collective. A collective of it waits for
-    `timeout` seconds, whatever the group's own timeout is."""
+    """Returns the ranks of a process group, or of a one-dimensional DeviceMesh, as a Communicator
+    for switchyard.MoeLayer and similar objects. Collective. Its collectives wait for up to
+    `timeout` seconds, whatever the group's own timeout."""
     return Link(group_of(ranks), timeout).communicator

@@ -1,4 +1,4 @@
-"""Sequences cut over ranks into pieces of uneven length, without a padded token ever being made."""
+"""Sequences cut over ranks into pieces of uneven length, without padded tokens."""
 import operator
 
 import torch
@@ -9,16 +9,16 @@ from .._library import InvalidArgument
 from ._functions import first_order
 from ._process_group import group_of
 
-_MOST = 2**63 - 1  # that a size of torch can be
+_MOST = 2**63 - 1  # the largest size in torch
 _ADJOINTS = ("slice", "sum")
 
 
 class SequenceShard:
-    """The tokens of rank `rank` of `size`, when `batch` sequences of `length` tokens are each cut
-    into pieces of padded_length: the last pieces may be shorter, or empty.
+    """The tokens of rank `rank` of `size`, when each of `batch` sequences of `length` tokens is cut
+    into pieces of padded_length. The last pieces may be shorter, or empty.
 
-    13 tokens over 4 ranks are pieces of 4, 4, 4 and 1, and 5 tokens of 2, 2, 1 and 0, as torch's
-    Shard cuts them, too. Local token (b, i) is token offset + i of sequence b.
+    13 tokens over 4 ranks make pieces of 4, 4, 4 and 1, and 5 tokens make 2, 2, 1 and 0, as torch's
+    Shard cuts them. Local token (b, i) is token offset + i of sequence b.
     """
 
     def __init__(self, batch, length, size, rank):
@@ -35,13 +35,13 @@ class SequenceShard:
 
     @classmethod
     def of(cls, x):
-        """The shard of a DTensor x [batch, length, …] that one dimension of its mesh shards along
-        the sequence. The batch is what this rank has of it."""
+        """Returns the shard of a DTensor x [batch, length, …] that one dimension of its mesh shards
+        along the sequence. The batch is this rank's part of it."""
         return cls._found(x)[0]
 
     @classmethod
     def _found(cls, x):
-        """The shard, and the dimension of the mesh."""
+        """Returns the shard, and the dimension of the mesh."""
         found = [d for d, placement in enumerate(x.placements)
                  if type(placement) is Shard and placement.dim % x.dim() == 1]
         if len(found) != 1 or any(placement.is_partial() for placement in x.placements):
@@ -59,17 +59,17 @@ class SequenceShard:
 
     @property
     def offset(self):
-        """The first token of the piece, at most length."""
+        """The first token of the piece; at most length."""
         return self.offset_of(self.rank)
 
     @property
     def count(self):
-        """Tokens of the piece; may be 0."""
+        """The number of tokens of the piece; may be 0."""
         return self.count_of(self.rank)
 
     @property
     def num_tokens(self):
-        """Tokens of this rank: batch · count."""
+        """The number of tokens of this rank: batch · count."""
         return self.batch * self.count
 
     def offset_of(self, rank):
@@ -79,10 +79,11 @@ class SequenceShard:
         return min(self.padded_length, self.length - self.offset_of(rank))
 
     def cut(self, x):
-        """This rank's piece [batch, count, …] of x [batch, length, …], which every rank has.
+        """Returns this rank's piece [batch, count, …] of x [batch, length, …], which every rank
+        has.
 
-        A view. Its gradient is 0 outside of the piece, so that whoever x comes from has a part of
-        it on every rank. A DTensor gives its piece, and is told of the whole gradient.
+        The piece is a view. Its gradient is 0 outside of the piece, so each rank contributes a part
+        of the gradient of x. A DTensor gives its local piece, and receives the whole gradient.
         """
         if isinstance(x, DTensor):
             return self._local(x)
@@ -90,17 +91,17 @@ class SequenceShard:
         return x[:, self.offset:self.offset + self.count]
 
     def cut_tokens(self, x):
-        """The same as tokens [batch · count, …], as layers take them."""
+        """Like cut(), but returns tokens [batch · count, …], as layers take them."""
         return self.cut(x).flatten(0, 1)
 
     def gather(self, local, group=None, *, backward):
-        """The whole sequence [batch, length, …], from local [batch, count, …] on every rank of
-        `group`. Collective; a DTensor brings its group along.
+        """Returns the whole sequence [batch, length, …], from local [batch, count, …] on every rank
+        of `group`. Collective; a DTensor brings its own group.
 
-        `backward` says how a gradient comes back, and has no default, since the wrong one scales
-        gradients by `size`: "slice" where what follows is replicated, so that every rank has the
-        whole gradient and takes its slice of it; "sum" where every rank does something else, so
-        that their gradients are parts, which are added in the order of ranks, in f32.
+        `backward` selects how a gradient comes back. It has no default, because the wrong choice
+        scales gradients by `size`. Use "slice" if what follows is replicated: every rank has the
+        whole gradient and takes its slice. Use "sum" if every rank does something else: their
+        gradients are parts, which are added in rank order, in f32.
         """
         if backward not in _ADJOINTS:
             raise InvalidArgument(f"backward is {backward!r}, but must be 'slice', where what "
@@ -112,15 +113,15 @@ class SequenceShard:
         return _Gather.apply(local, self, self._require_ranks(group), backward)
 
     def gather_tokens(self, tokens, group=None, *, backward):
-        """The same from tokens [batch · count, …], as layers give them."""
+        """Like gather(), but takes tokens [batch · count, …], as layers return them."""
         if tokens.dim() < 1 or tokens.shape[0] != self.num_tokens:
             raise InvalidArgument(f"tokens is {list(tokens.shape)}, but the shard has {self.batch} "
                                   f"x {self.count} tokens")
         return self.gather(tokens.unflatten(0, (self.batch, self.count)), group, backward=backward)
 
     def to_dtensor(self, local, mesh):
-        """local [batch, count, …] as a DTensor [batch, length, …], Shard(1) over `mesh`, a
-        DeviceMesh of one dimension. Nothing is sent."""
+        """Returns local [batch, count, …] as a DTensor [batch, length, …], Shard(1) over `mesh`, a
+        one-dimensional DeviceMesh. Sends nothing."""
         self._require(local, "local", self.count)
         self._require_ranks(mesh)
         shape = torch.Size((self.batch, self.length, *local.shape[2:]))
@@ -129,7 +130,8 @@ class SequenceShard:
                                   shape=shape, stride=stride)
 
     def _local(self, x):
-        """This rank's piece of a DTensor that is sharded along the sequence, or replicated."""
+        """Returns this rank's piece of a DTensor that is sharded along the sequence, or
+        replicated."""
         if x.placements == (Replicate(),):
             x = x.redistribute(placements=[Shard(1)])
         found = self.of(x)
@@ -180,8 +182,8 @@ def _gathered(local, shard, group):
 
 
 def _sum_of_parts(d_full, shard, group):
-    """This rank's piece of the sum of all ranks' d_full. Ranks send each other their pieces, since
-    the order in which reduce_scatter adds is anybody's guess."""
+    """Returns this rank's piece of the sum of all ranks' d_full. Ranks exchange pieces and add them
+    locally, because reduce_scatter adds in an unspecified order."""
     ranks = range(shard.size)
     counts = [shard.count_of(rank) for rank in ranks]
     sent = torch.cat([piece.flatten() for piece in d_full.split(counts, 1)])

@@ -1,8 +1,8 @@
-"""Experts that are divided over ranks, as operators of torch: `torch.ops.switchyard.shared_…`.
+"""Experts divided over ranks, as torch operators: `torch.ops.switchyard.shared_…`.
 
-As in _ops.py, tensors are all there is: the plan of a rank, and what a forward leaves for its
-backward. `ranks` is the number of an ExpertParallel, which names the ranks and which of them owns
-which expert; every operator but those that say so is collective over these ranks.
+As in _ops.py, all state is in tensors: the plan of a rank, and what a forward keeps for its
+backward. `ranks` is the number of a Dispatchers object, which holds the ranks and the placement of
+the experts on them. Every operator is collective over these ranks, unless it says otherwise.
 """
 import ctypes
 import struct
@@ -29,8 +29,8 @@ _next_number = 0
 
 
 def dispatchers_over(link, placement, alignment, sentinels):
-    """The Dispatchers of a link for these experts. Layers that are alike share them: plans are
-    tensors, so that nothing of a layer is in there, and compilers see one number."""
+    """Returns the Dispatchers of a link for these experts. Similar layers share one: plans are
+    tensors, so it holds nothing of a layer, and compilers see a single number."""
     key = placement, alignment, sentinels
     if key not in link.dispatchers:
         link.dispatchers[key] = Dispatchers(link, placement, alignment, sentinels)
@@ -38,8 +38,8 @@ def dispatchers_over(link, placement, alignment, sentinels):
 
 
 class Dispatchers:
-    """The library's dispatchers over some ranks, one for each device. They are made when a tensor
-    of the device first comes, by all ranks together."""
+    """The library's dispatchers over some ranks, one per device. All ranks together make one when
+    the first tensor on its device comes."""
 
     def __init__(self, link, placement, alignment, sentinels):
         global _next_number
@@ -61,7 +61,7 @@ class Dispatchers:
         _numbered[self.number] = self
 
     def on(self, tensor):
-        """(the dispatcher as a Handle, torch's current stream) for a tensor's device."""
+        """Returns (the dispatcher as a Handle, torch's current stream) for a tensor's device."""
         self.link.require_group()
         device, stream = device_of(tensor)
         made = self._made.get(tensor.device)
@@ -78,11 +78,11 @@ class Dispatchers:
         return Handle(dispatcher, library.switchyard_dispatcher_free, "dispatcher")
 
     def plan_words(self, num_tokens, top_k):
-        """The length of a plan, of numbers of tokens that are symbols, too."""
+        """Returns the length of a plan. Numbers of tokens may be symbolic."""
         return self._words_without_picks + 5 * ((num_tokens * top_k + 3) // 4 * 4)
 
     def check_plan(self, plan, *form):
-        """Raises where the plan cannot be used; the same on all ranks. Waits for a GPU."""
+        """Raises the same error on all ranks if the plan cannot be used. Waits for a GPU."""
         dispatcher, stream = self.on(plan)
         with dispatcher as handle:
             check(library.switchyard_shared_plan_check(
@@ -108,8 +108,8 @@ def of_number(number):
 
 
 class Checking:
-    """Surrounds checks of this rank's arguments: the other ranks must not wait for one that fails
-    them."""
+    """Surrounds checks of this rank's arguments. If one fails, the other ranks are told, so that
+    they do not wait for this one."""
 
     def __init__(self, ranks, operation):
         self._ranks = ranks
@@ -132,7 +132,7 @@ def _require_plan(ranks, plan, like, num_tokens, top_k):
 @define("shared_plan", "(Tensor expert_ids, int ranks, int row_capacity, int token_capacity) "
         "-> Tensor")
 def _shared_plan(expert_ids, ranks, row_capacity, token_capacity):
-    """The plan. With a row_capacity of 0 it is exact, and shared_plan_sizes tells its sizes."""
+    """Returns the plan. A row_capacity of 0 makes it exact; shared_plan_sizes returns its sizes."""
     ranks = of_number(ranks)
     with Checking(ranks, "plan"):
         require_ids(expert_ids)
@@ -157,8 +157,8 @@ def _(expert_ids, ranks, row_capacity, token_capacity):
 @define("shared_plan_sizes", "(Tensor plan, int ranks, SymInt num_tokens, int top_k) "
         "-> (Tensor, Tensor)")
 def _shared_plan_sizes(plan, ranks, num_tokens, top_k):
-    """Two tensors without elements: one as long as an exact plan's rows, one as the tokens that
-    this rank receives. Not collective; waits for a GPU."""
+    """Returns two tensors without elements. Their lengths are the number of rows of an exact plan,
+    and the number of tokens that this rank receives. Not collective; waits for a GPU."""
     ranks = of_number(ranks)
     _require_plan(ranks, plan, plan, num_tokens, top_k)
     dispatcher, stream = ranks.on(plan)
@@ -277,8 +277,8 @@ def _moe(form, tokens, plan, weights, activation, constants, x, pick_weights, ke
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _shared_moe_forward(x, pick_weights, plan, ranks, gate_up, down, gate_up_bias, down_bias,
                         activation, constants, num_rows, num_received, keep):
-    """y, and what backward needs: the tokens that this rank's experts received, their weights,
-    which of them every row is, and what is between the products."""
+    """Returns y and the tensors that backward needs: the tokens that this rank's experts received,
+    their weights, the source of each row among them, and the values between the products."""
     ranks = of_number(ranks)
     weights = (gate_up, down, gate_up_bias, down_bias)
     with Checking(ranks, "forward"):
@@ -357,7 +357,7 @@ def _(d_y, plan, ranks, tokens, token_weights, row_sources, inner, gate_up, down
 
 
 def _mark_as_ordered():
-    """Lets no compiler drop, repeat or reorder what ranks meet in."""
+    """Stops compilers from dropping, repeating or reordering operators that ranks meet in."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
     for name in ("plan", "dispatch", "combine", "combine_backward", "moe_forward", "moe_backward"):
         operator = getattr(torch.ops.switchyard, f"shared_{name}").default

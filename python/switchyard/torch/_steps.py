@@ -1,4 +1,4 @@
-"""Training steps over experts of bounded sizing, run again exactly where the bound was too low."""
+"""Training steps with bounded sizing, which are run again with exact sizing after an overflow."""
 import contextlib
 import itertools
 import os
@@ -15,19 +15,19 @@ from ._ops import define, fake
 from ._process_group import Link
 
 _MOST_ROWS = 2**31 - 1
-_NUM_VOTES = 3  # that ranks give at the end of a step: had no room, a bad id, of how many experts
-_num_running = 0  # run_step()s of this process; backward, on threads of its own, makes plans, too
+_NUM_VOTES = 3  # of a rank at the end of a step: had no room, a bad id, its number of experts
+_num_running = 0  # run_step() calls in progress; global, since backward's threads make plans, too
 
 
 class StepResult(NamedTuple):
     """The result of run_step()."""
-    value: Any  # what step() returned last
+    value: Any  # the last result of step()
     ran_again: bool
 
 
 class _Needs(NamedTuple):
-    """What the plans of one ExpertParallel asked for in a step."""
-    overflow: int = 0  # other than 0 if a rank had no room
+    """The needs of one ExpertParallel's plans in a step."""
+    overflow: int = 0  # nonzero if a rank had no room
     rows: int = 0  # the most that any rank needs
     tokens: int = 0
     minus_lowest_id: int = 0
@@ -35,23 +35,23 @@ class _Needs(NamedTuple):
 
 
 def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
-    """Runs step(), and again with exact sizing if plans of it had no room, on any rank of `group`
-    (default: all ranks). Returns a StepResult. Collective over the group.
+    """Runs step(), and runs it again with exact sizing if its plans had no room on any rank of
+    `group` (default: all ranks). Returns a StepResult. Collective over the group.
 
-    `experts` are the ExpertParallel objects that step() uses, or a module, whose submodules have
-    them as `switchyard_experts`. step() is forwards and backwards over any number of layers,
-    repeatable and without an optimizer's step, which follows. Where there is room, this costs one
-    read of device memory and a small exchange between hosts, which wait `timeout` seconds for each
-    other.
+    `experts` are the ExpertParallel objects that step() uses, or a module whose submodules have
+    them as `switchyard_experts`. step() runs forwards and backwards over any number of layers. It
+    must be repeatable, and leave the optimizer's step to the caller. Without an overflow, this
+    costs one read of device memory and a small exchange between hosts, which wait up to `timeout`
+    seconds for each other.
 
-    Before it runs again, the gradients of `parameters` (default: the module's), the module's
-    buffers, torch's random numbers and what LoadBalancers have counted are put back, so that the
-    second run is an exact step to the bit. Then capacities grow to what was needed, and an eighth
-    more. Gradients are copied for that: set them to None before a step where memory is short.
+    Before step() runs again, the gradients of `parameters` (default: the module's), the module's
+    buffers, torch's random state and the counts of LoadBalancers are restored, so that the second
+    run is an exact step to the bit. Then capacities grow to what was needed plus an eighth.
+    Gradients are copied for that: set them to None before a step if memory is short.
 
-    Expert ids that are no expert's are an error on every rank, an InvalidArgument unless the step
-    had to run again. If step() raises on one rank, the others raise a CommunicationError that
-    quotes it, and the experts are unusable from then on. After an error all is put back, too.
+    Invalid expert ids are an error on every rank, an InvalidArgument unless the step had to run
+    again. If step() raises on one rank, the others raise a CommunicationError that quotes it, and
+    the experts are unusable from then on. After an error everything is restored, too.
     """
     module = experts if isinstance(experts, torch.nn.Module) else None
     if module is None and parameters is None:
@@ -73,14 +73,14 @@ def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
                     "capture it again, now that capacities are "
                     f"{[layer.row_capacity for layer in layers]} rows")
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # a GPU that is lost: the first error says why
+        with contextlib.suppress(RuntimeError):  # the GPU is lost: the first error says why
             before.restore()
         raise
     return StepResult(value, overflow)
 
 
 def _layers_of(experts):
-    """Each ExpertParallel once, in the order of the first mention."""
+    """Returns each ExpertParallel once, in the order of first mention."""
     if isinstance(experts, torch.nn.Module):
         experts = [found for found in (getattr(module, "switchyard_experts", None)
                                        for module in experts.modules()) if found is not None]
@@ -93,18 +93,18 @@ def _layers_of(experts):
 
 
 class _Ballot:
-    """Between the ranks that repeat a step together: numbers that they tell each other at the end
-    of it. A rank that fails tells them so, and does not wait for what they say: they may be in a
-    collective of the program's, which only ends when the process does."""
+    """Lets the ranks that repeat a step together exchange numbers at the end of it. A rank that
+    fails tells the others and does not wait for their numbers: they may be in a collective of the
+    program, which only ends when the process does."""
 
     def __init__(self, group, timeout):
-        self.link = Link(group, timeout)  # its own, where nothing else can be under way
+        self.link = Link(group, timeout)  # its own link, which nothing else uses
         self.has_failed = False
         self._num_rounds = 0
-        self._unheard = None  # what was told and not waited for
+        self._unheard = None  # the vote that was sent but not waited for
 
     def gather(self, numbers):
-        """numbers [n] of every rank, or an error if one of them gave up."""
+        """Returns the numbers [n] of every rank, or raises if one of them gave up."""
         vote = self._vote([0, *numbers])
         try:
             check(self.link._call("run_step", lambda: self.link._gloo.allgather(*vote),
@@ -121,10 +121,10 @@ class _Ballot:
         return [row for _, *row in told]
 
     def give_up(self, reason, num_numbers):
-        """Instead of gather()."""
+        """Takes the place of gather() on a rank that fails."""
         vote = self._vote([1] + [0] * num_numbers)
         self.link._store.set(self._reason_of(self.link.rank), reason)
-        self.link._give_up(None, reason.encode())  # for those who find this process gone
+        self.link._give_up(None, reason.encode())  # for ranks that find this process gone
         self._unheard = vote, self.link._gloo.allgather(*vote)
 
     def _vote(self, numbers):
@@ -137,7 +137,7 @@ class _Ballot:
 
 
 class _Alone:
-    """The same for a rank that nobody waits for."""
+    """The ballot of a single rank, which nobody waits for."""
 
     @staticmethod
     def gather(numbers):
@@ -163,7 +163,7 @@ def _ballot_of(group, timeout):
 
 
 class _State:
-    """What a step changes, to be put back."""
+    """The state that a step changes, to be restored."""
 
     def __init__(self, module, parameters):
         self._gradients = [(p, p.grad, None if p.grad is None else p.grad.clone())
@@ -182,7 +182,7 @@ class _State:
     def restore(self):
         for parameter, gradient, copy in self._gradients:
             if copy is not None:
-                gradient.copy_(copy)  # into the same memory: it may be a view of a bucket
+                gradient.copy_(copy)  # in place, as it may be a view of a bucket
             parameter.grad = gradient
         for owner, name, buffer, copy in self._buffers:
             if copy is not None:
@@ -195,7 +195,7 @@ class _State:
 
 
 def _attempt(layers, step, ballot):
-    """(what step() returns, the needs of every layer, whether any rank had no room)."""
+    """Returns (the result of step(), the needs of every layer, whether any rank had no room)."""
     global _num_running
     for layer in layers:
         for words in _words_of(layer._dispatchers).values():
@@ -206,10 +206,10 @@ def _attempt(layers, step, ballot):
         needs = _read(layers)
     except BaseException as error:
         reason = f"run_step: {type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # where nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # nobody may be left to tell
             ballot.give_up(reason, _NUM_VOTES)
         for layer in layers:
-            with contextlib.suppress(Error):  # it has given up before
+            with contextlib.suppress(Error):  # it has already given up
                 layer.abort(reason)
         raise
     finally:
@@ -218,14 +218,14 @@ def _attempt(layers, step, ballot):
     told = ballot.gather([any(own.overflow for own in needs), *bad])
     overflow = any(row[0] for row in told)
     for rank, (_, bad_id, num_experts) in enumerate(told):
-        if num_experts > 0 and not overflow:  # exact plans raise by themselves
+        if num_experts > 0 and not overflow:  # exact plans raise on their own
             raise InvalidArgument(f"rank {rank} of {len(told)} made a plan with expert id {bad_id}"
                                   f", but there are {num_experts} experts")
     return value, needs, overflow
 
 
 def _bad_id(layer, own):
-    """An id that is no expert's and the number of experts, or None."""
+    """Returns an invalid id and the number of experts, or None."""
     if own.minus_lowest_id > 1:
         return -own.minus_lowest_id, layer.num_experts
     if own.highest_id >= layer.num_experts and not layer.sentinels:
@@ -246,8 +246,9 @@ def _exact(layers):
 
 
 def _grow(layers, needs, ballot):
-    """Ranks of other groups of experts grow along, so that what was seen once is known to all.
-    Where they have other layers, as stages of a pipeline do, growing along does no harm."""
+    """Grows capacities to the needs of all ranks, including other groups of experts, so that each
+    group learns from the others' overflows. Growing does no harm where ranks have other layers, as
+    pipeline stages do."""
     most = max(row[0] for row in ballot.gather([len(layers)]))
     own = [number for of_layer in needs for number in (of_layer.rows, of_layer.tokens)]
     told = [max(numbers) for numbers in
@@ -258,13 +259,13 @@ def _grow(layers, needs, ballot):
 
 
 def _grown(capacity, needed, alignment):
-    if capacity == 0 or needed <= capacity:  # 0: there is no bound
+    if capacity == 0 or needed <= capacity:  # a capacity of 0 is no bound
         return capacity
     return min(needed + needed // 8 + alignment - 1, _MOST_ROWS) // alignment * alignment
 
 
-# What plans need is collected on their device, in words [3 + 2 · ranks] i64: those of
-# SharedPlan.needed, then minus the lowest id, and the highest; 0 at the least.
+# The needs of plans are collected on their device, in words [3 + 2 · ranks] i64: those of
+# SharedPlan.needed, then minus the lowest id, and the highest id. All are at least 0.
 _noted = weakref.WeakKeyDictionary()  # by Dispatchers: the words, by device
 
 
@@ -274,8 +275,8 @@ def _words_of(dispatchers):
 
 @define("note_plan", "(Tensor plan, Tensor expert_ids, int ranks) -> ()")
 def _note_plan(plan, expert_ids, ranks):
-    """While run_step() runs, adds a plan's needs to those of the step. A graph that is captured
-    adds them whenever it is replayed."""
+    """Adds a plan's needs to those of the step while run_step() runs. A captured graph adds them on
+    every replay."""
     if _num_running == 0 and not (plan.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     dispatchers = _shared_ops.of_number(ranks)
@@ -304,7 +305,7 @@ _register_effectful_op(note_plan.default, _EffectType.ORDERED)
 
 
 def _read(layers):
-    """The _Needs of every layer, with one read of each device's memory."""
+    """Returns the _Needs of every layer, with one read of each device's memory."""
     by_device = {}
     for i, layer in enumerate(layers):
         for device, words in _words_of(layer._dispatchers).items():

@@ -131,7 +131,7 @@ class CpuDevice final : public DeviceBackend {
   int num_threads() const override { return workers_.num_threads(); }
 
  private:
-  // A device is used by one thread at a time; what it works with is no part of what it is.
+  // Working state that const calls change. Only one thread at a time uses a device.
   mutable cpu::Workers workers_;
   mutable MemoryCache memory_;
   mutable std::vector<std::weak_ptr<PeerHeap>> heaps_;

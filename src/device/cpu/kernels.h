@@ -1,4 +1,4 @@
-// The functions of a DeviceBackend on a CPU, by the source that holds them.
+// The functions of a DeviceBackend on a CPU, listed by source file.
 #pragma once
 
 #include <span>

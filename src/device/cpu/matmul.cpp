@@ -1,4 +1,4 @@
-// Products of matrices on the CPU.
+// Matrix products on the CPU.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -22,13 +22,13 @@ Sizes sizes_of(const Matmul& product) {
           .k = product.a.shape()[product.a_layout == MatrixLayout::plain ? 1 : 0]};
 }
 
-// Nearly equal parts of n, of at most so many.
+// Returns the size of nearly equal parts of n: at most `most`, then rounded up to a multiple of 16.
 std::int64_t even_part(std::int64_t n, std::int64_t most) {
   return round_up(ceil_div(n, ceil_div(n, most)), 16);
 }
 
-// What one task makes of c, by sizes alone. More rows pack b less often; where there would be few
-// tasks, those with much to add up have fewer.
+// The tile of c that one task computes, chosen by the sizes alone. Taller tiles pack b less often.
+// If there would be few tasks, tiles with a large k get fewer rows.
 struct Tile {
   explicit Tile(const Sizes& sizes) {
     constexpr std::int64_t kMostColumns = 512;
@@ -49,7 +49,7 @@ struct Tile {
 
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  std::int64_t num_down = 0;  // none, if c has no elements
+  std::int64_t num_down = 0;  // 0 if c has no elements
   std::int64_t num_across = 1;
 };
 
@@ -57,7 +57,7 @@ Layout layout_of(MatrixLayout layout) {
   return layout == MatrixLayout::plain ? Layout::plain : Layout::transposed;
 }
 
-// The matrix from this row and column on, as it is named.
+// Returns the matrix from this row and column on, counted in the logical matrix.
 MatrixIn from(const ConstTensorView& view, MatrixLayout layout, std::int64_t row,
               std::int64_t column) {
   if (layout == MatrixLayout::transposed) std::swap(row, column);

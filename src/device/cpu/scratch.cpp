@@ -21,7 +21,7 @@ void Scratch::release(std::int64_t mark) noexcept {
 std::byte* Scratch::take_bytes(std::int64_t bytes) {
   bytes = (bytes + kLine - 1) / kLine * kLine;
   if (used_ == 0 && most_used_ > block_.bytes()) {
-    block_ = Tensor();  // before the larger one is asked for
+    block_ = Tensor();  // freed before the larger one is allocated
     block_ = bytes_of(most_used_);
   }
   const auto begin = used_;

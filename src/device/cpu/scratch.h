@@ -1,4 +1,4 @@
-// Memory for one task at a time, of one thread.
+// Scratch memory of one thread, used by one task at a time.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace switchyard::cpu {
 
-// Pieces are handed out one after the other. release() takes back what was taken since a mark,
-// reset(), which a task begins with, all of it. Grows to the most that was in use at once.
+// A stack of pieces. release() frees everything taken since a mark. reset(), which runs before each
+// task, frees everything. The block grows to the most memory that was in use at once.
 class Scratch {
  public:
   void reset() noexcept;
-  // Uninitialised, on a cache line.
+  // Returns uninitialised memory, aligned to a cache line.
   std::byte* take_bytes(std::int64_t bytes);
   float* take_floats(std::int64_t count) {
     return reinterpret_cast<float*>(take_bytes(count * static_cast<std::int64_t>(sizeof(float))));
@@ -26,12 +26,12 @@ class Scratch {
 
  private:
   struct Extra {
-    std::int64_t begin = 0;  // bytes in use before it
+    std::int64_t begin = 0;  // bytes in use before this piece
     Tensor memory;
   };
 
   Tensor block_;
-  std::vector<Extra> extras_;  // what did not fit into the block
+  std::vector<Extra> extras_;  // pieces that did not fit into the block
   std::int64_t used_ = 0;
   std::int64_t most_used_ = 0;
 };

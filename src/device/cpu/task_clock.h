@@ -1,4 +1,4 @@
-// Where the time of a task goes.
+// Measures the time that tasks spend in matrix products and elsewhere.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace switchyard::cpu {
 
-// Adds up where a task's time goes.
+// Each count_…() adds the time since the previous one to its total, unless `times` is null.
 class TaskClock {
  public:
   explicit TaskClock(WorkTimes* times) : times_(times), last_(now()) {}

@@ -14,8 +14,8 @@ constexpr std::int64_t kLeastInPiece = 64;
 
 void Workers::run(std::int64_t count,
                   const std::function<void(std::int64_t task, Scratch& scratch)>& task) {
-  // Before 3.12, oneDNN keeps the stack pointer in its heap during products of f32, and the frame
-  // of a handler would overwrite what lies there.
+  // Before 3.12, oneDNN points the stack pointer into its heap during f32 products, and the frame
+  // of a signal handler would overwrite data there.
   const SignalsWait no_handlers;
   pool_.run(count, [&](std::int64_t i, int worker) {
     const SingleThreaded single_threaded;

@@ -1,4 +1,4 @@
-// The threads of a CPU device, each with scratch memory of its own.
+// The threads of a CPU device, each with its own scratch memory.
 #pragma once
 
 #include <functional>
@@ -18,17 +18,18 @@ class Workers {
   int num_threads() const { return pool_.num_threads(); }
   std::int64_t scratch_bytes() const;
 
-  // Tasks 0 … count − 1, begun in that order; matrix products in them stay on their thread.
+  // Runs tasks 0 … count − 1, which start in that order. Matrix products in a task stay on its
+  // thread. Signals are blocked on the calling thread until all tasks are done.
   void run(std::int64_t count,
            const std::function<void(std::int64_t task, Scratch& scratch)>& task);
 
-  // 0 … count − 1 cut into one piece a thread: piece(first, last).
+  // Cuts 0 … count − 1 into at most one piece per thread and calls piece(first, last) for each.
   void split(std::int64_t count,
              const std::function<void(std::int64_t first, std::int64_t last)>& piece);
 
  private:
   ThreadPool pool_;
-  std::vector<Scratch> scratch_;  // by worker
+  std::vector<Scratch> scratch_;  // indexed by worker
 };
 
 }  // namespace switchyard::cpu

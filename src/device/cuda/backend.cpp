@@ -18,10 +18,10 @@ namespace switchyard::cuda {
 
 namespace {
 
-// Asked for while nothing was broken yet.
+// Queried when a device is made, while the driver still answers.
 std::atomic<bool> uses_mps = false;
 
-// Errors after which nothing works any more in this process.
+// True for errors after which CUDA no longer works in this process.
 bool is_final(cudaError_t error) {
   return error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure ||
          error == cudaErrorMpsClientTerminated || error == cudaErrorMpsRpcFailure;
@@ -34,7 +34,7 @@ void check(int status, std::string_view what) {
   if (error == cudaSuccess) [[likely]] {
     return;
   }
-  cudaGetLastError();  // so that it is not met again where it did not happen
+  cudaGetLastError();  // clears the error, so that no later call reports it
   throw DeviceError(fmt::format(
       "CUDA failed at {}: {} ({}){}", what, cudaGetErrorString(error), cudaGetErrorName(error),
       is_final(error) && uses_mps
@@ -183,7 +183,7 @@ class CudaDevice final : public DeviceBackend {
   Context& context() const { return context_; }
 
  private:
-  // The context, while the calling thread is on its GPU.
+  // Gives access to the context and keeps its GPU selected for the calling thread.
   class Entered {
    public:
     explicit Entered(CudaContext& context) : gpu_(context.ordinal()), context_(context) {}
@@ -197,7 +197,7 @@ class CudaDevice final : public DeviceBackend {
 
   Entered entered() const { return Entered(context_); }
 
-  // A device is used by one thread at a time; what it works with is no part of what it is.
+  // Mutable: only one thread uses a device at a time, and the context is not part of its value.
   mutable CudaContext context_;
 };
 

@@ -1,4 +1,4 @@
-// A GPU as a device.
+// The GPU backend of a device.
 #pragma once
 
 #include "device/cuda/runtime/context.h"
@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-// The context of a GPU device. The caller must have that GPU selected (OnGpu).
+// Returns the context of a GPU device. The caller must have that GPU selected (OnGpu).
 Context& context_of(const Device& device);
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// Grouped products by the kernels that fit: those for Hopper where they do, else the portable ones.
+// Grouped products: uses the Hopper kernels where they fit and falls back to the portable ones.
 #include "device/cuda/grouped_gemm.h"
 
 #include "device/cuda/portable/portable_gemm.h"

@@ -1,4 +1,5 @@
-// Products of groups of rows with a matrix a group, whose sizes the host does not know.
+// Grouped products: each group of rows is multiplied by its own matrix. The host does not know the
+// sizes of the groups.
 #pragma once
 
 #include <cstdint>
@@ -11,37 +12,37 @@
 
 namespace switchyard::cuda {
 
-// Group g has the rows row_offsets[g] … row_offsets[g] + group_rows[g] − 1: read by kernels alone.
-// Other rows are neither read in a way that shows, nor written; they may hold NaN.
+// Group g is the rows row_offsets[g] … row_offsets[g] + group_rows[g] − 1; only kernels read these
+// tables. Rows outside the groups are never written and never affect a result; they may hold NaN.
 struct Groups {
   const std::int32_t* row_offsets = nullptr;  // device [≥ count]
   const std::int32_t* group_rows = nullptr;   // device [count]
   int count = 0;
-  std::int64_t row_capacity = 0;  // rows of the buffers: no group ends beyond it
+  std::int64_t row_capacity = 0;  // rows in the buffers; no group ends past it
 };
 
-// Rows in device memory; `stride` elements apart.
+// Rows in device memory, `stride` elements apart.
 struct Rows {
   const void* data = nullptr;
   std::int64_t stride = 0;
 };
 
-// Rows, or tokens that rows are read from: row r is then token sources[r] / top_k.
+// Rows, or tokens that the rows are read from: with `sources`, row r is token sources[r] / top_k.
 struct SourceRows : Rows {
-  const std::int32_t* sources = nullptr;  // device [R]; none: rows
+  const std::int32_t* sources = nullptr;  // device [R]; null: data holds the rows themselves
   int top_k = 1;
   std::int64_t num_tokens = 0;
 };
 
-// A number for every row r: that of r, or of sources[r].
+// One number per row r: data[r], or data[sources[r]] if `sources` is given.
 template <typename Float>
 struct RowNumbers {
-  Float* data = nullptr;                  // device; none: there are no numbers
-  const std::int32_t* sources = nullptr;  // of the rows of groups each another one
+  Float* data = nullptr;                  // device; null: there are no numbers
+  const std::int32_t* sources = nullptr;  // device; all different for the rows of the groups
 };
 
-// One or two matrices a group (`parts`: a gate and an up projection), each [rows, columns] as it
-// lies in memory, of `dtype`: refs[part · groups + group].
+// One or two matrices per group (two `parts` are a gate and an up projection), found at
+// refs[part · groups + group]. Each is [rows, columns] as stored in memory.
 struct GroupMatrices {
   std::span<const MatrixRef> refs;  // host
   int parts = 1;
@@ -49,9 +50,9 @@ struct GroupMatrices {
   std::int64_t columns = 0;
 };
 
-// All sums are made in f32 and rounded once. Which kernel, tile and order of sums is used depends
-// on the sizes of matrices, dtypes and the group's own rows alone: never on how many groups there
-// are, what lies beside them, or how matrices are stored. 64-bit offsets throughout.
+// All sums are accumulated in f32 and rounded once. The choice of kernel, tile and summation order
+// depends only on the matrix sizes, the dtypes and the group's own rows, never on how many groups
+// there are, what lies next to them, or how matrices are stored. Offsets are 64-bit throughout.
 
 // c[r, p · N + n] = Σ_k a[r, k] · B_{g,p}[n, k] (+ factor · bias_{g,p}[n]), B [N, K].
 struct ForwardGemm {
@@ -60,8 +61,8 @@ struct ForwardGemm {
   Rows a;                                // [R, K]
   GroupMatrices b;                       // [N, K]
   Rows c;                                // out [R, parts · N]
-  std::span<const MatrixRef> bias = {};  // host, as b.refs: [N], data null where there is none
-  const float* bias_factors = nullptr;   // device [R] or none: 1
+  std::span<const MatrixRef> bias = {};  // host, indexed like b.refs: [N]; null data: no bias
+  const float* bias_factors = nullptr;   // device [R]; null: all 1
 };
 
 // c[r, n] = Σ_p Σ_k a[r, p · K + k] · B_{g,p}[k, n], B [K, N].
@@ -74,33 +75,34 @@ struct InputGradientGemm {
 };
 
 // C_{g,p}[m, n] (+)= Σ_r a[r, p · M + m] · b[r, n] over the group's rows in order, C [M, N]. A
-// group without rows gives zeros, or nothing to add.
+// group without rows yields zeros, or leaves C as it is if `accumulate` is set.
 struct WeightGradientGemm {
   Dtype dtype = Dtype::f32;  // of a and b
   Groups groups;
   enum class Side { a, b };
-  SourceRows a;                // [R, parts · M]; from tokens one part
+  SourceRows a;                // [R, parts · M]; only one part if read from tokens
   SourceRows b;                // [R, N]
-  Side narrow = Side::a;       // which may be read from tokens, and tiles are narrow along
+  Side narrow = Side::a;       // the side that tiles are narrow along; it may be read from tokens
   GroupMatrices c;             // out [M, N]
   Dtype c_dtype = Dtype::f32;  // dtype, or f32
-  bool accumulate = false;     // to what is there, rather than overwrite it
+  bool accumulate = false;     // add to C instead of overwriting it
 };
 
-// inner[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded; from that
+// inner[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded. Then, from the rounded values,
 // activated[r, i] = weight · activation(inner[r]).
 struct ActivatedGemm {
   const ExpertsOptions& options;
   Groups groups;
   SourceRows a;     // [R, H]
   GroupMatrices b;  // gate and up [I, H]
-  Rows inner;       // out [R, 2I], or no data: not kept
+  Rows inner;       // out [R, 2I]; null data: not stored
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
 };
 
-// With d = Σ_k a[r, k] · B_g[k, i], rounded: inner becomes its own gradient,
-// activated[r, i] = weight · activation(inner[r]), d_weights[r] = ⟨d, activation(inner[r])⟩.
+// Let d[r, i] = Σ_k a[r, k] · B_g[k, i], rounded. Then activated[r, i] =
+// weight · activation(inner[r]), d_weights[r] = ⟨d[r], activation(inner[r])⟩, and inner is
+// overwritten with its own gradient.
 struct ActivationGradientGemm {
   const ExpertsOptions& options;
   Groups groups;
@@ -109,24 +111,24 @@ struct ActivationGradientGemm {
   Rows inner;       // [R, 2I]
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
-  RowNumbers<float> d_weights = {};  // out; also without weights, which are then 1
+  RowNumbers<float> d_weights = {};  // out; computed even without weights, which then count as 1
 };
 
 void grouped_gemm(const ForwardGemm& args, Context& context);
 void grouped_gemm(const InputGradientGemm& args, Context& context);
 void grouped_gemm(const WeightGradientGemm& args, Context& context);
 
-// The same by the tensor cores of Hopper (wgmma, bulk tensor copies), for bf16; false where the
-// sizes or this GPU do not fit, and then nothing is done.
+// The same products on Hopper's tensor cores (wgmma, bulk tensor copies), for bf16. They do nothing
+// and return false if the sizes or this GPU do not fit.
 namespace hopper {
 bool grouped_gemm(const ForwardGemm& args, Context& context);
 bool grouped_gemm(const InputGradientGemm& args, Context& context);
 bool grouped_gemm(const WeightGradientGemm& args, Context& context);
-// The same products, and what is done with them, in one kernel.
+// A product fused with the activation, or with the activation's gradient, in one kernel.
 bool grouped_gemm(const ActivatedGemm& args, Context& context);
 bool grouped_gemm(const ActivationGradientGemm& args, Context& context);
-// Whether all products of such experts are taken, and read their rows from tokens: by options and
-// sizes alone.
+// True if these kernels take all products of such experts and can read their rows from tokens.
+// Depends only on the options, their sizes and the GPU.
 bool reads_tokens(const ExpertsOptions& options, const Context& context);
 }  // namespace hopper
 

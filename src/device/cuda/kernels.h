@@ -1,4 +1,4 @@
-// The functions of a DeviceBackend on a GPU, by the source that holds them.
+// The functions of a DeviceBackend on a GPU, listed by the source file that defines them.
 #pragma once
 
 #include <cstdint>

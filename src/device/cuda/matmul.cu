@@ -1,5 +1,5 @@
-// Products of plain matrices: large ones by Hopper's grouped kernels where these fit, all others by
-// the portable kernel, several to a launch.
+// Products of plain matrices. Large ones use the Hopper grouped kernels where those fit; all others
+// use the portable kernel, several per launch.
 #include <cuda_bf16.h>
 
 #include <array>
@@ -15,7 +15,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Few enough for a kernel's parameters.
+// Few enough to fit into a kernel's parameters.
 constexpr int kProductsAtOnce = 16;
 
 template <typename T>
@@ -29,7 +29,7 @@ struct DenseProduct {
   int m;
   int n;
   int k;
-  int end;  // of its tiles and those before
+  int end;  // index after its last tile, counting the tiles of earlier products
   bool c_is_f32;
   bool c_is_aligned;
   bool accumulate;
@@ -70,7 +70,7 @@ struct DenseTiles {
   int count;
 };
 
-// What products of one launch have in common.
+// The properties that all products of one launch share.
 struct Kind {
   Dtype dtype;
   MatrixLayout a_layout;
@@ -90,7 +90,7 @@ std::int64_t depth_of(const Matmul& product) {
   return product.a.shape()[product.a_layout == MatrixLayout::plain ? 1 : 0];
 }
 
-// Whether c is as it should be before anything has been done.
+// True if c needs no work: it is empty, or nothing would be added to it.
 bool is_done(const Matmul& product) {
   return product.c.shape().num_elements() == 0 ||
          (product.mode == GradientMode::accumulate && depth_of(product) == 0);
@@ -143,7 +143,7 @@ void launch_products(std::span<const Matmul* const> products, const Kind& kind, 
   }
 }
 
-// All rows of a as it lies in memory.
+// A single group of all rows of `a`, as stored in memory.
 Groups one_group(const Matmul& product, Context& context) {
   const std::array<std::int32_t, 2> words{0, static_cast<std::int32_t>(product.a.rows())};
   const auto* table =
@@ -188,7 +188,8 @@ bool sum_over_rows_on_hopper(const Matmul& product, Context& context) {
       context);
 }
 
-// By the grouped product that has these layouts, if there is one.
+// Runs the grouped product that has these layouts. Returns false if there is none, if it does not
+// fit, or if the product is too small to be worth it.
 bool multiply_on_hopper(const Matmul& product, Context& context) {
   constexpr std::int64_t kWorthwhile = std::int64_t{1} << 30;
   if (product.a.dtype() != Dtype::bf16 || !context.uses_hopper_kernels()) return false;

@@ -1,5 +1,4 @@
-// Clears, copies and spoils rows of any dtype, and brings numbers of the host into the GPU's
-// memory.
+// Zeroes, copies and poisons rows, and uploads host values to GPU memory.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,8 +13,8 @@ namespace {
 
 constexpr int kCopySteps = 4;
 
-// Calls body with a value of the largest word that divides all these sizes and addresses; elements
-// are of two bytes and more.
+// Calls body with a value of the widest word type that divides all these sizes and addresses (the
+// argument is their bitwise OR). Elements have at least two bytes.
 template <typename Body>
 void with_word_of(std::uint64_t sizes_and_addresses, Body body) {
   if (sizes_and_addresses % sizeof(uint4) == 0) {
@@ -58,8 +57,8 @@ namespace {
 struct SpoiledView {
   std::byte* data;
   std::int64_t stride;   // in bytes
-  std::int64_t columns;  // a row
-  std::int64_t count;    // of all elements
+  std::int64_t columns;  // elements per row
+  std::int64_t count;    // elements in total
   std::int64_t element_bytes;
 };
 
@@ -111,7 +110,8 @@ struct CopyWork {
   std::int64_t row_bytes;
 };
 
-// A warp copies some words a lane of one row; all are read before the first is written.
+// Each warp copies a piece of one row, kCopySteps words per lane. It issues all loads before the
+// first store.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(const CopyWork work, std::int64_t words, std::int64_t per_row) {
@@ -155,7 +155,7 @@ void copy_rows(const ConstTensorView& from, const TensorView& to, Context& conte
                         from.rows(), from.row_bytes()},
                        context);
   }
-  // One long row: its end may be no whole chunk, and then goes by itself.
+  // Copies everything as one long row. A tail that is not a whole chunk is copied separately.
   const std::int64_t rest = from.bytes() % kChunkBytes;
   const std::int64_t body = from.bytes() - rest;
   launch_copy({from.data(), 0, to.data(), 0, 1, body}, context);
@@ -164,7 +164,8 @@ void copy_rows(const ConstTensorView& from, const TensorView& to, Context& conte
 
 namespace {
 
-// Bytes that travel as a kernel's parameter: free for the caller at once, and kept by a graph.
+// Bytes passed as a kernel parameter: the caller may reuse its buffer at once, and a graph keeps
+// the copy.
 template <int Size>
 struct Parcel {
   alignas(4) unsigned char bytes[Size];
@@ -197,7 +198,7 @@ void send(std::span<const std::byte> from, void* to, CUstream_st* stream) {
 
 void upload_words(std::span<const std::byte> from, void* to, CUstream_st* stream) {
   constexpr std::size_t kSmall = 256;
-  constexpr std::size_t kLarge = 4000;  // below the 4096 bytes that parameters may have everywhere
+  constexpr std::size_t kLarge = 4000;  // every GPU accepts up to 4096 bytes of parameters
   auto* at = static_cast<std::byte*>(to);
   for (std::size_t sent = 0; sent < from.size();) {
     const auto part = from.subspan(sent, std::min(from.size() - sent, kLarge));

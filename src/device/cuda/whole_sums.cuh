@@ -1,4 +1,4 @@
-// Sums and prefix sums of whole numbers over the lanes of a warp and the threads of a block.
+// Sums and prefix sums of integers over the lanes of a warp and the threads of a block.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ __device__ T warp_sum(T value) {
   return value;
 }
 
-// Of this lane and those below it.
+// Returns the inclusive prefix sum, over this lane and all lower ones.
 template <typename T>
 __device__ T warp_sum_up_to(T value) {
   const int lane = lane_of_thread();
@@ -32,16 +32,17 @@ __device__ T warp_sum_up_to(T value) {
 
 template <typename T>
 struct BlockSums {
-  T before;  // over lower threads
-  T total;   // over the block
+  T before;  // over all lower threads
+  T total;   // over the whole block
 };
 
-// Called by all threads of a block of whole warps; `shared` [kWarpLanes] may be used again at once.
+// Must be called by all threads of a block, which must consist of whole warps. The caller may pass
+// the same `shared` [kWarpLanes] to the next call without a barrier.
 template <typename T>
 __device__ BlockSums<T> block_sums(T value, T* shared) {
   const int lane = lane_of_thread();
   const T in_warp = warp_sum_up_to(value);
-  __syncthreads();  // whoever still reads `shared` of the call before
+  __syncthreads();  // other threads may still be reading `shared` in a previous call
   if (lane == kWarpLanes - 1) shared[warp_of_thread()] = in_warp;
   __syncthreads();
   const T of_warp = lane < warps_of_block() ? shared[lane] : T{0};
@@ -50,7 +51,8 @@ __device__ BlockSums<T> block_sums(T value, T* shared) {
   return {warps_before + in_warp - value, __shfl_sync(kAllLanes, warps, kWarpLanes - 1)};
 }
 
-// offsets [n + 1] become the exclusive prefix sums of counts [n]. Called by all threads of a block.
+// Writes the exclusive prefix sums of counts [n], and their total, to offsets [n + 1]. Must be
+// called by all threads of a block.
 template <typename Sum>
 __device__ void block_offsets(const std::int32_t* counts, int n, std::int32_t* offsets,
                               Sum* shared) {

@@ -1,5 +1,5 @@
-// Movement through mapped memory of the host: a row is written straight into its slot, and read
-// from there. A rank that is alone has nothing to map, and may work on a GPU.
+// Moves rows through mapped host memory: each row is written straight into its slot and read from
+// there. A single rank maps nothing, so it may also work on a GPU.
 #include <optional>
 #include <vector>
 
@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// map() lends mutable views; what is lent as constant here is only read by the peers.
+// map() takes mutable views. Peers only read the views that are const here.
 TensorView lend(const ConstTensorView& view) {
   return {const_cast<std::byte*>(view.data()),
           view.dtype(),
@@ -33,7 +33,7 @@ class DirectMover final : public Mover {
   MoverKind kind() const override { return MoverKind::direct; }
   std::int64_t bytes_on_wire() const override { return bytes_on_wire_; }
 
-  // A rank that is alone has its own tokens where they are.
+  // A single rank already has all tokens in place.
   bool receives(const Plan& /*plan*/) const override { return buffers_ == nullptr; }
   ReceivedTokens receive(const Plan& plan, const ConstTensorView& tokens,
                          const ConstTensorView& weights) override {
@@ -85,7 +85,7 @@ class DirectMover final : public Mover {
     std::vector<std::vector<std::byte*>> bases;
   };
 
-  // Collective. All ranks must lend memory for the same plan, and the same kinds of it.
+  // Collective. All ranks must lend memory for the same plan and give the same optional views.
   Loan borrow(const Plan& plan, const std::vector<std::optional<TensorView>>& lent) {
     std::vector<TensorView> own;
     std::int64_t kinds = 0;
@@ -109,15 +109,15 @@ class DirectMover final : public Mover {
     Views views = buffers_->map(own);
     try {
       require_same_call(views);
-    } catch (const InvalidArgument&) {  // the same on all ranks
+    } catch (const InvalidArgument&) {  // thrown on every rank
       buffers_->phase_barrier();
       throw;
     }
     return views;
   }
 
-  // Between map and phase_barrier the ranks use each other's memory: one that fails must not let go
-  // of its own before the others know.
+  // Ranks access each other's memory between map and phase_barrier. A rank that fails must tell the
+  // others before it releases its own memory.
   template <typename Body>
   void in_phase(Body body) {
     if (buffers_ == nullptr) return body();

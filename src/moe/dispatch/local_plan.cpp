@@ -1,4 +1,4 @@
-// Cuts a plan's tables from the caller's tensor, and runs the device's functions over them.
+// Carves a plan's tables out of the caller's tensor and runs the device's functions on them.
 #include "switchyard/local_plan.h"
 
 #include <array>
@@ -19,10 +19,10 @@ namespace {
 
 std::int64_t padded(std::int64_t words) { return TablePieces::padded(words); }
 
-// Of options whose picks fit 32 bits.
+// Returns the most rows that any routing can need, padding included. T · K must fit in 32 bits.
 std::int64_t enough_rows(const LocalPlanOptions& o) {
   const std::int64_t rows = o.num_tokens * o.top_k;
-  // Every group that has rows may be padded, and there are no more groups than rows.
+  // Only groups with rows are padded, and there are at most as many of those as rows.
   const std::int64_t groups = std::min<std::int64_t>(o.num_experts, rows);
   return (rows + groups * (o.alignment - 1)) / o.alignment * o.alignment;
 }
@@ -39,7 +39,7 @@ void require_valid(const LocalPlanOptions& o) {
           o.top_k, o.alignment);
 }
 
-// Where all experts are this rank's: owners, experts by rank, and where those of a rank begin.
+// The placement tables of a single rank that owns all experts.
 struct Placement {
   ConstTensorView owners;
   ConstTensorView experts_by_rank;
@@ -166,7 +166,7 @@ RowGroups LocalPlan::groups() const { return {row_offsets_, group_rows_, options
 
 namespace {
 
-// Checks that tensors fit a plan, whose rows a GPU's host does not know.
+// Checks that tensors fit a plan. On a GPU the host does not know how many rows the plan has.
 struct LocalChecks {
   const Device& device;
   const LocalPlanOptions& options;
@@ -215,7 +215,8 @@ struct LocalChecks {
   }
 };
 
-// The rows must hold what the plan says; only a host can look.
+// Checks that there are enough rows for the plan. Skipped on a GPU, where the host would have to
+// wait for the number of rows.
 void require_room(const LocalPlan& plan, const Device& device, std::int64_t num_rows) {
   if (device.memory() != Memory::host) return;
   require(num_rows >= plan.num_rows(), "there are {} rows, but the plan needs {}", num_rows,

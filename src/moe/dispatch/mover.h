@@ -1,4 +1,4 @@
-// The two movements that the four operations of a dispatcher are made of, and their scalars.
+// The two movements, scatter and gather, that implement the four operations of a dispatcher.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,29 @@
 
 namespace switchyard {
 
-// Tokens to slots: dispatch and combine_backward.
+// From tokens to slots: dispatch and combine_backward.
 struct Scatter {
   ConstTensorView tokens;                             // [T, H]
   std::optional<ConstTensorView> scale = {};          // [T, K]: row = scale · token
   TensorView rows;                                    // out
-  std::optional<ConstTensorView> token_scalars = {};  // [T, K] to travel along,
-  std::optional<TensorView> row_scalars = {};         // to these
-  std::optional<ConstTensorView> dot_rows = {};       // rows to multiply with the tokens,
-  std::optional<TensorView> dots = {};                // giving these [T, K]
+  std::optional<ConstTensorView> token_scalars = {};  // [T, K]: sent along with the rows
+  std::optional<TensorView> row_scalars = {};         // out [R]: receives token_scalars
+  std::optional<ConstTensorView> dot_rows = {};       // [R, H]: multiplied with the tokens
+  std::optional<TensorView> dots = {};  // out [T, K]: the dot products of tokens and dot_rows
 };
 
-// Slots to tokens: combine and dispatch_backward.
+// From slots to tokens: combine and dispatch_backward.
 struct Gather {
   ConstTensorView rows;
   std::optional<ConstTensorView> weights = {};      // [T, K]
   TensorView tokens;                                // out [T, H] = Σ_k weights · row
-  std::optional<ConstTensorView> row_scalars = {};  // to be fetched
-  std::optional<TensorView> token_scalars = {};     // into these [T, K]
-  bool scalars_by_source = false;  // row_scalars is [D, K] of what was received, not [R]
+  std::optional<ConstTensorView> row_scalars = {};  // fetched along with the rows
+  std::optional<TensorView> token_scalars = {};     // out [T, K]: receives row_scalars
+  bool scalars_by_source = false;  // row_scalars is [D, K], for the received tokens, instead of [R]
 };
 
-// Collective; arguments are checked before. At one rank the direct mover needs no communicator.
+// Moves rows between ranks. Plans and movements are collective; the caller has checked the
+// arguments. At one rank the direct mover does not use the communicator.
 class Mover {
  public:
   virtual ~Mover() = default;
@@ -50,31 +51,32 @@ class Mover {
   virtual void gather(const Plan& plan, const Gather& args) = 0;
   virtual std::int64_t bytes_on_wire() const = 0;
 
-  // Whether the two functions that follow take the place of a scatter.
+  // True if receive() can replace a scatter for this plan.
   virtual bool receives(const Plan& plan) const = 0;
   virtual ReceivedTokens receive(const Plan& plan, const ConstTensorView& tokens,
                                  const ConstTensorView& weights);
-  // Tokens of a plan whose weights and sources have been received.
+  // Receives other tokens for a plan whose weights and sources were received before.
   virtual ConstTensorView receive(const Plan& plan, const ConstTensorView& tokens);
-  // Memory for rows and scalars that the mover then neither copies in nor out. It is written only
-  // after a scatter or a receive.
+  // Takes memory for rows and scalars that the mover can use without copying them in or out. The
+  // caller writes to it only after a scatter or a receive.
   virtual TensorView take(const Shape& shape, Dtype dtype) const = 0;
-  // NaN for all of these, if a movement of this rank has failed and could not throw.
+  // Fills the views with NaN if a movement of this rank has failed without being able to throw.
   virtual void spoil(std::span<const TensorView> /*views*/) const {}
-  // Throws what a movement before this could not.
+  // Throws the error of an earlier movement that could not throw itself.
   virtual void check() const {}
 
  private:
-  // Adds to a new plan what this mover needs to know.
+  // Adds the data that this mover needs to a new plan.
   virtual void prepare(PlanData& /*plan*/) {}
 };
 
-// Collective: all ranks must move alike, and then what cannot be done is refused on all of them.
+// Collective. Chooses the mover. Throws the same error on every rank if ranks disagree or the
+// options are not supported.
 MoverKind choose_mover(Communicator& comm, const DispatcherOptions& options, const Device& device);
 inline Exchange exchange_of(MoverKind kind) {
   return kind == MoverKind::peer ? Exchange::peer_memory : Exchange::host;
 }
-// Of the kind that was chosen, for the plans of a planner that exchanges accordingly.
+// Makes a mover of the chosen kind. `planner` must have been made with exchange_of(kind).
 std::unique_ptr<Mover> make_mover(MoverKind kind, Communicator& comm, CombineMode combine,
                                   const PlanMaker& planner, const Device& device);
 std::unique_ptr<Mover> make_direct_mover(Communicator& comm, const Device& device);
@@ -83,13 +85,14 @@ std::unique_ptr<Mover> make_packed_mover(Communicator& comm, CombineMode combine
 std::unique_ptr<Mover> make_peer_mover(std::shared_ptr<PeerMeetings> meetings,
                                        const Device& device);
 
-// For the scatter that fills the last of a rank's rows.
+// Describes the pad rows that a scatter zeroes. If several scatters fill the same rows, pass it to
+// the last one.
 inline PadRows pads_of(const Plan& plan, const TensorView& rows,
                        const std::optional<TensorView>& scalars) {
   return {rows, scalars, plan.row_offsets(), plan.group_rows()};
 }
 
-// For the rows of received tokens, and their weights if wanted.
+// Describes how to fill `rows` from received tokens, and `row_weights` if given.
 inline FillRows rows_of(const Plan& plan, const ReceivedTokens& received, const TensorView& rows,
                         const std::optional<TensorView>& row_weights) {
   return {.tokens = {received.tokens, received.row_sources, plan.top_k()},

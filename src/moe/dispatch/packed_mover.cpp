@@ -1,5 +1,5 @@
-// Movement over all_to_all. Rows are packed by destination, exchanged, and unpacked into slots;
-// what stays on this rank is never packed.
+// Moves rows over all_to_all: packs them by destination, exchanges them and unpacks them into
+// slots. Rows that stay on this rank are never packed.
 #include <algorithm>
 #include <array>
 
@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// Memory that is kept from call to call and only grows.
+// Scratch memory that is reused from call to call and only grows.
 class Scratch {
  public:
   TensorView get(const Shape& shape, Dtype dtype) {
@@ -85,7 +85,7 @@ class PackedMover final : public Mover {
     return const_cast<std::byte*>(view.data());
   }
 
-  // Every token to every rank that wants it, once: [N, H].
+  // Sends each token once to every rank that needs it. Returns the received tokens, [N, H].
   TensorView exchange_tokens(const Plan& plan, const ConstTensorView& tokens) {
     const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;
@@ -100,7 +100,7 @@ class PackedMover final : public Mover {
     return received;
   }
 
-  // Scalars of assignments [T, K] to the owners, as a table [N, W].
+  // Sends the scalars of assignments, [T, K], to their owners. Returns the received table, [N, W].
   TensorView send_scalars(const Plan& plan, const ConstTensorView& scalars) {
     const PackedRoute& route = *data_of(plan).route;
     const auto sent = send_scalars_.get({route.num_sent(), route.width}, Dtype::f32);
@@ -116,7 +116,8 @@ class PackedMover final : public Mover {
     return received;
   }
 
-  // The way back of send_scalars: recv_scalars_ [N, W] to the tokens' ranks.
+  // Reverses send_scalars: sends recv_scalars_ [N, W] back to the tokens' ranks and stores what
+  // comes back in `scalars` [T, K].
   void return_scalars(const Plan& plan, const TensorView& scalars) {
     const PackedRoute& route = *data_of(plan).route;
     const auto back = recv_scalars_.get({route.num_received(), route.width}, Dtype::f32);
@@ -167,7 +168,7 @@ class PackedMover final : public Mover {
     return_scalars(plan, to);
   }
 
-  // One row an assignment comes home, and all are added there in k order.
+  // Owners return one row per assignment, and the token's rank adds them in k order.
   void gather_assignments(const Plan& plan, const Gather& args) {
     const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;
@@ -185,7 +186,8 @@ class PackedMover final : public Mover {
                                      args.tokens});
   }
 
-  // Each rank adds its rows of a token; the ranks' sums are added at home in rank order.
+  // Each owner adds its rows of a token, and the token's rank adds these partial sums in rank
+  // order.
   void gather_partials(const Plan& plan, const Gather& args) {
     const PackedRoute& route = *data_of(plan).route;
     const auto hidden = plan.options().hidden;

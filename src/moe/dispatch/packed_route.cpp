@@ -1,5 +1,5 @@
-// Builds routes: two passes over the assignments, one exchange of slots. What found no room at its
-// owner does not travel.
+// Builds routes with two passes over the assignments and one exchange of slots. Assignments that
+// found no room at their owner do not travel.
 #include "moe/dispatch/packed_route.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Tensor no_indices(std::int64_t rows, std::int64_t columns) {
   return result;
 }
 
-// A token's stay at one rank: its position among the sent, and how many slots it has there so far.
+// A token's visit to one rank: its position among the sent tokens, and its slots there so far.
 struct Visit {
   std::int64_t token = -1;
   std::int64_t position = 0;
@@ -57,7 +57,7 @@ class RouteBuilder {
         partial_slots_(make_table(route.partial_slots)),
         partial_buffers_(make_table(route.partial_buffers)) {}
 
-  // Fills the route's tables and sent_slots [S, W], which are for the owners.
+  // Fills the route's tables, and `sent_slots` [S, W], which goes to the owners.
   void build(Indices sent_slots) {
     for (std::int64_t t = 0; t < plan_.num_tokens; ++t) {
       stops_.clear();
@@ -98,7 +98,7 @@ class RouteBuilder {
     home_slots_[assignment] = static_cast<std::int32_t>(next_home_[r]++);
   }
 
-  // The ranks that a token goes to, this one too, in rank order.
+  // Records the ranks that a token goes to, including this one, in rank order.
   void add_stops(std::size_t first_assignment) {
     std::ranges::sort(stops_);
     std::size_t sent = first_assignment;
@@ -123,7 +123,8 @@ class RouteBuilder {
       partial_buffers_;
 };
 
-// Tables of sent tokens and their slots are indexed in 32 bits; all ranks check all ranks.
+// Checks that 32 bits can index the tables of sent tokens and their slots. Every rank checks all
+// ranks, so that all of them throw.
 void require_indexable(const PlanData& plan, std::int64_t width) {
   const auto num_ranks = static_cast<std::size_t>(plan.placement->num_ranks());
   for (std::size_t source = 0; source < num_ranks; ++source) {
@@ -138,7 +139,7 @@ void require_indexable(const PlanData& plan, std::int64_t width) {
   }
 }
 
-// How many tokens have a slot at each other rank, and how many slots they have there.
+// Counts the tokens that have a slot at each other rank, and their slots there.
 void count_sent(const PlanData& plan, PackedRoute& route) {
   const auto slots = plan.slots.span<std::int32_t>();
   const auto targets = plan.target_ranks.span<std::int32_t>();
@@ -156,7 +157,8 @@ void count_sent(const PlanData& plan, PackedRoute& route) {
   }
 }
 
-// Collective where the plan overflows: its records count tokens before some find no room.
+// Returns the number of tokens received from each rank. Collective if the plan overflows: its
+// records count tokens before some of them find no room.
 std::vector<std::int64_t> count_received(Communicator& comm, const PlanData& plan,
                                          const std::vector<std::int64_t>& sent_tokens) {
   const auto num_ranks = sent_tokens.size();
@@ -175,8 +177,8 @@ std::vector<std::int64_t> count_received(Communicator& comm, const PlanData& pla
   return received;
 }
 
-// Which rows leave when every assignment gets its own. A slot that arrives damaged would have a row
-// written where it does not belong, so each must be there, and only once.
+// Lists the rows that leave if one row is returned per assignment. A corrupted slot would send a
+// row to the wrong place, so every slot must be in range and taken only once.
 void fill_returns(Communicator& comm, std::int64_t num_rows, PackedRoute& route) {
   const auto slots = route.received_slots.span<std::int32_t>();
   std::vector<bool> is_taken(static_cast<std::size_t>(num_rows));

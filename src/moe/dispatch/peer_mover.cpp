@@ -1,10 +1,10 @@
-// Movement through peer memory: devices write to and read from each other's heaps, and meet there;
-// no host takes part. A token crosses to a rank once, into a buffer of the tokens that the rank
-// receives, and its rows are read or made from that; what comes home is one row an assignment.
+// Moves rows through peer memory: devices write to and read from each other's heaps and meet there,
+// without their hosts. A token crosses to a rank once, into that rank's receive buffer, and its
+// rows are read or filled from there. Results return as one row per assignment.
 //
-// Before anybody writes to a buffer, and before anybody reads one, all ranks meet. Nobody meets
-// after reading: the next meeting says that it is done, and what a rank gave back to its heap is
-// not written to before that.
+// All ranks meet before any of them writes to a buffer, and again before any of them reads it.
+// There is no meeting after a read: the next meeting shows that it is done, and until then no rank
+// writes to memory that it gave back to its heap.
 #include <array>
 #include <utility>
 #include <vector>
@@ -17,10 +17,11 @@
 namespace switchyard {
 namespace {
 
-// What ranks that meet do, which must be alike.
+// The movement that a meeting belongs to. It must be the same on all ranks.
 enum class Movement : std::uint32_t { receive = 1, receive_again, scatter, gather, dots };
 
-// In 24 bits, the last 20 of the plan's number among them: buffers have the sizes of their plan.
+// Packs the low 20 bits of the plan number, the movement and the scalar flag into 24 bits for ranks
+// to compare. The plan number is included because buffer sizes depend on the plan.
 std::uint32_t detail_of(const Plan& plan, Movement movement, bool has_scalars) {
   const auto number = static_cast<std::uint32_t>(data_of(plan).plan_number) & 0xfffffU;
   return number << 4 | static_cast<std::uint32_t>(movement) << 1 | (has_scalars ? 1U : 0U);
@@ -75,7 +76,8 @@ class PeerMover final : public Mover {
     check();
     std::vector<TensorView> lent = in_heap({args.rows, args.row_scalars});
     const bool has_scalars = args.row_scalars.has_value();
-    // Owners may have them either way: one without experts knows of none.
+    // The table has entries for scalars by row and by source; each rank lends one of them. Ranks
+    // may differ: a rank without experts does not know which form the others use.
     if (has_scalars) lent.insert(lent.begin() + (args.scalars_by_source ? 1 : 2), TensorView());
     const TensorView bases = meetings_->lend(lent, detail_of(plan, Movement::gather, has_scalars));
     backend().gather_rows({.from = table(plan, data_of(plan).slots, bases_of(bases, 0)),
@@ -118,7 +120,7 @@ class PeerMover final : public Mover {
     return {lent[0], lent[1], lent[2]};
   }
 
-  // Rows straight to their slots.
+  // Writes rows straight to their slots.
   void write_rows(const Plan& plan, const Scatter& args) {
     const bool has_scalars = args.row_scalars.has_value();
     const std::vector<TensorView> lent = in_heap({args.rows, args.row_scalars});
@@ -145,8 +147,9 @@ class PeerMover final : public Mover {
     count_rows(plan, args.tokens.row_bytes());
   }
 
-  // Those that are given: as they are, if ranks reach them, or copies. Rows that a movement leaves
-  // alone have then the same values.
+  // Returns memory in the heap for each given view: the view itself if it is in the heap, otherwise
+  // a copy. Copies keep the values of rows that a movement does not write. Meets before the first
+  // copy, since peers may still use that memory.
   std::vector<TensorView> in_heap(const std::vector<std::optional<ConstTensorView>>& views) {
     std::vector<TensorView> lent;
     bool has_met = false;
@@ -173,7 +176,8 @@ class PeerMover final : public Mover {
     meetings_->finish(data_of(plan).groups.all, detail);
   }
 
-  // Those of the caller: what lies in the heap is an intermediate of a result that is spoilt.
+  // Fills the caller's views with NaN if a movement has failed. Views in the heap are skipped: they
+  // are intermediates, and the result gets the NaN.
   void spoil_given(const std::vector<std::optional<TensorView>>& views) const {
     std::vector<TensorView> given;
     for (const auto& view : views) {
@@ -194,7 +198,8 @@ class PeerMover final : public Mover {
   void count_tokens(const Plan& plan, std::int64_t bytes_each) {
     if (data_of(plan).is_known) bytes_on_wire_ += num_sent(data_of(plan)) * bytes_each;
   }
-  // Tokens to other ranks; in a plan that the host knows of a GPU, all have room.
+  // Counts the tokens sent to other ranks. On a GPU the host knows only exact plans, in which every
+  // token has room.
   static std::int64_t num_sent(const PlanData& data) {
     std::int64_t sent = 0;
     if (data.places.memory() == Memory::host) {

@@ -1,4 +1,4 @@
-// Checks of a layer's options, of where its tensors lie, and of what training adds to its input.
+// Checks a layer's options, the memory of its tensors, and the inputs that only training has.
 
 #include <algorithm>
 #include <array>
@@ -117,7 +117,7 @@ void require_same_options(Communicator& comm, const MoeLayerOptions& o,
 void require_within_batch(const LayerComms& comms) {
   if (comms.batch == nullptr && comms.sequence == nullptr) return;
   Communicator& batch = comms.batch == nullptr ? comms.experts : *comms.batch;
-  // A number that the ranks of one batch share, and those of two hardly do.
+  // A random number that identifies the batch: two batches are very unlikely to draw the same.
   Tensor name =
       Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(std::random_device()())});
   batch.broadcast(name, 0);

@@ -26,7 +26,8 @@ Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, con
   waited_before_.assign(comm.waited_for().begin(), comm.waited_for().end());
   stats.backward.clear();
   backward_timer_.reset();
-  last_plan_.reset();  // their memory is this forward's, so that each finds the same
+  // Released first, so that every forward reuses the same memory.
+  last_plan_.reset();
   over_capacity_.reset();
   StageClock clock(backend_of(device), stats.forward, forward_timer_);
   Saved saved = route_and_plan(weights, in, purpose, clock);
@@ -107,7 +108,8 @@ void MoeLayerData::forward_shared(const MoeWeights& weights, Saved& saved, const
                                      .x = saved.x,
                                      .inner = saved.shared_inner,
                                      .y = y});
-  if (saved.valid) backend_of(device).zero_padding(y, *saved.valid);  // a bias is no zero
+  // Biases make padding non-zero.
+  if (saved.valid) backend_of(device).zero_padding(y, *saved.valid);
   clock.end("shared");
 }
 
@@ -159,8 +161,8 @@ ExpertsBackwardInput MoeLayerData::receive_gradients(const MoeWeights& weights, 
   return {.rows = rows, .row_weights = row_weights, .inner = *saved.inner, .d_out = d_rows};
 }
 
-// The gradient comes unweighted and its weights beside it: then the experts find the weights'
-// gradients without their outputs.
+// d_y arrives unweighted with its weights beside it, so that the experts can compute the weights'
+// gradients without their own outputs.
 ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Saved& saved,
                                                    const ConstTensorView& d_y, StageClock& clock) {
   const auto inner_rows = saved.inner ? InnerRows::kept : InnerRows::to_be_computed;
@@ -197,7 +199,7 @@ void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
       .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};
   Gather returned{.rows = d_rows, .tokens = out.d_x};
   if (brought.tokens && comm.size() == 1) {
-    backend_of(device).set_zero(*out.d_weights);  // experts leave what has no row alone
+    backend_of(device).set_zero(*out.d_weights);  // experts skip picks without a row
     made.d_row_weights = out.d_weights;
   } else {
     made.d_row_weights = brought.tokens ? mover->take(saved.received->weights.shape(), Dtype::f32)
@@ -227,7 +229,7 @@ void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
   clock.end("dispatch_backward");
 }
 
-// What experts made of rows that never came.
+// Poisons gradients that experts computed from rows that never arrived.
 void MoeLayerData::spoil(const MoeGradients& gradients) const {
   std::vector<TensorView> views;
   for (const auto& expert : gradients.experts) {

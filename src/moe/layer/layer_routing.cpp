@@ -1,4 +1,4 @@
-// How a layer comes to its plan: padding, routing, capacity.
+// From a layer's input to its plan: padding, routing and capacity.
 #include "moe/layer/moe_layer_data.h"
 #include "moe/route.h"
 
@@ -52,8 +52,8 @@ Saved MoeLayerData::route_and_plan(const MoeWeights& weights, const LayerInput& 
   const auto all = comms_of(purpose);
   Routed routed = or_abort(all, kForward, [&] { return route(weights, in, purpose); });
   clock.end("route");
-  // All ranks of the experts' group have the same errors here, but for those of their devices;
-  // those of others may wait for them.
+  // Within the experts' group all ranks throw the same errors here, except for device errors. Ranks
+  // of the other groups do not, and may be waiting for this one.
   const Plan plan = or_abort(other_comms_of(purpose), kForward, [&] {
     return or_abort_alone({&comm}, kForward, [&] { return make_plan(routed); });
   });

@@ -1,4 +1,4 @@
-// What a layer does besides its two passes: losses, capacity, the scale of outputs, statistics.
+// A layer's work besides its two passes: losses, capacity, output scales and statistics.
 #include <algorithm>
 #include <array>
 
@@ -29,7 +29,7 @@ RouterSums MoeLayerData::make_sums(const LayerInput& in, Purpose purpose) const 
                    by_sequence ? in.sequence->batch() : 1, std::max<std::int64_t>(tokens, 1));
 }
 
-// Collective, as the layer's options are alike on all ranks.
+// Collective: the options are equal on all ranks, so all of them make the same sums.
 void MoeLayerData::make_sums_over_ranks() {
   const auto words = loss_total_words(options.router.num_experts);
   const bool uses_peers = mover_kind == MoverKind::peer || device.memory() == Memory::gpu;
@@ -76,7 +76,7 @@ void MoeLayerData::weigh_losses(Saved& saved, const LayerInput& in) {
                            is_global ? &*sum_over_batch : nullptr);
 }
 
-// [E] i64: over all ranks that count for the scale of outputs.
+// Returns the picks of each expert, [E] i64, over all ranks that count for the output scales.
 ConstTensorView MoeLayerData::all_picks(const Saved& saved) const {
   const bool is_global = options.gradient_scale == GradientScale::global;
   const bool is_known = is_global && saved.loss_terms && options.losses.scope == LossScope::global;
@@ -120,7 +120,7 @@ PickCounts MoeLayerData::take_pick_counts() {
   return all;
 }
 
-// On a GPU nothing is read here: its plans' reports are in the step's words.
+// Reads nothing on a GPU, where plans report in step_words.
 void MoeLayerData::note_plan(const Plan& plan) {
   const bool is_host = device.memory() == Memory::host;
   if (!is_host) last_plan_ = plan;
@@ -141,7 +141,7 @@ PlanStatus MoeLayerData::read_status() const {
   check_ranks();
   if (!last_plan_) return status;
   PlanStatus read = last_plan_->status();
-  check_ranks();  // what came to light while it was fetched
+  check_ranks();  // a failure may have surfaced during the fetch
   return read;
 }
 

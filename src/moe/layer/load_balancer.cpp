@@ -1,4 +1,4 @@
-// The two rules by which a bias follows the counts, and the rate that they follow at.
+// The two rules that adapt the bias to the counts, and the schedule of their rate.
 #include "switchyard/load_balancer.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::int64_t checked_sum(std::span<const std::int64_t> counts) {
   return sum;
 }
 
-// sign(sum / num_experts − count), exactly.
+// Returns sign(sum / num_experts − count), computed exactly.
 int sign_of_shortage(std::int64_t count, std::int64_t sum, std::int64_t num_experts) {
   const auto mean = sum / num_experts;
   if (count != mean) return count < mean ? 1 : -1;

@@ -1,5 +1,5 @@
-// From a router's sums to its losses, and back to the slopes of its scores. They are computed from
-// whole numbers alone, so that they have the same bits on every rank and at every number of ranks.
+// Computes the losses from a router's sums, and the slopes of its scores. Both are computed from
+// integers only, so that they have the same bits on every rank and for any number of ranks.
 #include <span>
 #include <string_view>
 
@@ -15,7 +15,7 @@ double value_of(Whole whole, Whole fractions) {
   return static_cast<double>(whole) + static_cast<double>(fractions) * RouterSums::kUnit;
 }
 
-// A table of totals in the host's memory.
+// A table of totals in host memory.
 struct Totals {
   std::span<const Whole> words;
   Whole num_experts = 0;
@@ -50,7 +50,8 @@ RouterLosses values_of(const Totals& totals, BalanceLoss balance, Whole top_k) {
 
 bool has_others(const Communicator* comm) { return comm != nullptr && comm->size() > 1; }
 
-// What hosts exchange they wait for, which a captured step cannot: its error says where and why.
+// Runs work in which hosts wait for each other. A step that is being captured cannot wait; `why`
+// then explains the error.
 template <typename Work>
 void by_hosts(std::string_view why, Work work) {
   try {
@@ -75,7 +76,7 @@ constexpr std::string_view kSequencesByHosts =
 RouterSums zero_sums(const Device& device, const LossOptions& losses, std::int64_t num_experts,
                      std::int64_t num_sequences, std::int64_t sequence_tokens) {
   const auto width = 2 * num_experts + 1;
-  // One piece of memory, so that it becomes zero at once.
+  // One piece of memory, so that a single call zeroes it.
   const TensorView all = backend_of(device).take({num_sequences * width + 2}, Dtype::i64);
   backend_of(device).set_zero(all);
   return {.losses = losses,

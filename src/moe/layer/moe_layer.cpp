@@ -1,4 +1,5 @@
-// The layer's interface: options, checks, and what is handed on between forward and backward.
+// The public interface of the layer: options, checks, and the data saved between forward and
+// backward.
 #include "switchyard/moe_layer.h"
 
 #include "comm/agreement.h"
@@ -20,7 +21,7 @@ DispatcherOptions dispatcher_options(const MoeLayerOptions& o) {
 
 std::int64_t bytes_of(const auto& tensor) { return tensor ? tensor->bytes() : 0; }
 
-// At one rank these are tensors that are counted as what they are.
+// At one rank these alias x, the weights and a table of the plan, which are already counted.
 std::int64_t bytes_received(const Saved& saved) {
   if (!saved.received || saved.plan.placement().num_ranks() == 1) return 0;
   return saved.received->tokens.bytes() + saved.received->weights.bytes() +
@@ -145,7 +146,7 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
   Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
   agree(all, "MoeLayer", [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
-  auto others = distinct_comms(comms);  // which do not know of an error of the experts' group
+  auto others = distinct_comms(comms);  // their ranks do not see errors of the experts' group
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(comms);

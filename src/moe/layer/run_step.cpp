@@ -1,4 +1,5 @@
-// A step over layers of bounded sizing that is run again, exactly, when one of them overflowed.
+// Runs a step over layers with bounded sizing, and runs it again with exact sizing if one
+// overflowed.
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -25,7 +26,7 @@ bool has_overflowed(const MoeLayerData* layer) {
           layer->most_needed_tokens > sizing.token_capacity());
 }
 
-// Room for the rows that were needed, and an eighth more: the next step is seldom the same.
+// Returns room for the needed rows and an eighth more, since the next step may need more.
 std::int64_t grown(std::int64_t needed_rows, std::int64_t alignment) {
   constexpr auto kMost = std::int64_t{std::numeric_limits<std::int32_t>::max()};
   const auto wanted = std::min(needed_rows + needed_rows / 8 + alignment - 1, kMost);
@@ -38,7 +39,8 @@ std::vector<Communicator*> comms_of(const Layers& layers) {
   return {comms.begin(), comms.end()};
 }
 
-// What is wrong on this rank that the others of its group of experts know, too.
+// Returns the first problem on this rank, which the other ranks of its experts' group know too;
+// empty if there is none.
 std::string problem_of(const Layers& layers) {
   for (const auto* layer : layers) {
     if (layer->first_problem.empty()) continue;
@@ -48,14 +50,15 @@ std::string problem_of(const Layers& layers) {
   return {};
 }
 
-// An exact layer throws what a bounded one notes: then all ranks of its group have come this far.
+// True if a layer has noted this error. An exact layer throws what a bounded one only notes, and
+// all ranks of its group throw it.
 bool is_shared(const Layers& layers, const InvalidArgument& error) {
   return std::ranges::any_of(
       layers, [&](const auto* layer) { return layer->first_problem == error.what(); });
 }
 
-// Runs the step; nobody waits for a rank that failed in it by itself. Returns an error that ranks
-// share, or null.
+// Runs the step. If this rank alone fails, aborts the communicators so that no rank waits for it.
+// Returns an error that the ranks of a group share, or null.
 std::exception_ptr run(const Layers& layers, const std::function<void()>& step) {
   return or_abort(comms_of(layers), kRunStep, [&]() -> std::exception_ptr {
     try {
@@ -68,7 +71,7 @@ std::exception_ptr run(const Layers& layers, const std::function<void()>& step) 
   });
 }
 
-// Collective. What ranks of one group of experts share becomes the error of all.
+// Collective. An error that the ranks of one experts' group share becomes the error of all ranks.
 void run_once(const Layers& layers, const std::function<void()>& step) {
   for (auto* layer : layers) layer->forget_step();
   const auto shared = run(layers, step);
@@ -78,13 +81,14 @@ void run_once(const Layers& layers, const std::function<void()>& step) {
   const auto problem = problem_of(layers);
   try {
     agree(layers.front()->batch, kRunStep, [&] { require(problem.empty(), "{}", problem); });
-  } catch (const CommunicationError&) {  // ranks that would have waited for it were told already
+  } catch (const CommunicationError&) {  // the error may have aborted the batch already
     if (shared) std::rethrow_exception(shared);
     throw;
   }
 }
 
-// Collective, since ranks of other groups of experts saw other rows.
+// True if a layer overflowed on any rank. Collective, since the ranks of other experts' groups
+// received other rows.
 bool any_overflow(const Layers& layers) {
   std::int64_t overflows = std::ranges::count_if(layers, has_overflowed);
   sum_integers(layers.front()->batch, {{&overflows, 1}});
@@ -109,7 +113,8 @@ void run_exactly(const Layers& layers, const std::function<void()>& step) {
   restore();
 }
 
-// Never less than it was, and as many tokens as rows unless it said otherwise.
+// Returns a sizing that is never smaller than before. The token capacity follows the row capacity
+// unless it was set separately.
 Sizing grown(const Sizing& sizing, std::int64_t needed_rows, std::int64_t needed_tokens,
              std::int64_t alignment) {
   const auto capacity = std::max(sizing.capacity(), grown(needed_rows, alignment));
@@ -118,7 +123,7 @@ Sizing grown(const Sizing& sizing, std::int64_t needed_rows, std::int64_t needed
   return Sizing::bounded(capacity, sizing.overflow(), bounds_tokens ? tokens : 0);
 }
 
-// Collective: groups of experts that had enough grow along, so that all keep one capacity.
+// Collective. Experts' groups that had enough room grow too, so that all keep the same capacity.
 void grow(const Layers& layers) {
   Tensor needed({static_cast<std::int64_t>(layers.size()), 2}, Dtype::i64);
   const auto numbers = needed.span<std::int64_t>();
@@ -198,7 +203,7 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
   } catch (...) {
     try {
       forget_statistics();
-    } catch (const DeviceError&) {  // a GPU that is lost: the first error says why
+    } catch (const DeviceError&) {  // the GPU is lost: the first error says why
     }
     throw;
   }

@@ -1,4 +1,4 @@
-// What a plan says of itself.
+// The accessors of Plan.
 #include "switchyard/plan.h"
 
 #include "core/require.h"

@@ -1,4 +1,4 @@
-// Makes plans, for those whose arguments are checked: Planner, Dispatcher and MoeLayer.
+// Makes the plans of Planner, Dispatcher and MoeLayer.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +14,43 @@
 
 namespace switchyard {
 
-// What a router met, and where plans report, in the memory of the planner's device: a plan that is
-// given these waits for nothing that need not be waited for.
+// The problems that a router found, and where plans report theirs. Both are in the memory of the
+// planner's device, so that a plan does not have to wait for them.
 struct PlanProblems {
   ConstTensorView words;  // [kProblemWords] i64, contiguous, as the device's router writes them
-  // [kStepWords] i64, contiguous: what the plans of a step report together, zeros to begin with.
-  // Left as it is where the host exchanges records: status() says it all.
+  // [kStepWords] i64, contiguous, initially zero: the combined report of all plans of a step. Not
+  // written if the hosts exchange records, since status() then has everything.
   std::optional<TensorView> step = {};
 };
 
-// What slots are found from, besides where groups lie: [T, K] i32 as count_assignments gives them.
+// The input of assign_slots besides the layout of the groups: [T, K] i32, as count_assignments
+// writes it.
 struct Counted {
   TensorView positions = {};
-  std::optional<TensorView> token_positions = {};  // where tokens cross once
+  std::optional<TensorView> token_positions = {};  // only if tokens cross once
 };
 
-// How ranks tell each other what they have counted.
+// How ranks exchange their counts.
 enum class Exchange {
-  host,  // by the communicator: CPUs, and ranks that are alone
+  host,  // through the communicator: CPUs, and single ranks
   peer_memory,
 };
 
-// Ids [T, K] i32 or i64 in the device's memory as its kernels read them: i32, with −1 for
-// sentinels. The same view where nothing has to change; does not wait.
+// Converts ids [T, K], i32 or i64 in device memory, to the form that kernels read: i32, with −1 for
+// sentinels if these are allowed. Returns the same view if nothing has to change. Does not wait.
 ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
                              std::int64_t num_experts, SentinelIds sentinels);
 
 // Which tables a plan has.
 enum class PlanTables {
-  own,            // what one rank's device knows
-  of_all_ranks,   // also what ranks have told each other in peer memory
-  crossing_once,  // and where tokens go that cross to a rank once
+  own,            // what one device knows by itself
+  of_all_ranks,   // also the records that ranks exchange in peer memory
+  crossing_once,  // also the places of tokens that cross to a rank once
 };
-// The placement, rank, tokens and picks of `data` are known.
+// Takes the tables of `data`, whose placement, rank, num_tokens and top_k are already set.
 void take_tables(PlanData& data, PlanTables kind, const TakeTable& take);
-// i32 of a plan in a tensor: those of its fixed tables, which are taken once to be counted, and
-// all.
+// Return the number of i32 words of a plan in a tensor: without the tables that have one entry per
+// pick, and in total. The first takes the tables once to count their words.
 std::int64_t words_without_picks(const ExpertPlacement& placement, int rank);
 std::int64_t words_of_plan(std::int64_t without_picks, std::int64_t num_tokens, std::int64_t top_k);
 
@@ -62,16 +63,17 @@ class PlanMaker {
   std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems) {
     return plan(expert_ids, problems, memory_of(backend_of(device_)), Fetch::what_is_needed);
   }
-  // The same in a tensor of the caller's, which is all that the next two need. Waits for nothing.
+  // Collective. Makes the plan in the caller's tensor, which is all that plan_in and complete need.
+  // Does not wait.
   void plan_into(const ConstTensorView& expert_ids, const PlanProblems& problems,
                  const TensorView& memory);
-  // Not collective.
+  // Returns the plan that a tensor holds. Not collective.
   std::shared_ptr<PlanData> plan_in(const TensorView& memory, const PlanForm& form) const;
-  // Not collective, but the same on every rank. Completes the form of an exact plan, or throws what
-  // is wrong with it. (waits)
+  // Completes the form of an exact plan, or throws its error, the same on every rank. Not
+  // collective. (waits)
   PlanForm complete(const TensorView& memory, const PlanForm& form) const;
   PlanProblems problems_of(std::int64_t first_non_finite_token) const;
-  // The routing is a caller's: its words are checked.
+  // Checks the problem words, since the routing comes from a caller.
   PlanProblems problems_of(const Routing& routing) const;
 
   void resize(const Sizing& sizing);
@@ -81,7 +83,7 @@ class PlanMaker {
   const std::shared_ptr<PeerMeetings>& meetings() const { return meetings_; }
 
  private:
-  // What the host is told of a plan when it is made.
+  // How much of a new plan the host fetches.
   enum class Fetch { what_is_needed, nothing };
 
   std::shared_ptr<PlanData> plan(const ConstTensorView& expert_ids, const PlanProblems& problems,
@@ -102,10 +104,10 @@ class PlanMaker {
   std::shared_ptr<const ExpertPlacement> placement_;
   PlanOptions options_;
   Device device_;
-  Device host_;  // has memory for what is fetched from a GPU
+  Device host_;  // provides memory for what is fetched from a GPU
   PlacementTables device_tables_;
   std::shared_ptr<PeerMeetings> meetings_;
-  std::int64_t words_without_picks_ = 0;  // where ranks exchange records in peer memory
+  std::int64_t words_without_picks_ = 0;  // set only if ranks exchange records in peer memory
   std::int64_t id_;
   std::int64_t num_plans_ = 0;
 };

@@ -1,5 +1,5 @@
-// Exchange and collective validation. Every check is made on gathered values alone, so that all
-// ranks reach the same verdict.
+// Exchanges records and validates them collectively. All checks use gathered values only, so that
+// all ranks reach the same verdict.
 #include "moe/plan/plan_record.h"
 
 #include <array>
@@ -55,13 +55,13 @@ void require_valid_options(int rank, std::span<const std::int64_t> values, int n
 
 constexpr std::size_t kSumWords = 1;
 
-// Of a record's words: counts that arrive damaged would send rows astray.
+// Returns a checksum of a record's words: corrupted counts would send rows to the wrong places.
 std::int32_t sum_of(std::span<const std::int32_t> words) {
   const auto hash = static_cast<std::uint64_t>(hash_of(words));
   return static_cast<std::int32_t>(hash ^ (hash >> 32));
 }
 
-// The other ranks may have received it undamaged.
+// Fails the communicator if the record is corrupted, since other ranks may have received it intact.
 void require_undamaged(Communicator& comm, const ConstTensorView& record, int rank) {
   const auto words = record.span<std::int32_t>();
   const auto sum = sum_of(words.first(words.size() - kSumWords));

@@ -1,4 +1,4 @@
-// From what devices and ranks report to what a plan says of itself, and the errors in it.
+// Turns the reports of devices and ranks into a plan's summary, status and errors.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -77,7 +77,8 @@ void require_nameable_rows(const PlanSummary& summary, const ExpertPlacement& pl
   constexpr auto kMaxRows = std::int64_t{std::numeric_limits<std::int32_t>::max()};
   const auto num_experts = static_cast<std::size_t>(placement.num_experts());
   for (int r = 0; r < placement.num_ranks(); ++r) {
-    // A bounded plan moves what there is room for, but its slots count all that is asked for.
+    // A bounded plan moves only the rows that fit, but its slots count all rows that were asked
+    // for.
     std::int64_t most = summary.status.needed_rows[static_cast<std::size_t>(r)];
     if (sizing.is_bounded()) {
       most = 0;

@@ -1,4 +1,4 @@
-// Cuts the tables of a plan from one piece of memory each.
+// Allocates the tables of a plan: those of one struct share one piece of memory.
 #include "moe/plan/plan_tables.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kPieceBytes = 128;  // that every piece begins at a multiple of
+constexpr std::int64_t kPieceBytes = 128;  // every table starts at a multiple of it
 
 struct Piece {
   Shape shape;
@@ -21,7 +21,7 @@ std::int64_t padded_bytes(const Piece& piece) {
   return (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
 }
 
-// All of them, then each.
+// Takes the pieces together. Returns a view of all the memory, then one view per piece.
 std::vector<TensorView> take_together(const TakeTable& take, std::initializer_list<Piece> pieces) {
   std::int64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += padded_bytes(piece);

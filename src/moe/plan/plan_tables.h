@@ -1,4 +1,5 @@
-// The small tables of a plan. Those that travel between host and device lie in one piece of memory.
+// The small tables of a plan. Tables that are copied between host and device together share one
+// piece of memory.
 #pragma once
 
 #include <functional>
@@ -10,19 +11,19 @@
 
 namespace switchyard {
 
-// A contiguous table as one row of numbers.
+// Returns a contiguous table as a 1-D view.
 inline TensorView flat(const TensorView& contiguous) {
   return {contiguous.data(),  contiguous.dtype(), {contiguous.shape().num_elements()}, 1,
           contiguous.owner(), contiguous.memory()};
 }
 
-// Where tables come from: the device's own memory, or a tensor of the caller's.
+// Allocates a table from the device's memory or from the caller's tensor.
 using TakeTable = std::function<TensorView(const Shape& shape, Dtype dtype)>;
 inline TakeTable memory_of(const DeviceBackend& device) {
   return [&device](const Shape& shape, Dtype dtype) { return device.take(shape, dtype); };
 }
 
-// Cuts one table after the other from a tensor of i32.
+// Carves one table after the other out of an i32 tensor.
 class TablePieces {
  public:
   explicit TablePieces(const TensorView& memory) : memory_(memory) {}
@@ -34,7 +35,7 @@ class TablePieces {
   }
   std::int64_t words() const { return words_; }
 
-  // So that every table begins on 16 bytes, if the first one does.
+  // Rounds up so that every table starts at a multiple of 16 bytes if the first one does.
   static std::int64_t padded(std::int64_t words) { return (words + 3) / 4 * 4; }
 
  private:
@@ -42,7 +43,7 @@ class TablePieces {
   std::int64_t words_ = 0;
 };
 
-// A placement, as devices read it.
+// A placement in the form that devices read.
 struct PlacementTables {
   TensorView all;
   TensorView owners;           // [E] i32
@@ -52,7 +53,7 @@ struct PlacementTables {
   static PlacementTables make(const DeviceBackend& device, const ExpertPlacement& placement);
 };
 
-// What one rank finds out about its own assignments; at one rank it is all there is to know.
+// One rank's report on its own assignments. With a single rank, no other reports are needed.
 struct PlanReport {
   TensorView all;
   TensorView problems;         // [kProblemWords] i64
@@ -60,45 +61,46 @@ struct PlanReport {
   TensorView distinct_tokens;  // [ranks] i32
   TensorView layout;           // [layout_words(ranks)] i64
 
-  // [m] i64: all but the layout, which is what other ranks are told.
+  // [m] i64: everything but the layout. This is the part that other ranks receive.
   TensorView record() const;
 
   static PlanReport take(const TakeTable& take, const ExpertPlacement& placement);
-  // In the memory of `host`; this one if it is there, otherwise a copy that is waited for.
+  // Returns the report in the memory of `host`: itself if it is there, otherwise a copy, for which
+  // it waits.
   PlanReport on_host(const DeviceBackend& device, const DeviceBackend& host,
                      const ExpertPlacement& placement) const;
 };
 
-// i64 of PlanReport::record().
+// Returns the number of i64 words in PlanReport::record().
 std::int64_t record_words(const ExpertPlacement& placement);
 
-// The reports of all ranks that have met in each other's memory, behind a header each, and the
+// The reports of all ranks, each after a header, as ranks exchange them in peer memory, and the
 // layout that follows from them.
 struct PeerReports {
   TensorView all;
   TensorView gathered;         // [ranks, kHeaderWords + m] i64
   TensorView layout;           // [layout_words(ranks)] i64
-  TensorView headers;          // [ranks, kHeaderWords] i64, apart as the next three are
+  TensorView headers;          // [ranks, kHeaderWords] i64; strided, like the next three
   TensorView problems;         // [ranks, kProblemWords] i64
   TensorView counts;           // [ranks, E] i32
   TensorView distinct_tokens;  // [ranks, ranks] i32
 
   static PeerReports take(const TakeTable& take, const ExpertPlacement& placement);
-  // As PlanReport's.
+  // Like PlanReport::on_host.
   PeerReports on_host(const DeviceBackend& device, const DeviceBackend& host,
                       const ExpertPlacement& placement) const;
 };
 
-// Where the groups lie, as lay_out says.
+// The layout of the groups, as lay_out writes it. All tables are i32.
 struct GroupTables {
   TensorView all;
-  TensorView expert_offsets;  // [E], as the next two
+  TensorView expert_offsets;  // [E], like the next two
   TensorView rows_before;
   TensorView kept_rows;
   TensorView source_offsets;  // [E + 1]
   TensorView row_offsets;     // [local + 1]
   TensorView group_rows;      // [local]
-  TensorView token_offsets;   // [ranks], where tokens cross once
+  TensorView token_offsets;   // [ranks], used only if tokens cross once
 
   static GroupTables take(const TakeTable& take, const ExpertPlacement& placement, int rank);
 };

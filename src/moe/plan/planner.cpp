@@ -1,5 +1,5 @@
-// Makes plans: counts on the device, tells the other ranks, lays out the groups, and finds the slot
-// of every assignment.
+// Makes plans: counts assignments on the device, exchanges the counts, lays out the groups, and
+// finds the slot of every assignment.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -23,13 +23,14 @@ TensorView one_row(const TensorView& words) {
           words.rows(), words.owner(), words.memory()};
 }
 
-// The first of them.
+// Returns the first `count` columns.
 TensorView columns(const TensorView& rows, std::int64_t count) {
   return {rows.data(),       rows.dtype(), {rows.rows(), count},
           rows.row_stride(), rows.owner(), rows.memory()};
 }
 
-// Every row names its source, a token and a pick of it, in 32 bits.
+// Throws if received tokens times K do not fit in 32 bits, since every row stores its source, d·K +
+// k.
 void require_nameable_sources(std::span<const std::int64_t> tokens, std::int64_t top_k) {
   for (std::size_t r = 0; r < tokens.size(); ++r) {
     require(tokens[r] <= std::numeric_limits<std::int32_t>::max() / top_k,
@@ -38,7 +39,8 @@ void require_nameable_sources(std::span<const std::int64_t> tokens, std::int64_t
   }
 }
 
-// Counts [ranks, E] and everything that depends on them are in one memory, that of the groups.
+// Returns the arguments of lay_out. The counts [ranks, E] and everything computed from them are in
+// the same memory as the groups.
 LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement,
                  const PlanData& data, const GroupTables& groups, const TensorView& layout) {
   return {.counts = counts,
@@ -57,7 +59,7 @@ LayOut layout_of(const ConstTensorView& counts, const PlacementTables& placement
           .layout = layout};
 }
 
-// This rank's assignments that have room at another rank; groups are in the host's memory.
+// Counts this rank's assignments that have room at another rank. The groups are in host memory.
 std::int64_t count_remote(const PlanData& data, const GroupTables& groups) {
   const auto sources = groups.source_offsets.span<std::int32_t>();
   const auto before = groups.rows_before.span<std::int32_t>();
@@ -71,7 +73,7 @@ std::int64_t count_remote(const PlanData& data, const GroupTables& groups) {
   return total;
 }
 
-// The same where all have room.
+// Counts the same assignments for a plan in which all of them have room.
 std::int64_t count_remote(const PlanSummary& known, const ExpertPlacement& placement, int rank) {
   const auto owners = placement.owners();
   const auto own = std::span(known.counts).subspan(static_cast<std::size_t>(rank) * owners.size());
@@ -80,7 +82,7 @@ std::int64_t count_remote(const PlanSummary& known, const ExpertPlacement& place
   return total;
 }
 
-// Groups are laid out.
+// Finds the slot of every assignment. The groups must be laid out already.
 void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
                   const Counted& counted, PlanData& data) {
   AssignSlots args{.expert_ids = expert_ids,
@@ -192,7 +194,7 @@ std::int64_t words_of_plan(std::int64_t without_picks, std::int64_t num_tokens,
                            std::int64_t top_k) {
   require(top_k == 0 || num_tokens <= std::numeric_limits<std::int32_t>::max() / top_k,
           "{} tokens with {} picks each are more than 2^31 picks", num_tokens, top_k);
-  constexpr std::int64_t kPickTables = 5;  // which are empty without picks
+  constexpr std::int64_t kPickTables = 5;  // those with one entry per pick
   return without_picks + kPickTables * TablePieces::padded(num_tokens * top_k);
 }
 
@@ -320,7 +322,8 @@ RecordHeader PlanMaker::header_of(const ConstTensorView& expert_ids) const {
           .num_tokens = expert_ids.rows()};
 }
 
-// Dropping depends on what all ranks ask for, so that rows then go straight to their slots.
+// With Overflow::drop rows go straight to their slots, because what is dropped depends on the
+// counts of all ranks.
 bool PlanMaker::crosses_once() const {
   const bool drops = options_.sizing.is_bounded() && options_.sizing.overflow() == Overflow::drop;
   return meetings_ != nullptr && !drops;
@@ -347,7 +350,7 @@ Counted PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& 
   return counted;
 }
 
-// The device lays out what it counted; a bounded plan on a GPU waits for nothing.
+// The device lays out its own counts. A bounded plan on a GPU does not wait.
 void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& problems,
                            PlanData& data) {
   require_same_call({.headers = {header}});
@@ -364,12 +367,12 @@ void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& probl
   require_possible(data);
 }
 
-// Hosts, which are the devices, lay out what they have told each other.
+// Ranks exchange their records through the communicator, and each lays out all groups on its CPU.
 void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   const PlanReport& own = data.report;
   if (has_valid_form(header)) {
     add_problems(header, own.problems);
-  } else {  // which all ranks will hear of
+  } else {  // require_same_call throws on all ranks
     zero_rows(own.all);
   }
   const PlanRecords records = exchange_records(comm_, header, own.counts.span<std::int32_t>(),
@@ -383,7 +386,7 @@ void PlanMaker::plan_together(RecordHeader header, PlanData& data) {
   require_possible(data);
 }
 
-// Devices tell each other what they counted, and every one lays out all of it.
+// Devices exchange their counts in peer memory, and each lays out all groups.
 void PlanMaker::plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems,
                                     PlanData& data, Fetch fetch) {
   const DeviceBackend& device = backend_of(device_);

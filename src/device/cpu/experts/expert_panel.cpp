@@ -23,7 +23,8 @@ void scale_row(std::byte* to, const std::byte* from, float factor, Dtype dtype,
   row_kernels_for(dtype).scale(&to, &factor, 1, from, elements, Stores::cached);
 }
 
-// Every row becomes the bias, so that a product can be added to it and rounded once.
+// Sets every row to the bias, times the row's weight if given, so that a product can be accumulated
+// onto it and rounded once.
 void fill_with_bias(const PanelRows& rows, std::int64_t num_rows, const ConstTensorView& bias,
                     const float* row_weights, Scratch& scratch) {
   const auto width = bias.shape()[0];
@@ -64,7 +65,7 @@ void compute_inner(const ExpertsOptions& options, const ExpertWeights& weights, 
           columns_from(inner, gated ? options.intermediate : 0), scratch);
 }
 
-// w·x in scratch.
+// Returns w·x in scratch.
 PanelRows weighted_rows(const PanelRows& x, std::int64_t num_rows, const float* row_weights,
                         std::int64_t width, Scratch& scratch) {
   const PanelRows to = take_rows(num_rows, width, x.dtype, scratch);
@@ -122,7 +123,7 @@ void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock
 
 namespace {
 
-// inner becomes its gradient, activated the input of the down projection.
+// Replaces `inner` by its gradient and sets `activated` to the input of the down projection.
 void activation_backward(const BackwardPanel& panel, const float* d_activated, Scratch& scratch) {
   const auto& options = panel.options;
   const bool weigh = options.weight_stage != WeightStage::input && panel.row_weights != nullptr;
@@ -175,7 +176,8 @@ void input_gradient(const BackwardPanel& panel, Scratch& scratch) {
   }
 }
 
-// The weight entered before the first matrix: x and d_x get it, and its gradient is ⟨d_x, x⟩.
+// Backward of a weight that entered before the first matrix. Its gradient is ⟨d_x, x⟩; then d_x and
+// x are multiplied by it.
 void weigh_input_backward(const BackwardPanel& panel) {
   const auto& options = panel.options;
   for (std::int64_t r = 0; r < panel.rows; ++r) {

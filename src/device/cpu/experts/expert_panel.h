@@ -16,8 +16,8 @@ struct ForwardPanel {
   const ExpertWeights& weights;
   std::int64_t rows = 0;
   PanelRows x;
-  const float* row_weights = nullptr;  // or none
-  PanelRows inner;                     // no data: in scratch
+  const float* row_weights = nullptr;  // may be null
+  PanelRows inner;                     // in scratch if its data is null
   PanelRows out;
 };
 void forward_panel(const ForwardPanel& panel, Scratch& scratch, TaskClock& clock);
@@ -26,14 +26,14 @@ struct BackwardPanel {
   const ExpertsOptions& options;
   const ExpertWeights& weights;
   std::int64_t rows = 0;
-  PanelRows x;                         // becomes w·x in the input stage
-  const float* row_weights = nullptr;  // or none
+  PanelRows x;                         // becomes w·x for WeightStage::input
+  const float* row_weights = nullptr;  // may be null
   PanelRows inner;                     // becomes its gradient
   InnerRows inner_rows = InnerRows::kept;
   PanelRows d_out;
   PanelRows activated;             // out: w·activation, the input of the down projection
   PanelRows d_x;                   // out
-  float* d_row_weights = nullptr;  // out, or none
+  float* d_row_weights = nullptr;  // out; may be null
 };
 void backward_panel(const BackwardPanel& panel, Scratch& scratch, TaskClock& clock);
 

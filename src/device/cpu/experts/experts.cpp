@@ -1,4 +1,5 @@
-// Experts over their groups of rows: which panels and blocks there are, and who waits for whom.
+// Runs experts over their groups of rows: cuts the work into panels and gradient blocks, and makes
+// the blocks wait for their panels.
 #include <memory>
 #include <thread>
 #include <vector>
@@ -13,7 +14,7 @@ namespace {
 
 struct PanelTask {
   std::size_t expert = 0;
-  std::int64_t first = 0;  // row
+  std::int64_t first = 0;  // the first row
   std::int64_t rows = 0;
 };
 
@@ -35,8 +36,8 @@ const float* weights_from(const std::optional<ConstTensorView>& weights, std::in
   return weights ? reinterpret_cast<const float*>(weights->data()) + first : nullptr;
 }
 
-// Counts the panels that each expert still waits for, so that its gradients begin when the last has
-// ended. Tasks begin in order, panels first: whoever waits, waits for a task that is running.
+// Counts the unfinished panels of each expert, so that its gradients start after the last one.
+// Tasks start in order, panels first, so a task that waits only ever waits for running tasks.
 class Pending {
  public:
   explicit Pending(std::size_t num_experts) : left_(num_experts) {}
@@ -46,7 +47,7 @@ class Pending {
     while (left_[expert].load(std::memory_order_acquire) > 0) std::this_thread::yield();
   }
 
-  // Ends one of an expert's panels, also when an error ends it.
+  // Marks one of an expert's panels as finished on destruction, also after an exception.
   class Done {
    public:
     Done(Pending& pending, std::size_t expert) : left_(pending.left_[expert]) {}

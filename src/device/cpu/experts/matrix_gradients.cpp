@@ -9,8 +9,8 @@
 namespace switchyard::cpu {
 namespace {
 
-// One matrix: gradient [out, in] = leftᵀ · right over all rows; left are the gradients of what the
-// matrix gives, right its inputs.
+// The gradient of one matrix: gradient [out, in] = leftᵀ · right over all rows, where `left` holds
+// the gradients of the matrix's outputs and `right` its inputs.
 struct MatrixGradient {
   const TensorView& gradient;
   const TensorView& bias_gradient;

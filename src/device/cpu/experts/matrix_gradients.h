@@ -10,13 +10,13 @@
 
 namespace switchyard::cpu {
 
-// In tasks of one block of one matrix each.
+// The arguments of gradient tasks. Each task computes one block of one matrix.
 struct MatrixGradients {
   const ExpertsOptions& options;
   const ExpertGradients& gradients;
   GradientMode mode = GradientMode::overwrite;
   std::int64_t rows = 0;
-  PanelRows x;  // w·x in the input stage
+  PanelRows x;  // w·x for WeightStage::input
   PanelRows d_inner;
   PanelRows d_out;
   PanelRows activated;

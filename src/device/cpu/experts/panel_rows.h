@@ -1,4 +1,4 @@
-// Rows of a panel, as the products and kernels want them.
+// The rows of a panel, in the form that products and kernels take.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace switchyard::cpu {
 
-// Rows somewhere in memory, `stride` elements apart.
+// Rows in memory, `stride` elements apart.
 struct PanelRows {
   std::byte* data = nullptr;
   std::int64_t stride = 0;
@@ -20,7 +20,7 @@ struct PanelRows {
 inline PanelRows rows_from(const TensorView& rows, std::int64_t first) {
   return {rows.row(first), rows.row_stride(), rows.dtype()};
 }
-// To be read only.
+// The result must only be read.
 inline PanelRows rows_from(const ConstTensorView& rows, std::int64_t first) {
   return {const_cast<std::byte*>(rows.row(first)), rows.row_stride(), rows.dtype()};
 }

@@ -1,4 +1,4 @@
-// The expert that every token visits: panels whose bits do not depend on how many tokens there are.
+// The expert that every token visits, in panels whose bits do not depend on the number of tokens.
 #include <algorithm>
 #include <cstring>
 
@@ -23,7 +23,7 @@ TokenPanel token_panel(std::int64_t panel, std::int64_t num_tokens) {
   return {first, tokens, padded_tokens(tokens)};
 }
 
-// The panel's rows where they lie, or copied to scratch with rows of zeros after them.
+// Returns the panel's rows in place, or a copy in scratch that is padded with zero rows.
 PanelRows padded_rows(const ConstTensorView& rows, const TokenPanel& panel, Scratch& scratch) {
   if (panel.tokens == panel.padded) return rows_from(rows, panel.first);
   const auto width = rows.shape()[1];
@@ -38,7 +38,7 @@ PanelRows padded_rows(const ConstTensorView& rows, const TokenPanel& panel, Scra
   return copy;
 }
 
-// Rows to be written: where they belong, or in scratch until copy_back.
+// Returns rows to write to: in place, or in scratch until copy_back().
 PanelRows padded_output(const TensorView& rows, const TokenPanel& panel, Scratch& scratch) {
   if (panel.tokens == panel.padded) return rows_from(rows, panel.first);
   const auto width = rows.shape()[1];

@@ -1,5 +1,4 @@
-// Chooses how a product is made, and makes products of bf16 from f32 ones where the CPU has no
-// better way.
+// Selects the kernel for a product. Computes bf16 products in f32 if the CPU has no bf16 units.
 #include "device/cpu/gemm/gemm.h"
 
 #include <cstring>
@@ -10,7 +9,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// A copy in f32, packed.
+// Returns a contiguous copy in f32.
 MatrixIn widened(const MatrixIn& from, std::int64_t rows, std::int64_t columns, Scratch& scratch) {
   if (from.layout == Layout::transposed) std::swap(rows, columns);
   float* to = scratch.take_floats(rows * columns);

@@ -1,4 +1,4 @@
-// Matrix products on one thread, whose bits depend on their sizes and strides alone.
+// Single-threaded matrix products, whose bits depend only on their sizes and strides.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ namespace switchyard::cpu {
 
 enum class Layout : bool { plain, transposed };
 
-// A matrix of `stride` elements a row; transposed: it lies in memory the other way round.
+// A matrix whose rows in memory are `stride` elements apart. If `layout` is transposed, memory
+// holds its transpose.
 struct MatrixIn {
   const std::byte* data = nullptr;
   std::int64_t stride = 0;
@@ -31,13 +32,13 @@ struct Gemm {
   Dtype dtype = Dtype::f32;  // of a and b
   MatrixIn a;                // [m, k]
   MatrixIn b;                // [k, n]
-  MatrixOut c;               // [m, n], of the same dtype or f32
+  MatrixOut c;               // [m, n] of the same dtype or f32
   bool accumulate = false;   // c += a·b instead of c = a·b, rounded once
 };
 
 void gemm(const Gemm& args, Scratch& scratch);
 
-// While it lives, products on this thread stay on this thread.
+// Keeps products that this thread starts on this thread, for the lifetime of the object.
 class SingleThreaded {
  public:
   SingleThreaded();
@@ -49,9 +50,10 @@ class SingleThreaded {
   int threads_before_;
 };
 
-// "oneDNN, bf16 by …": what makes the products.
+// Returns a description of the implementation: "oneDNN, bf16 by …".
 const char* gemm_library();
-// "oneDNN 2.6.0 for avx512_core": equal where the bits of products are.
+// Returns a string such as "oneDNN 2.6.0 for avx512_core". If it is equal on two machines, so are
+// the bits of products.
 std::string gemm_numerics();
 
 }  // namespace switchyard::cpu

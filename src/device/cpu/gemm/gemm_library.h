@@ -1,16 +1,16 @@
-// What a library of matrix products offers: one of gemm_onednn.cpp and gemm_plain.cpp is built.
+// The interface to a library of matrix products. Either gemm_onednn.cpp or gemm_plain.cpp is built.
 #pragma once
 
 #include "device/cpu/gemm/gemm.h"
 
 namespace switchyard::cpu {
 
-// All matrices f32.
+// All matrices are f32.
 void gemm_f32(const Gemm& args);
 
-// Whether this CPU multiplies bf16 itself; if so, gemm_bf16 may be called.
+// True if this CPU has bf16 units. Only then may gemm_bf16 be called.
 bool has_bf16_units();
-// a and b bf16; sums in f32, rounded once if c is bf16.
+// a and b are bf16. Sums are in f32 and rounded once if c is bf16.
 void gemm_bf16(const Gemm& args);
 
 int max_gemm_threads();

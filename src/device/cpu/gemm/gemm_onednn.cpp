@@ -1,12 +1,12 @@
-// Matrix products by oneDNN. Called on one thread at a time each, so that a product's bits depend
-// on its sizes alone.
+// Matrix products by oneDNN. Each product runs on a single thread, so that its bits depend only on
+// its sizes and strides.
 #include <array>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "core/require.h"
 #include "device/cpu/gemm/gemm_library.h"
 
-// Of the OpenMP runtime that oneDNN is built with. The setting is the calling thread's own.
+// From the OpenMP runtime that oneDNN is built with. The setting is per calling thread.
 extern "C" int omp_get_max_threads();
 extern "C" void omp_set_num_threads(int num_threads);
 
@@ -28,12 +28,12 @@ const dnnl::engine& cpu_engine() {
   return engine;
 }
 
-// Sizes are given when a product is made, not before: one primitive serves them all.
+// A primitive with runtime sizes, so that one serves products of all sizes.
 struct AnySizeProduct {
   dnnl::matmul matmul;
 
   AnySizeProduct(Layout a, Layout b, Dtype c, bool accumulate) {
-    const SingleThreaded for_good;  // a primitive keeps the number of threads it is made with
+    const SingleThreaded for_good;  // a primitive keeps its initial thread count
     constexpr auto kAny = DNNL_RUNTIME_DIM_VAL;
     const Desc a_desc({kAny, kAny}, Type::bf16, strides_of(kAny, a));
     const Desc b_desc({kAny, kAny}, Type::bf16, strides_of(kAny, b));
@@ -54,7 +54,7 @@ struct AnySizeProduct {
   }
 };
 
-// The product for these layouts; all are made at the first call.
+// Returns the primitive for these layouts and dtypes. The first call creates all of them.
 const dnnl::matmul& product_for(const Gemm& args) {
   constexpr auto kPlain = Layout::plain;
   constexpr auto kTurned = Layout::transposed;

@@ -1,4 +1,4 @@
-// Matrix products without a library: right, and slow.
+// Matrix products without a library: correct but slow.
 #include <algorithm>
 #include <vector>
 
@@ -23,7 +23,8 @@ void gemm_f32(const Gemm& args) {
         sums[static_cast<std::size_t>(j)] += factor * b_row[j * step];
       }
     }
-    // What is there is added to once, as libraries do: twice the gradients are those of twice.
+    // The old value is added once, at the end, as libraries do: accumulating the same gradient
+    // twice then gives exactly twice the gradient.
     float* row = c + i * args.c.stride;
     for (std::int64_t j = 0; j < args.n; ++j) {
       const float sum = sums[static_cast<std::size_t>(j)];

@@ -10,12 +10,12 @@
 namespace switchyard::cpu {
 namespace {
 
-// Blocks stay until the heap is gone, since peers may still read what this rank has given back.
+// Blocks live as long as the heap, since peers may still read blocks that were given back.
 struct Blocks {
-  using Free = std::multimap<std::int64_t, std::byte*>;  // by size
+  using Free = std::multimap<std::int64_t, std::byte*>;  // keyed by size
   struct Block {
     Tensor memory;
-    Free::node_type entry;  // while it is in use, so that giving it back needs no memory
+    Free::node_type entry;  // set while the block is in use, so that giving it back cannot allocate
   };
 
   std::mutex mutex;
@@ -52,7 +52,7 @@ struct Blocks {
 
 class HostHeap final : public PeerHeap {
  public:
-  // Offsets may be of any sign: whatever address they begin at will do.
+  // Offsets may be negative, so any fixed address can serve as the base.
   std::byte* base() const override { return reinterpret_cast<std::byte*>(blocks_.get()); }
   std::int64_t reserved_bytes() const override { return 0; }
   TensorView take(const Shape& shape, Dtype dtype) override {

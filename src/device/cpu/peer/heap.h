@@ -1,4 +1,4 @@
-// Heaps in the host's memory.
+// Peer heaps in host memory.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace switchyard::cpu {
 
-// For ranks that are threads of one process.
+// Creates a heap for ranks that are threads of one process.
 std::shared_ptr<PeerHeap> make_peer_heap();
 
-// For ranks that are processes of one host.
+// For ranks that are processes of one host: create this rank's heap, and reach the heap of a peer.
 std::shared_ptr<PeerHeap> make_shared_heap(std::function<void(const HeapPiece&)> announce);
 std::shared_ptr<ReachedHeap> reach_heap(std::int64_t reserved_bytes);
 

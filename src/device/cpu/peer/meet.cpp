@@ -1,4 +1,4 @@
-// Meets the other ranks in the host's memory.
+// Meetings of ranks in host memory.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -40,7 +40,7 @@ class Visit {
     }
   }
 
-  // Returns whether all ranks came.
+  // Returns true once all ranks have arrived for the same call. Returns false on a failure.
   bool wait() const {
     const auto deadline = Clock::now() + channel_.timeout;
     for (int spins = 0; !absent_ranks().empty(); ++spins) {

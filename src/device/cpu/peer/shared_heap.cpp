@@ -1,4 +1,4 @@
-// Heaps of the host's memory between processes: files without a name, which each process maps.
+// Heaps in host memory for ranks in several processes: anonymous files that each process maps.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// Addresses that belong to a heap, mapped or not.
+// The address range reserved for a heap, of which a part is mapped.
 class Addresses {
  public:
   explicit Addresses(std::int64_t bytes) : bytes_(bytes) {
@@ -49,14 +49,15 @@ class Addresses {
   std::byte* base_;
 };
 
-// At most a TiB: many ranks map each other's.
+// Returns the size of the host's memory, but at most 1 TiB, since every rank reserves this much for
+// every peer.
 std::int64_t reserved_bytes_of_heap() {
   const auto of_host =
       static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   return std::min(of_host, std::int64_t{1} << 40);
 }
 
-// Nothing is unmapped before its end: peers may still be at what this rank has given back.
+// Unmaps nothing before it is destroyed, since peers may still access blocks that were given back.
 struct SharedSpace {
   std::mutex mutex;
   Addresses addresses{reserved_bytes_of_heap()};

@@ -1,4 +1,4 @@
-// Slots assignments in one pass over the ids, O(T·K + E).
+// Assigns slots in one pass over the ids, O(T·K + E).
 #include <optional>
 #include <span>
 #include <vector>
@@ -9,10 +9,10 @@
 namespace switchyard::cpu {
 namespace {
 
-// What the slots of an expert's assignments are computed from.
+// The values from which the slots of an expert's assignments are computed.
 struct SlotBase {
-  std::int32_t first_slot = 0;  // of this rank's first assignment
-  std::int32_t end_slot = 0;    // from here on there is no room
+  std::int32_t first_slot = 0;  // the slot of this rank's first assignment
+  std::int32_t end_slot = 0;    // slots from here on do not fit
   std::int32_t first_source = 0;
   std::int32_t owner = 0;
 };
@@ -31,7 +31,7 @@ std::vector<SlotBase> slot_bases(const AssignSlots& args) {
   return bases;
 }
 
-// What a rank tells the owners of its assignments about their tokens.
+// Fills the tables of the tokens that this rank sends to the owners of its assignments.
 class SentTable {
  public:
   explicit SentTable(const SentTokens& sent)
@@ -40,7 +40,7 @@ class SentTable {
         places_(sent.places.span<std::int32_t>()),
         sources_(sent.sources.span<std::int32_t>()) {}
 
-  // Of a token whose slots and targets are known, from its first assignment on.
+  // Fills the entries of one token, from its first assignment on. Its slots and targets are known.
   void fill(std::size_t first, std::span<const std::int32_t> slots,
             std::span<const std::int32_t> targets) const {
     const auto top_k = static_cast<std::int32_t>(slots.size());

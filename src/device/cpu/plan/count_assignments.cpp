@@ -7,8 +7,8 @@
 namespace switchyard::cpu {
 namespace {
 
-// What is known of an expert, and of a rank, while assignments are counted: together, since every
-// assignment touches all of it. The last token finds repeats without a search.
+// Running counts of an expert and of a rank. The fields are kept together because every assignment
+// touches all of them. `last_token` detects repeats without a search.
 struct CountedExpert {
   std::int64_t last_token = -1;
   std::int32_t count = 0;

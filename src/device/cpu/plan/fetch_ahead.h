@@ -1,4 +1,4 @@
-// Fetches tables before they are written.
+// Prefetches tables before they are written.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace switchyard::cpu {
 
-// Asks for memory that is soon to be written here and there: after the rows of the last step, none
-// of it is in a cache any more, and all of it at once is faster than one miss after the other.
+// Prefetches memory that will soon be written in random order. The rows of the last step have
+// evicted it from the caches, and fetching it all at once is faster than one miss after another.
 inline void fetch_ahead(const TensorView& table) {
   constexpr std::int64_t kLine = 64;
   for (std::int64_t i = 0; i < table.bytes(); i += kLine) __builtin_prefetch(table.data() + i, 1);

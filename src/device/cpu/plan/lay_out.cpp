@@ -1,4 +1,4 @@
-// Lays out the groups of all experts at their owners, and finds out how much of them fits.
+// Lays out the groups of all experts at their owners and finds how many rows of each fit.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -13,19 +13,19 @@ using Numbers = std::span<const std::int64_t>;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// Row r of a matrix whose rows may lie apart.
+// Returns row r of a matrix whose rows may be strided.
 template <typename T>
 std::span<const T> rank_row(const ConstTensorView& matrix, std::int64_t r) {
   return matrix.slice(r, r + 1).span<T>();
 }
 
-// Rows beyond the range are in the layout's words; whoever asked for them hears of them there.
+// Clamps to i32. The layout's i64 words keep the exact numbers, from which errors are reported.
 std::int32_t clamped(std::int64_t rows) {
   return static_cast<std::int32_t>(
       std::min(rows, std::int64_t{std::numeric_limits<std::int32_t>::max()}));
 }
 
-// The highest level such that a rank's groups, each cut at it, fit into its capacity.
+// Returns the highest level such that a rank's groups, each cut off at it, fit into its capacity.
 std::int64_t fitting_rows(Numbers wanted, std::int64_t alignment, std::int64_t capacity) {
   std::int64_t low = 0;
   std::int64_t high = capacity;
@@ -42,8 +42,8 @@ std::int64_t fitting_rows(Numbers wanted, std::int64_t alignment, std::int64_t c
   return low;
 }
 
-// How many rows each of a rank's experts keeps when they do not all fit: up to a common level, and
-// what is left over goes to them in turn, a block of the alignment each.
+// Returns how many rows each of a rank's experts keeps when they do not all fit. Each keeps rows up
+// to a common level; the room that is left goes to experts in turn, one alignment block each.
 std::vector<std::int64_t> rows_that_fit(Numbers wanted, std::int64_t alignment,
                                         std::int64_t capacity) {
   const auto level = fitting_rows(wanted, alignment, capacity);
@@ -68,7 +68,7 @@ std::span<const std::int32_t> experts_of(const LayOut& args, std::int64_t rank) 
   return args.experts_by_rank.span<std::int32_t>().subspan(first, last - first);
 }
 
-// Over the rows of ranks 0 … end − 1.
+// Returns the sum of the rows of ranks 0 … end − 1.
 std::vector<std::int64_t> sum_over_ranks(const ConstTensorView& counts, std::int64_t end) {
   std::vector<std::int64_t> sums(index(counts.shape()[1]), 0);
   for (std::int64_t r = 0; r < end; ++r) {
@@ -78,7 +78,7 @@ std::vector<std::int64_t> sum_over_ranks(const ConstTensorView& counts, std::int
   return sums;
 }
 
-// How many ranks' counts are taken: all, or none if they do not agree.
+// Returns how many ranks' counts to use: all, or none if the ranks do not agree.
 std::int64_t counted_ranks(const LayOut& args) {
   if (!args.must_agree) return args.counts.rows();
   const auto first = rank_row<std::int64_t>(*args.must_agree, 0);
@@ -101,7 +101,7 @@ void count_tokens(const LayOut& args, std::int64_t counted) {
   std::ranges::transform(before, args.token_offsets->span<std::int32_t>().begin(), clamped);
 }
 
-// Tokens are counted.
+// Lays out the groups of one rank. count_tokens() must have run.
 void lay_out_rank(const LayOut& args, Numbers total_rows, std::int64_t rank) {
   const auto words = args.layout.span<std::int64_t>();
   const auto ranks = args.counts.rows();
@@ -157,7 +157,7 @@ void fill_starts(const LayOut& args, std::int64_t counted) {
   const auto num_experts = kept_rows.size();
   const auto before = sum_over_ranks(args.counts, std::min<std::int64_t>(args.rank, counted));
   for (std::size_t e = 0; e < num_experts; ++e) {
-    // Beyond what is kept, it makes no difference.
+    // Capped at kept_rows, beyond which no row gets a slot anyway.
     args.rows_before.span<std::int32_t>()[e] =
         clamped(std::min<std::int64_t>(before[e], kept_rows[e]));
   }

@@ -1,4 +1,4 @@
-// Ids of callers, in one pass over them.
+// Converts the caller's ids to i32 in one pass.
 #include <algorithm>
 #include <limits>
 

@@ -1,4 +1,4 @@
-// Which picks an expert has room for, by either rule.
+// Drops the picks that an expert has no room for, by either rule.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -8,7 +8,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// What is out of range stays: the plan will say so.
+// Ids out of range are not picks. They stay as they are, and the plan reports them.
 bool is_pick(const LimitPicks& args, std::int32_t id) {
   return 0 <= id && id < args.sums.num_experts;
 }

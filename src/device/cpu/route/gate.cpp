@@ -10,7 +10,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// Tokens of x that are added into a gradient at once.
+// The number of tokens in each product that is accumulated into the gate's gradient.
 constexpr std::int64_t kTokensAtOnce = 2048;
 
 const std::byte* bytes_of(const float* values) {
@@ -26,7 +26,8 @@ void widen_row(float* to, const std::byte* from, Dtype dtype, std::int64_t eleme
   }
 }
 
-// Rows and columns of a matrix as f32: where it lies, or in scratch with zeros up to padded_rows.
+// Returns columns of a matrix as f32: in place if possible, or copied to scratch and padded with
+// zeros to `padded_rows` rows.
 MatrixIn as_f32(const ConstTensorView& rows, std::int64_t first_column, std::int64_t columns,
                 std::int64_t padded_rows, Scratch& scratch) {
   const auto offset = first_column * size_of(rows.dtype());

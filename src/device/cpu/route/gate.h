@@ -1,4 +1,4 @@
-// The gate's products, in f32 on panels of tokens.
+// The gate's matrix products, in f32 on panels of tokens.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@ namespace switchyard::cpu {
 
 class Gate {
  public:
-  // Widens the gate if it is not f32 already.
+  // Copies the gate to f32 unless it is f32 already.
   Gate(const RouterWeights& weights, MemoryCache& memory);
 
   std::int64_t num_experts() const { return gate_.rows(); }
 
-  // [padded tokens, E] in scratch: logits of tokens first … last − 1, the gate's bias added.
+  // Returns the logits of tokens first … last − 1, including the gate's bias: [padded tokens, E] in
+  // scratch.
   float* logits(const ConstTensorView& x, std::int64_t first, std::int64_t last,
                 Scratch& scratch) const;
 
-  // d_x[first + i] += d_logits[i] · gate, for last − first tokens; d_logits is padded.
+  // d_x[first + i] += d_logits[i] · gate for last − first tokens. d_logits is padded like logits().
   void add_d_x(const float* d_logits, std::int64_t first, std::int64_t last, const TensorView& d_x,
                Scratch& scratch) const;
 
@@ -32,7 +33,8 @@ class Gate {
   std::vector<float> bias_;
 };
 
-// Columns first … last − 1 of gradient [E, H]: [+]= d_logitsᵀ · x, with d_logits [T, E] f32.
+// Columns first … last − 1 of gradient [E, H] are set to, or increased by, those of d_logitsᵀ · x,
+// where d_logits is [T, E] f32.
 struct GateGradient {
   ConstTensorView d_logits;
   ConstTensorView x;

@@ -1,4 +1,4 @@
-// Small sums and products around a router's losses.
+// The sums and slopes of a router's losses, and the scaling of experts' outputs.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,4 +1,4 @@
-// Panels of tokens through the gate and the router.
+// Runs panels of tokens through the gate and the router.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -25,13 +25,13 @@ bool is_expert(const RouterOptions& options, std::int32_t id) {
   return 0 <= id && id < options.num_experts;
 }
 
-// Whether pick k of a replay is none that a plan takes: out of range, or picked before.
+// True if a plan would reject pick k of a replay: it is out of range or picked before.
 bool is_bad(const RouterOptions& options, const std::int32_t* ids, std::int64_t k) {
   if (ids[k] == -1) return false;
   return !is_expert(options, ids[k]) || std::find(ids, ids + k, ids[k]) != ids + k;
 }
 
-// Returns whether there were any.
+// Sets bad ids to −1. Returns true if there were any.
 bool make_bad_ids_none(const RouterOptions& options, std::int32_t* ids) {
   bool any = false;
   for (std::int64_t k = 0; k < options.top_k; ++k) {
@@ -42,7 +42,7 @@ bool make_bad_ids_none(const RouterOptions& options, std::int32_t* ids) {
   return any;
 }
 
-// Weighs what is out of range as no pick: the plan will say so.
+// Computes a token's weights. Ids out of range count as no pick here; the plan reports them.
 void weigh(const RouteTokens& args, const TokenRouter& router, const float* scores,
            std::int64_t token) {
   const auto top_k = args.options.top_k;
@@ -55,7 +55,7 @@ void weigh(const RouteTokens& args, const TokenRouter& router, const float* scor
   router.weigh(scores, known.data(), weights);
 }
 
-// The first tokens that something was wrong with.
+// The first token with each kind of problem.
 struct FirstTokens {
   static constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
 
@@ -63,7 +63,7 @@ struct FirstTokens {
   std::atomic<std::int64_t> bad_ids{kNone};
 };
 
-// The ids of a replay.
+// Copies a token's ids of a replay.
 void copy_ids(const RouteTokens& args, std::int64_t token, FirstTokens& first) {
   auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   std::copy_n(row_of<std::int32_t>(*args.in.expert_ids, token), args.options.top_k, ids);
@@ -71,7 +71,7 @@ void copy_ids(const RouteTokens& args, std::int64_t token, FirstTokens& first) {
   if (become_none && make_bad_ids_none(args.options, ids)) note_first(first.bad_ids, token);
 }
 
-// The weights that are given for them.
+// Copies the weights that were given for a token's ids.
 void copy_weights(const RouteTokens& args, std::int64_t token) {
   const auto* ids = row_of<std::int32_t>(args.expert_ids, token);
   const auto* given = row_of<float>(*args.given_weights, token);
@@ -118,11 +118,11 @@ void write_problems(const RouteTokens& args, const FirstTokens& first) {
   words[kBadIsDuplicate] = is_expert(args.options, ids[k]) ? 1 : 0;
 }
 
-// Collects a panel's tokens, and adds them to the sums that losses and statistics are made of at
-// once: several threads may add to the same sums.
+// Sums up a panel's tokens locally and then adds the result atomically to the sums for losses and
+// statistics, which several threads share.
 class PanelSums {
  public:
-  // Null sums: nothing is collected.
+  // If `sums` is null, nothing is collected.
   PanelSums(const RouterSums* sums, std::int64_t top_k) : sums_(sums), top_k_(top_k) {
     if (sums != nullptr) row_.resize(static_cast<std::size_t>(2 * sums->num_experts + 1));
   }
@@ -132,7 +132,7 @@ class PanelSums {
 
   bool wants_squares() const { return sums_ != nullptr && sums_->wants_squares(); }
 
-  // ids [K], scores [E]; log_sum_exp counts where squares are wanted.
+  // ids [K], scores [E]. log_sum_exp is used only if squares are wanted.
   void add(std::int64_t token, const std::int32_t* ids, const float* scores, float log_sum_exp) {
     if (sums_ == nullptr) return;
     const auto sequence = token / sums_->sequence_tokens;
@@ -179,7 +179,7 @@ class PanelSums {
   const RouterSums* sums_;
   std::int64_t top_k_;
   std::int64_t sequence_ = 0;
-  std::vector<std::int64_t> row_;  // as a row of by_sequence
+  std::vector<std::int64_t> row_;  // like a row of by_sequence
   std::int64_t whole_ = 0;
   std::int64_t fraction_ = 0;
 };

@@ -1,4 +1,4 @@
-// Panels of tokens back through the router and the gate, and the gradients of these.
+// The backward pass of the router and the gate, on panels of tokens.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kGradientColumns = 64;
 
-// Whether any gradient can reach a token's logits.
+// True if a gradient can reach the token's logits.
 bool is_routed(const RouteTokensBackward& args, std::int64_t token) {
   const auto& in = args.in;
   if (!is_valid(in.valid, token)) return false;
@@ -24,7 +24,7 @@ bool is_routed(const RouteTokensBackward& args, std::int64_t token) {
   return std::any_of(ids, ids + in.expert_ids.shape()[1], [](auto id) { return id >= 0; });
 }
 
-// Logits of a token that has a part become their gradient; false if they are not finite.
+// Replaces a routed token's logits by their gradient. Returns false if they are not finite.
 bool token_backward(const RouteTokensBackward& args, TokenRouter& router, float* logits,
                     std::int64_t token) {
   const auto& in = args.in;
@@ -44,7 +44,7 @@ bool token_backward(const RouteTokensBackward& args, TokenRouter& router, float*
   return true;
 }
 
-// Of the gate and of its bias, from d_logits [T, E].
+// Computes the gradients of the gate and its bias from d_logits [T, E].
 void gate_gradients(const RouteTokensBackward& args, const ConstTensorView& d_logits,
                     const ConstTensorView& x, Workers& workers) {
   const auto& out = args.out;
@@ -99,7 +99,7 @@ void route_tokens_backward(const RouteTokensBackward& args, Workers& workers, Me
   });
   const bool all_count = std::ranges::find(has_part, 0) == has_part.end();
   ConstTensorView x = in.x;
-  if (!all_count) {  // what x holds elsewhere may be NaN, and that times zero is NaN
+  if (!all_count) {  // the other rows of x may hold NaN, and NaN · 0 is NaN
     const TensorView counting = memory.take(x.shape(), x.dtype());
     copy_kept_rows(in.x, counting,
                    [&](std::int64_t t) { return has_part[static_cast<std::size_t>(t)] != 0; });

@@ -83,7 +83,7 @@ void TokenRouter::backward(float* scores, const std::int32_t* ids, const Gradien
     if (ids[k] >= 0) weighted += d_weights[k] * scores[ids[k]];
   }
   const float shift = options_.normalise == Normalise::chosen ? weighted / total : 0.0F;
-  std::ranges::fill(compared_, 0.0F);  // d_scores
+  std::ranges::fill(compared_, 0.0F);  // holds d_scores from here on
   for (std::int64_t k = 0; k < options_.top_k; ++k) {
     if (ids[k] < 0) continue;
     compared_[static_cast<std::size_t>(ids[k])] += options_.scale * (d_weights[k] - shift) / total;
@@ -115,7 +115,7 @@ void TokenRouter::add_loss_slopes(const float* scores, const Gradients& gradient
   }
 }
 
-// Σ_e d_score · score, for softmax. Where only the picks have a gradient, the others are left out.
+// Returns Σ_e d_score · score, for softmax. If only the picks have a gradient, skips the others.
 float TokenRouter::mean_slope(const float* scores, const std::int32_t* ids, bool is_dense) const {
   if (is_dense) return std::inner_product(compared_.begin(), compared_.end(), scores, 0.0F);
   float mean = 0.0F;

@@ -1,4 +1,4 @@
-// From a token's logits to its experts and weights, and back.
+// Turns a token's logits into its experts and weights, and computes the gradient of the logits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard::cpu {
 
-// A row of a table by token.
+// Returns one token's row of a table.
 template <typename T>
 T* row_of(const TensorView& table, std::int64_t row) {
   return reinterpret_cast<T*>(table.row(row));
@@ -26,29 +26,30 @@ inline bool is_valid(const std::optional<ConstTensorView>& valid, std::int64_t t
   return !valid || switchyard::is_valid(*valid, token);
 }
 
-// For one token at a time, on one thread.
+// Routes one token at a time, on one thread.
 class TokenRouter {
  public:
   TokenRouter(const RouterOptions& options, const RouterWeights& weights);
 
-  // Logits [E] become scores; false if they are not all finite.
+  // Replaces logits [E] by scores. Returns false if they are not all finite.
   bool score(float* logits) const;
-  // ids [K]: the best by score, ties to the lower id.
+  // Fills ids [K] with the experts of the highest scores. Ties go to the lower id.
   void choose(const float* scores, std::int32_t* ids);
-  // weights[k] of ids[k]; 0 for no pick.
+  // Fills weights [K] for these ids; 0 for no pick.
   void weigh(const float* scores, const std::int32_t* ids, float* weights) const;
-  // logsumexp of logits [E], without the score bias; leaves its gradient, their softmax, behind.
+  // Returns the logsumexp of logits [E], without the score bias. Leaves its gradient, the softmax
+  // of the logits, in probabilities().
   float log_sum_exp(const float* logits);
   std::span<const float> probabilities() const { return probabilities_; }
 
   struct Gradients {
     const float* d_weights = nullptr;  // [K]
-    const float* d_scores = nullptr;   // [E] of a loss, or none
+    const float* d_scores = nullptr;   // [E] from a loss, or null
     LossScores scores = LossScores::as_routed;
-    // Of a loss: of the logits, as a multiple of the probabilities that log_sum_exp left.
+    // A loss's gradient of the logits, as a multiple of the probabilities that log_sum_exp() left.
     float d_probabilities = 0.0F;
   };
-  // Scores [E] become the gradient of the logits.
+  // Replaces scores [E] by the gradient of the logits.
   void backward(float* scores, const std::int32_t* ids, const Gradients& gradients);
 
  private:
@@ -61,7 +62,7 @@ class TokenRouter {
   std::int64_t expert_group_size_;
   std::vector<float> bias_;
   std::vector<float> compared_;             // [E]
-  std::vector<float> probabilities_;        // [E], or none yet
+  std::vector<float> probabilities_;        // [E]; empty before log_sum_exp()
   std::vector<float> expert_group_scores_;  // [num_expert_groups]
   std::vector<bool> is_kept_;               // [num_expert_groups]
 };

@@ -1,4 +1,4 @@
-// Makes the rows of groups from the tokens that they name.
+// Fills the rows of groups from the tokens that they name.
 #include <algorithm>
 #include <array>
 
@@ -19,7 +19,7 @@ void fill_row(const FillRows& args, std::int64_t r, Stores stores) {
       args.weights->span<float>()[static_cast<std::size_t>(source)];
 }
 
-// Rows first … last − 1, which are in groups.
+// Fills rows first … last − 1, which must lie within groups.
 void fill_part(const FillRows& args, std::int64_t first, std::int64_t last, Stores stores) {
   const auto offsets = args.row_offsets.span<std::int32_t>();
   const auto group_rows = args.group_rows.span<std::int32_t>();

@@ -1,4 +1,4 @@
-// Sums the rows that a table names, or multiplies them with others.
+// Sums the rows that a table names, or computes their dot products with other rows.
 #include <algorithm>
 #include <array>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kAheadBytes = 32 * 1024;
 
-// How far ahead to fetch rows, in entries: far enough for memory to answer.
+// Returns how many entries ahead to prefetch rows, enough to hide the latency of memory.
 std::int64_t entries_ahead(std::int64_t entry_bytes) {
   return std::clamp<std::int64_t>(kAheadBytes / std::max<std::int64_t>(entry_bytes, 1), 1, 64);
 }

@@ -1,4 +1,5 @@
-// What functions that move rows by a table share: the kernels, the kind of stores, and the walk.
+// Shared by the functions that move rows by a table: the choice of kernels and stores, and the walk
+// over the table.
 #pragma once
 
 #include <bit>
@@ -13,11 +14,11 @@
 namespace switchyard::cpu {
 
 constexpr std::int64_t kCacheLine = 64;
-// Less than this is likely to be read again while it is still in a cache.
+// Smaller results are likely to be read again while they are still in a cache.
 constexpr std::int64_t kStreamingBytes = 4 * 1024 * 1024;
 
 inline const RowKernels::Typed& row_kernels_for(Dtype dtype) {
-  if (dtype != Dtype::f32 && dtype != Dtype::bf16) [[unlikely]] {  // rows ask one by one
+  if (dtype != Dtype::f32 && dtype != Dtype::bf16) [[unlikely]] {  // called for every row
     require<Unsupported>(false, "rows are f32 or bf16, not {}", name_of(dtype));
   }
   return dtype == Dtype::f32 ? row_kernels().f32 : row_kernels().bf16;
@@ -35,22 +36,22 @@ inline Stores choose_stores(std::span<std::byte* const> bases, std::int64_t stri
   return fits ? Stores::streaming : Stores::cached;
 }
 
-// Of the buffer that an entry names, among those of the host or those that peers lend.
+// Returns the base of an entry's buffer, from `peer_bases` if given, otherwise from `bases`.
 inline std::byte* base_of(const RowTable& table, std::span<std::byte* const> bases,
                           std::byte* const* peer_bases, std::int64_t entry) {
   const auto buffer = static_cast<std::size_t>(table.buffers != nullptr ? table.buffers[entry] : 0);
   return peer_bases != nullptr ? peer_bases[buffer] : bases[buffer];
 }
 
-// The rows that the entries of a table name, in order and without the gaps; looked up some entries
-// before they are used.
+// Iterates over the rows that the entries of a table name, skipping the entries' empty columns.
+// Rows are looked up `ahead` entries before they are used.
 class NamedRows {
  public:
   struct Entry {
     int count = 0;
     std::byte** rows = nullptr;
-    float* factors = nullptr;  // null if the table has none
-    int* columns = nullptr;    // where in the entry each row is named
+    float* factors = nullptr;  // null if there are no factors
+    int* columns = nullptr;    // the column of each row within the entry
   };
 
   NamedRows(const RowTable& table, const float* factors, std::int64_t row_bytes,
@@ -73,12 +74,12 @@ class NamedRows {
     for (std::int64_t i = 0; i < ahead; ++i) look_up(i);
   }
 
-  // Entries are asked for in order.
+  // Must be called for all entries in order.
   const Entry& entry(std::int64_t i) {
     look_up(i + ahead_);
     return ring_[static_cast<std::size_t>(i) & mask_];
   }
-  // The entry that comes `ahead` later; empty beyond the end.
+  // Returns the entry `ahead` places after entry i; empty past the end.
   const Entry& later(std::int64_t i) const {
     return ring_[static_cast<std::size_t>(i + ahead_) & mask_];
   }
@@ -114,7 +115,7 @@ class NamedRows {
   std::vector<int> columns_;
 };
 
-// Entries first … last − 1 of a table.
+// Returns entries first … last − 1 of a table.
 inline RowTable part_of(const RowTable& table, std::int64_t first, std::int64_t last) {
   RowTable part = table;
   part.count = last - first;

@@ -1,4 +1,4 @@
-// Writes rows, and a scalar each, to the places that a table names.
+// Writes rows, and one scalar with each, to the places that a table names.
 #include <algorithm>
 
 #include "core/row_bytes.h"

@@ -1,4 +1,4 @@
-// The activations and their derivatives, on vectors. Part of element_kernels.inl.
+// Activations and their derivatives, on vectors. Part of element_kernels.inl.
 #pragma once
 
 #include <cfloat>
@@ -13,7 +13,8 @@ inline Floats all(float value) { return Floats{} + value; }
 inline Floats at_most(Floats x, float limit) { return x > limit ? all(limit) : x; }
 inline Floats at_least(Floats x, float limit) { return x < limit ? all(limit) : x; }
 
-// eˣ to a unit in the last place or two, from the smallest denormal to infinity; NaN stays NaN.
+// eˣ to within one or two units in the last place, from the smallest subnormal to infinity. NaN
+// stays NaN.
 inline Floats exp_of(Floats x) {
   x = at_least(at_most(x, 89.0F), -104.0F);
   constexpr float kToInteger = 12582912.0F;  // adding 1.5·2²³ rounds to an integer
@@ -37,7 +38,7 @@ inline Floats exp_of(Floats x) {
 
 inline Floats sigmoid_of(Floats x) { return 1.0F / (1.0F + exp_of(-x)); }
 
-// An activation of one or two values, and its derivatives.
+// The value of an activation and its derivatives.
 struct Derivatives {
   Floats value;
   Floats d_gate;
@@ -56,7 +57,7 @@ struct Swiglu {
 };
 
 inline Floats clamp(Floats x, float limit) { return at_least(at_most(x, limit), -limit); }
-// A gradient that passes clamp where x is within the limits, or at one.
+// The gradient through clamp(): passes where x is within the limits or at one of them.
 inline Floats pass_clamp(Floats x, float limit, Floats gradient) {
   return ((x > limit) | (x < -limit)) ? Floats{} : gradient;
 }
@@ -130,7 +131,7 @@ struct GeluTanh {
   }
   static Derivatives derivatives(Floats /*gate*/, Floats u, const ActivationConstants& /*c*/) {
     const Floats s = factor(u);
-    // Finite, since it meets 0 where u is large.
+    // Kept finite, because for large u it is multiplied by 0.
     const Floats slope = at_most(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
     return {u * s, Floats{}, s + u * s * (1.0F - s) * slope};
   }
@@ -169,7 +170,7 @@ struct Silu {
   }
 };
 
-// An activation of the gate, times up.
+// Activation(gate) · up.
 template <typename OfGate>
 struct Gated {
   static constexpr bool kGated = true;

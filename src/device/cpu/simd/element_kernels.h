@@ -1,5 +1,5 @@
-// What is done with the elements of a row: activations, scores, conversions. One source gives these
-// for every instruction set.
+// Kernels for the elements of a row: activations, scores, conversions. One source is compiled for
+// every instruction set.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace switchyard::cpu {
 
 constexpr int kNumActivations = 11;
 
-// A row of an expert's inner values: `width` gates and then `width` ups, or ups alone.
+// A row of an expert's inner values: `width` gates and then `width` ups, or only ups.
 struct ActivationRow {
   const std::byte* inner = nullptr;
   std::byte* out = nullptr;  // weight · activation
@@ -23,7 +23,7 @@ struct ActivationRow {
 
 struct ActivationGradientRow {
   std::byte* inner = nullptr;    // becomes the gradient of inner
-  const float* d_out = nullptr;  // of weight · activation
+  const float* d_out = nullptr;  // the gradient of weight · activation
   std::byte* out = nullptr;      // weight · activation, as in forward
   std::int64_t width = 0;
   float weight = 1.0F;
@@ -36,22 +36,22 @@ struct ElementKernels {
   void (*widen)(float* to, const std::byte* from, std::int64_t elements);   // bf16 to f32
   void (*narrow)(std::byte* to, const float* from, std::int64_t elements);  // f32 to bf16
 
-  // One a token: values [n] are replaced.
+  // Replace the values [n] of one token.
   void (*softmax)(float* values, std::int64_t n);
   void (*sigmoid)(float* values, std::int64_t n);
   bool (*all_finite)(const float* values, std::int64_t n);
-  // The index of the largest; the lowest of equals.
+  // Returns the index of the largest value, the lowest index of equal values.
   std::int64_t (*argmax)(const float* values, std::int64_t n);
 
   struct Typed {
     // to += from
     void (*add)(std::byte* to, const float* from, std::int64_t elements);
-    // to [+]= Σ over rows of scale · row, each `stride` elements after the other; scale may be null
+    // to += Σ_r scale[r] · row r, with rows `stride` elements apart. `scale` may be null.
     void (*add_rows)(float* to, const std::byte* rows, std::int64_t num_rows, std::int64_t stride,
                      std::int64_t elements, const float* scale);
-    // By enum Activation.
+    // Indexed by Activation.
     void (*activation[kNumActivations])(const ActivationRow& row);
-    // Returns ⟨d_out, activation⟩, the gradient of the weight.
+    // Indexed by Activation. Returns ⟨d_out, activation⟩, the gradient of the weight.
     float (*activation_gradient[kNumActivations])(const ActivationGradientRow& row);
   };
   Typed f32;
@@ -62,9 +62,9 @@ extern const ElementKernels kElementKernels_baseline;
 extern const ElementKernels kElementKernels_avx2;
 extern const ElementKernels kElementKernels_avx512;
 
-// Those that this CPU can run, the best last.
+// Returns the variants that this CPU can run, the best one last.
 std::vector<const ElementKernels*> element_kernels_of_this_cpu();
-// The best of them.
+// Returns the best variant for this CPU.
 const ElementKernels& element_kernels();
 
 }  // namespace switchyard::cpu

@@ -1,5 +1,5 @@
-// The element kernels, compiled once for each instruction set (SWITCHYARD_ISA). Uses no library
-// code, as the row kernels.
+// The element kernels, compiled once for each instruction set (SWITCHYARD_ISA). Like the row
+// kernels, they use no library code.
 #include "device/cpu/simd/activations.inl"
 #include "device/cpu/simd/element_kernels.h"
 #include "device/cpu/simd/lines.inl"
@@ -7,7 +7,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// Calls body(offset in elements, elements) for whole lines and then for what is left of a row.
+// Calls body(first element, count) for each whole line and then for the rest of the row.
 template <typename Type, typename Body>
 inline void for_each_line(std::int64_t elements, Body body) {
   std::int64_t i = 0;
@@ -34,7 +34,7 @@ inline void store_part(std::byte* row, std::int64_t first, std::int64_t count,
   }
 }
 
-// As many floats as a line of Type has elements.
+// Loads `count` floats, at most as many as a line of Type has elements. Pads with zeros.
 template <typename Type>
 inline Line<Type> load_floats(const float* row, std::int64_t first, std::int64_t count) {
   Line<Type> line;
@@ -126,7 +126,7 @@ float activation_gradient(const ActivationGradientRow& row) {
   return add_pairwise(sums);
 }
 
-// The first lanes hold values, the others `rest`.
+// Loads `count` values into the first lanes and `rest` into the others.
 inline Floats load_lanes(const float* from, std::int64_t count, float rest) {
   if (count >= kLanes) return load_raw<Floats>(reinterpret_cast<const std::byte*>(from));
   float lanes[kLanes];

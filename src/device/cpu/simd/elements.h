@@ -1,4 +1,4 @@
-// The element kernels by dtype, and what is made of them.
+// The element kernels by dtype, and helpers built on them.
 #pragma once
 
 #include "device/cpu/simd/element_kernels.h"
@@ -11,10 +11,10 @@ inline const ElementKernels::Typed& element_kernels(Dtype dtype) {
   return dtype == Dtype::f32 ? element_kernels().f32 : element_kernels().bf16;
 }
 
-// Element i of a vector of f32 or bf16.
+// Returns element i of a vector of f32 or bf16.
 float element(const ConstTensorView& vector, std::int64_t i);
 
-// Rows of f32 sums into a part of a gradient [rows, columns] of f32 or bf16.
+// Writes rows of f32 sums to the given columns of a gradient of f32 or bf16, or adds them.
 struct Columns {
   std::int64_t first = 0;
   std::int64_t last = 0;

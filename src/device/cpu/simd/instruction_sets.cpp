@@ -1,4 +1,4 @@
-// Which variants of the kernels this CPU can run.
+// Selects the variants of the kernels that this CPU can run.
 #include <vector>
 
 #include "device/cpu/simd/element_kernels.h"
@@ -7,7 +7,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// Of the variants for each instruction set, those this CPU has, the best last.
+// Returns the variants whose instruction set this CPU has, the best one last.
 template <typename Kernels>
 std::vector<const Kernels*> runnable(const Kernels& baseline, const Kernels& avx2,
                                      const Kernels& avx512) {

@@ -1,5 +1,5 @@
-// Rows as cache lines of floats: what the kernels of one instruction set share. Included by them
-// alone, inside no namespace; like them it uses no library code.
+// Rows as cache lines of floats, shared by the kernels of one instruction set. Only they include
+// it, outside any namespace. Like them, it uses no library code.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 namespace switchyard::cpu {
 namespace {
 
-// Vectors are as wide as the instruction set has them.
+// Vectors have the full width of the instruction set.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
@@ -33,8 +33,8 @@ typedef std::int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
-// Kernels work on whole cache lines: what is streamed to several places at once must fill a line of
-// one place before it goes to the next.
+// Kernels work on whole cache lines: streaming stores to several places must fill a line at one
+// place before they move on to the next.
 constexpr std::int64_t kLine = 64;
 
 struct F32 {
@@ -136,7 +136,7 @@ inline Line<Type> operator+(Line<Type> a, const Line<Type>& b) {
   return a;
 }
 
-// A row's last elements pass through a full line of scratch, so that they see the same code.
+// The last elements of a row pass through a zero-padded line, so that the same code computes them.
 template <typename Type>
 inline Line<Type> load_tail(Type type, const std::byte* from, std::int64_t elements) {
   std::byte padded[kLine] = {};
@@ -151,7 +151,8 @@ inline void store_tail(Type type, std::byte* to, const Line<Type>& line, std::in
   __builtin_memcpy(to, padded, static_cast<std::size_t>(elements * Type::kBytes));
 }
 
-// Sixteen sums take turns, whatever the width of a vector, and are added pairwise at the end.
+// Elements are added to sixteen sums in turn, whatever the vector width, so that the bits do not
+// depend on it. The sums are added pairwise at the end.
 constexpr int kSums = 16;
 constexpr int kSumVectors = kSums / kLanes;
 

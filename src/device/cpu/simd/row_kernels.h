@@ -1,4 +1,4 @@
-// What is done with single rows. One source gives these for every instruction set, with equal bits.
+// Kernels for single rows. One source is compiled for every instruction set, with equal bits.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,22 @@
 
 namespace switchyard::cpu {
 
-// Whether rows are written past the caches. For data larger than the caches a plain store would
-// first read what it overwrites.
+// Whether stores bypass the caches. For data larger than the caches, a plain store would first read
+// the line that it overwrites.
 enum class Stores : bool { cached, streaming };
 
-// The rows that are added up, and those of a later sum: rows lie anywhere, and what the hardware
-// cannot foresee is fetched while this sum is made.
+// The rows to add up, and the rows of a later sum to prefetch meanwhile. Rows may be anywhere, so
+// the hardware cannot predict them.
 struct SumTerms {
   const std::byte* const* rows = nullptr;
-  const float* weights = nullptr;  // or null
+  const float* weights = nullptr;  // may be null
   int count = 0;                   // may be 0
   const std::byte* const* later_rows = nullptr;
   int later_count = 0;
 };
 
-// Elements are `float` (F32) or the bits of bf16. `streaming` needs rows that begin and end on
-// cache lines; publish() must follow before another thread reads them.
+// Elements are `float` or the bits of bf16. `streaming` requires rows that begin and end at cache
+// line boundaries, and publish() must be called before another thread reads them.
 struct RowKernels {
   const char* name;
 
@@ -48,9 +48,9 @@ extern const RowKernels kRowKernels_baseline;
 extern const RowKernels kRowKernels_avx2;
 extern const RowKernels kRowKernels_avx512;
 
-// Those that this CPU can run, the best last.
+// Returns the variants that this CPU can run, the best one last.
 std::vector<const RowKernels*> row_kernels_of_this_cpu();
-// The best of them.
+// Returns the best variant for this CPU.
 const RowKernels& row_kernels();
 
 }  // namespace switchyard::cpu

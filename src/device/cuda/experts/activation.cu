@@ -1,4 +1,4 @@
-// Activations of the experts' inner rows, and their gradients.
+// Kernels for the activations of the experts' inner rows and their gradients.
 #include <cuda_runtime.h>
 
 #include "device/activation_constants.h"
@@ -74,10 +74,10 @@ struct ActivateBackwardKernel {
   Lines d_out_lines;
   const T* d_out;
   std::int64_t d_out_stride;
-  const MatrixRef* down_bias;  // [groups] or none
+  const MatrixRef* down_bias;  // [groups] or null
 };
 
-// Gradients of one line of a row; returns its part of ⟨d_activated, activation⟩.
+// Computes the gradients of one line of a row. Returns its part of ⟨d_activated, activation⟩.
 template <typename T, typename Act>
 __device__ float line_backward(const Lines& lines, T* inner, T* activated, int line, float weight,
                                const ActivationConstants& constants) {
@@ -102,7 +102,7 @@ __device__ float line_backward(const Lines& lines, T* inner, T* activated, int l
   return sum;
 }
 
-// ⟨row, bias⟩: this thread's part.
+// Returns this thread's part of ⟨d_out row, down bias⟩.
 template <typename T>
 __device__ float bias_dot(const ActivateBackwardKernel<T>& args, std::int64_t row, int group,
                           int thread) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kTeamBlock)
   });
 }
 
-// launch(T{}, an activation of T's accuracy)
+// Calls launch(T{}, act), where `act` is the activation computed with `Math`.
 template <typename T, typename Math, typename Launch>
 void for_activation(Activation activation, Launch launch) {
   switch (activation) {

@@ -1,4 +1,4 @@
-// The activations and their derivatives, as src/device/cpu/simd/activations.inl has them.
+// The activations and their derivatives, matching src/device/cpu/simd/activations.inl.
 #pragma once
 
 #include <cfloat>
@@ -8,10 +8,10 @@
 
 namespace switchyard::cuda {
 
-// bf16 rows have eight bits: fast functions do. f32 rows get the accurate ones.
+// bf16 has eight bits of precision, so fast approximations are enough. f32 uses AccurateMath.
 struct FastMath {
   __device__ static float exp(float x) { return __expf(x); }
-  // Powers too small for their sum with 1, and results below 2^-126, may well be zero.
+  // Flushing to zero is harmless: tiny powers vanish when added to 1, and tiny results may be 0.
   __device__ static float sigmoid(float x) {
     constexpr float kLog2E = 1.44269504F;
     float power = -kLog2E * x;
@@ -46,12 +46,12 @@ struct Swiglu {
   }
 };
 
-// Comparisons rather than fminf: NaN stays NaN.
+// Comparisons instead of fminf, so that NaN stays NaN.
 __device__ inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 __device__ inline float clamp(float x, float limit) {
   return x < -limit ? -limit : at_most(x, limit);
 }
-// A gradient that passes clamp where x is within the limits, or at one.
+// Returns `gradient` if x is within the limits of clamp() or at one of them, and 0 otherwise.
 __device__ inline float pass_clamp(float x, float limit, float gradient) {
   return x > limit || x < -limit ? 0.0F : gradient;
 }
@@ -90,7 +90,7 @@ struct LimitedSwiglu {
 template <typename Math>
 struct Gelu {
   static constexpr bool kGated = false;
-  // By erfc, which is accurate in the tail too.
+  // Uses erfc, which is also accurate in the tail.
   __device__ static float normal_cdf(float u) { return 0.5F * erfcf(-0.707106781F * u); }
   __device__ static float value(float /*gate*/, float u, const ActivationConstants& /*c*/) {
     return u * normal_cdf(u);
@@ -117,7 +117,7 @@ struct GeluTanh {
   __device__ static Derivatives derivatives(float /*gate*/, float u,
                                             const ActivationConstants& /*c*/) {
     const float s = factor(u);
-    // Finite, since it meets 0 where u is large.
+    // Kept finite, since it is multiplied by 0 where |u| is large.
     const float slope = fminf(kTwiceFactor * (1.0F + 3.0F * kCubic * u * u), FLT_MAX);
     return {u * s, 0.0F, s + u * s * (1.0F - s) * slope};
   }
@@ -160,7 +160,7 @@ struct Silu {
   }
 };
 
-// An activation of the gate, times up.
+// The activation of the gate, times up.
 template <typename OfGate>
 struct Gated {
   static constexpr bool kGated = true;

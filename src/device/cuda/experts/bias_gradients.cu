@@ -1,4 +1,4 @@
-// Sums of columns over the rows of a group: in chunks, and then over the chunks in order.
+// Column sums over the rows of each group: first within chunks, then over the chunks in order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,8 +15,8 @@ constexpr int kChunkRows = 512;  // counted from the group's first row
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 
-// Where the sums of a group's first chunk lie. A chunk more than its rows fill is between a group
-// and the next, so that groups may begin anywhere.
+// Returns the index of a group's first chunk in the sums. Each group gets one spare chunk, so that
+// groups never share one wherever they begin.
 __device__ std::int64_t first_chunk(const Groups& groups, int group) {
   return std::int64_t{groups.row_offsets[group] / kChunkRows} + group;
 }
@@ -24,7 +24,8 @@ std::int64_t num_chunks(const Groups& groups) {
   return groups.row_capacity / kChunkRows + groups.count;
 }
 
-// By all lanes of a warp at once.
+// The rows of a chunk, possibly none. rows_of_chunk() must be called by all lanes of a warp
+// together.
 struct ChunkRows {
   std::int64_t first;
   int count;
@@ -49,7 +50,8 @@ struct SumChunks {
   float* sums;  // out [chunks, columns]
 };
 
-// Block (chunk, 32 lines): each warp sums every eighth row, and their sums are added in order.
+// One block per chunk and 32 lines. Each warp sums every eighth row; the warps' sums are then added
+// in order.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T> args) {
   constexpr int kColumns = 32 * Line<T>::kElements;
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T>
   args.sums[chunk * args.lines.width + to] = total;
 }
 
-// Where a bias' gradient lies; every byte is part of a table's key.
+// Address and dtype of a bias gradient. It has no padding: tables are cached by their bytes.
 struct BiasRef {
   void* data = nullptr;
   std::int64_t is_f32 = 0;

@@ -15,13 +15,13 @@ TensorView take_rows(const ExpertPass& pass, std::int64_t width, Context& contex
   return context.take({pass.groups.row_capacity, width}, pass.options.dtype);
 }
 
-// The other products know no tokens: whoever gave them some did not ask reads_tokens.
+// The other products cannot read tokens: a caller that passes them must check reads_tokens() first.
 const Rows& without_tokens(const SourceRows& rows) {
   check_invariant(rows.sources == nullptr, "rows are read from tokens where only rows can be read");
   return rows;
 }
 
-// What the first projections read: x, or w·x in memory that `weighted` keeps.
+// Returns the input of the first projections: x, or w·x in memory that `weighted` owns.
 SourceRows inner_input(const ExpertPass& pass, TensorView& weighted, Context& context) {
   if (!weighs_input(pass)) return pass.x;
   weighted = take_rows(pass, pass.options.hidden, context);
@@ -36,8 +36,8 @@ SourceRows inner_input(const ExpertPass& pass, TensorView& weighted, Context& co
   return rows_of(weighted);
 }
 
-// The first projections and their activation: in one kernel where there is one, and otherwise
-// through `inner`, which then needs memory.
+// Computes the first projections and their activation, in one fused kernel if there is one.
+// Otherwise they go through `inner`, for which scratch memory is taken if it is not kept.
 void activate_rows(const ExpertPass& pass, const RowNumbers<const float>& weights,
                    const Rows& activated, Context& context) {
   const auto& options = pass.options;
@@ -104,13 +104,13 @@ void expert_forward(const ExpertPass& pass, const Rows& out, Context& context) {
 
 namespace {
 
-// inner becomes its gradient, activated the input of the down projection: in one kernel where
-// there is one.
+// Replaces inner by its gradient, and fills activated with the input of the down projection, in one
+// fused kernel if there is one.
 void inner_backward(const ExpertPass& pass, const ExpertPassGradients& out, const Rows& activated,
                     Context& context) {
   const auto& options = pass.options;
   if (out.inner_rows == InnerRows::to_be_computed) {
-    activate_rows(pass, {}, activated, context);  // which is not needed yet, and written over
+    activate_rows(pass, {}, activated, context);  // recomputes inner; `activated` is overwritten
   }
   const auto refs = refs_of(pass.weights, {&ExpertWeights::down});
   const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
@@ -182,8 +182,8 @@ void expert_backward(const ExpertPass& pass, const ExpertPassGradients& out, Con
   if (has_rows) inner_backward(pass, out, rows_of(activated), context);
   const bool has_gradients = !out.weights.empty();
   if (has_gradients) outer_gradients(pass, out, rows_of(activated), context);
-  // d_x is computed last, and its memory holds gathered rows until then. Of the input stage nothing
-  // is gathered, and x has to be weighed before its gradients are made.
+  // d_x is computed last, since its memory holds gathered rows until then. With weights at the
+  // input nothing is gathered, and input_backward() must scale x before inner_gradients() reads it.
   if (has_rows && weighs_input(pass)) input_backward(pass, out, context);
   if (has_gradients) inner_gradients(pass, out, context);
   if (has_rows && !weighs_input(pass)) input_backward(pass, out, context);

@@ -1,4 +1,4 @@
-// Tables of where the matrices and biases of experts lie.
+// Tables of pointers to the matrices and biases of experts.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace switchyard::cuda {
 
-// A tensor that each expert has.
+// Selects one of the tensors of an expert.
 template <typename View>
 using Member = View BasicExpertTensors<View>::*;
 using Weight = Member<ConstTensorView>;
@@ -29,7 +29,7 @@ std::vector<Member<View>> inner_biases(const ExpertsOptions& options) {
   return {&Tensors::up_bias};
 }
 
-// Of all experts: first this part of each, then the next.
+// Returns the parts of all experts: the first part of every expert, then the next part.
 template <typename View>
 std::vector<View> views_of(std::span<const BasicExpertTensors<View>> experts,
                            const std::vector<Member<View>>& parts) {
@@ -54,7 +54,7 @@ inline std::vector<MatrixRef> refs_of(std::span<const ExpertWeights> experts,
   return refs_to(views_of(experts, parts));
 }
 
-// None at all where no expert has one.
+// Returns an empty table if no expert has a bias.
 inline std::vector<MatrixRef> bias_refs_of(std::span<const ExpertWeights> experts,
                                            const std::vector<Weight>& parts) {
   auto refs = refs_of(experts, parts);

@@ -1,4 +1,4 @@
-// The experts of a rank on a GPU.
+// Forward and backward of a rank's experts on a GPU.
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -17,7 +17,7 @@ float* floats_of(const std::optional<TensorView>& view) {
   return view ? reinterpret_cast<float*>(view->data()) : nullptr;
 }
 
-// Groups fit into each of these views, which need not have equally many rows.
+// Groups must fit into every view, and views may differ in rows, so the smallest sets the capacity.
 Groups groups_of(const ConstTensorView& row_offsets, const ConstTensorView& group_rows,
                  std::initializer_list<std::int64_t> num_rows) {
   return {reinterpret_cast<const std::int32_t*>(row_offsets.data()),
@@ -25,7 +25,7 @@ Groups groups_of(const ConstTensorView& row_offsets, const ConstTensorView& grou
           static_cast<int>(group_rows.rows()), std::min(num_rows)};
 }
 
-// [R, H], or what rows are read from; and a number a row, or an assignment.
+// Returns `rows` [R, H] as they are, or as the tokens that rows are read from.
 SourceRows sources_of(const ConstTensorView& rows, const std::optional<TokenRows>& tokens) {
   SourceRows result = rows_of(rows);
   if (!tokens) return result;

@@ -1,4 +1,4 @@
-// A line of a row: the 16 bytes that a thread reads or writes at once.
+// A line is the 16 bytes of a row that a thread reads or writes at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,14 +32,14 @@ struct alignas(16) Line {
   }
 };
 
-// How a row of `width` elements is cut into lines. Where rows are not aligned, the same lines are
-// read and written element by element: sums over lines have the same order either way.
+// Divides a row of `width` elements into lines. Unaligned rows have the same lines, accessed
+// element by element, so sums over lines have the same order either way.
 struct Lines {
   int width = 0;
   int count = 0;
-  bool is_aligned = false;  // in all rows
+  bool is_aligned = false;  // every row is whole lines, 16-byte aligned
 
-  // Beyond the end of the row there are zeros. What is read once leaves the cache first.
+  // Elements past the end of the row are zeros. kOnce loads with an evict-first hint.
   template <bool kOnce = true, typename T>
   __device__ Line<T> load(const T* row, int line) const {
     const int first = line * Line<T>::kElements;
@@ -85,7 +85,7 @@ template <typename T>
 bool is_aligned(std::span<const MatrixRef> vectors) {
   return std::ranges::all_of(vectors, [](const MatrixRef& v) { return is_aligned(v.data); });
 }
-// The lines of rows and vectors of this width; aligned if all of them are.
+// Returns the lines of rows and vectors of this width, aligned if all of these are.
 template <typename T, typename... More>
 Lines lines_of(std::int64_t width, const More&... rows) {
   constexpr int kElements = Line<T>::kElements;
@@ -93,7 +93,7 @@ Lines lines_of(std::int64_t width, const More&... rows) {
           width % kElements == 0 && (is_aligned<T>(rows) && ...)};
 }
 
-// launch(T{}): which kernel it is to be.
+// Calls launch(T{}), where T is the element type of `dtype`.
 template <typename Launch>
 void for_dtype(Dtype dtype, Launch launch) {
   dtype == Dtype::bf16 ? launch(__nv_bfloat16{}) : launch(float{});

@@ -9,20 +9,20 @@
 namespace switchyard::cuda {
 namespace {
 
-// The gradients of one or two matrices an expert and of their biases: left are the gradients of
-// what the matrices give, right their inputs.
+// Arguments for the gradients of one or two matrices per expert and of their biases. `left` holds
+// the gradients of the matrices' outputs, `right` their inputs.
 struct MatrixGradients {
   std::vector<Gradient> matrices;
   std::vector<Gradient> biases;
   SourceRows left;                                                // [R, parts · rows]
   SourceRows right;                                               // [R, columns]
-  WeightGradientGemm::Side narrow = WeightGradientGemm::Side::a;  // which has H columns
+  WeightGradientGemm::Side narrow = WeightGradientGemm::Side::a;  // the side with H columns
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   const float* bias_weights = nullptr;
 };
 
-// One call where all gradients have one dtype, otherwise one a matrix.
+// Makes one call if all gradients have the same dtype, otherwise one per matrix.
 void matrix_gradients(const ExpertPass& pass, const ExpertPassGradients& out,
                       const MatrixGradients& args, Context& context) {
   const auto views = views_of(out.weights, args.matrices);
@@ -70,8 +70,8 @@ void weight_gradients(const ExpertPass& pass, const ExpertPassGradients& out,
   context.mark("activation");
 }
 
-// What a weight gradient reads: rows in `scratch` rather than tokens where the product, which takes
-// about a tenth longer with tokens, is large beside a pass over the rows (docs/benchmarks.md).
+// Returns the input of a weight gradient. Gathers rows from tokens into `scratch` if the product,
+// about a tenth slower with tokens, is large compared with the gather (docs/benchmarks.md).
 SourceRows gradient_input(const ExpertPass& pass, const SourceRows& rows, int parts,
                           const Rows& scratch, Context& context) {
   constexpr std::int64_t kMostColumns = 2560;

@@ -1,5 +1,5 @@
-// What experts do with their rows between the products. Every pass is over the rows of groups
-// alone; rows have the dtype it is given.
+// Passes over the experts' rows between the products. Every pass visits only the rows of groups,
+// and all rows have the dtype it is given.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Activate {
   const ExpertsOptions& options;
   Groups groups;
   Rows inner;                          // [R, inner_width]
-  const float* row_weights = nullptr;  // [R] or none: 1
+  const float* row_weights = nullptr;  // [R] or null: all 1
   Rows activated;                      // out [R, I]
 };
 void activate(const Activate& args, Context& context);
@@ -26,12 +26,13 @@ void activate(const Activate& args, Context& context);
 struct ActivateBackward {
   const ExpertsOptions& options;
   Groups groups;
-  Rows inner;                          // [R, inner_width]: becomes its gradient
-  Rows activated;                      // [R, I]: its gradient becomes weight · activation
-  const float* row_weights = nullptr;  // [R] or none: 1
-  float* d_row_weights = nullptr;      // out [R] or none: ⟨d_activated, activation⟩, and with
-  Rows d_out = {};                     // [R, H] …
-  std::span<const MatrixRef> down_bias = {};  // … host, [H] a group or null: + ⟨d_out, down_bias⟩
+  Rows inner;                          // in: [R, inner_width]; out: its gradient
+  Rows activated;                      // in: its gradient [R, I]; out: weight · activation
+  const float* row_weights = nullptr;  // [R] or null: all 1
+  // Out [R] or null: ⟨d_activated, activation⟩ + ⟨d_out, down_bias⟩, the latter if there is a bias.
+  float* d_row_weights = nullptr;
+  Rows d_out = {};                            // [R, H]
+  std::span<const MatrixRef> down_bias = {};  // host; [H] per group, or null
 };
 void activate_backward(const ActivateBackward& args, Context& context);
 
@@ -48,7 +49,8 @@ struct WeighRows {
 };
 void weigh_rows(const WeighRows& args, Context& context);
 
-// The weight entered before the first matrix: x and d_x get it, and its gradient is ⟨d_x, x⟩.
+// Backward of weights at the input: multiplies x and d_x by the weight, in place. The gradient of
+// the weight is ⟨d_x, x⟩, computed before scaling.
 struct WeighRowsBackward {
   Dtype dtype = Dtype::f32;
   Groups groups;
@@ -56,11 +58,11 @@ struct WeighRowsBackward {
   Rows x;
   Rows d_x;
   const float* row_weights = nullptr;  // [R]
-  float* d_row_weights = nullptr;      // out [R] or none
+  float* d_row_weights = nullptr;      // out [R] or null
 };
 void weigh_rows_backward(const WeighRowsBackward& args, Context& context);
 
-// to = the tokens that rows are read from
+// to[r] = the token that row r is read from
 struct RowsFromTokens {
   Dtype dtype = Dtype::f32;
   Groups groups;
@@ -82,17 +84,17 @@ void add_rows(const AddRows& args, Context& context);
 
 // bias_gradients.cu
 
-// Sums of columns over a group's rows: gradients[part · groups + group] [width] (+)=
+// Column sums over a group's rows: gradients[part · groups + group] [width] (+)=
 // Σ_r [row_weights[r] ·] rows[r, part · width …], in an order that depends on the group's rows
-// alone. Without rows zeros, or nothing to add.
+// alone. A group without rows gives zeros, or adds nothing.
 struct BiasGradients {
   Dtype dtype = Dtype::f32;  // of rows
   Groups groups;
   Rows rows;  // [R, parts · width]
   int parts = 1;
   std::int64_t width = 0;
-  const float* row_weights = nullptr;     // [R] or none: 1
-  std::span<const TensorView> gradients;  // host; f32 or `dtype`, or none
+  const float* row_weights = nullptr;     // [R] or null: all 1
+  std::span<const TensorView> gradients;  // host; each is f32, `dtype` or null
   bool accumulate = false;
 };
 void bias_gradients(const BiasGradients& args, Context& context);

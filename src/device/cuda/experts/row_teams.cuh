@@ -1,5 +1,4 @@
-// Passes over the rows of groups: a team of warps takes one row after the other, and finds out
-// whose it is.
+// Passes over the rows of groups: a team of warps takes one row at a time and looks up its group.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +12,12 @@ namespace switchyard::cuda {
 constexpr int kTeamBlock = 128;  // threads
 constexpr int kTeamBlockWarps = kTeamBlock / 32;
 
-// A warp for short rows, a block for long ones: a choice by their length alone, as sums over a row
-// follow it.
+// One warp for short rows, a block for long ones. Depends on the row length alone, because the team
+// size determines the order of sums over a row.
 inline int team_warps(int lines) { return lines <= 128 ? 1 : kTeamBlockWarps; }
 
-// A few rows a team, so that blocks even out; blocks beyond the last group end at once.
+// Returns the grid size. Teams of large grids take several rows each, which balances the load.
+// Blocks past the last group exit at once.
 inline unsigned team_blocks(const Groups& groups, int warps, const Context& context) {
   const std::int64_t rows_at_once = kTeamBlockWarps / warps;
   const std::int64_t needed = (groups.row_capacity + rows_at_once - 1) / rows_at_once;
@@ -25,7 +25,8 @@ inline unsigned team_blocks(const Groups& groups, int warps, const Context& cont
       std::min<std::int64_t>(needed, std::int64_t{64} * context.num_multiprocessors()));
 }
 
-// The last of `count` ascending keys that is at most `value`, or 0: by all lanes of a warp at once.
+// Returns the index of the last of `count` ascending keys that is at most `value`, or 0 if none is.
+// Called by all lanes of a warp together.
 template <typename Key>
 __device__ int last_at_most(int count, std::int64_t value, Key key) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -41,7 +42,8 @@ __device__ int last_at_most(int count, std::int64_t value, Key key) {
   return first;
 }
 
-// The group that a row belongs to; −1 for pads. Of groups that begin alike only the last has rows.
+// Returns the group of a row, or −1 for a padding row. Of groups with the same offset, only the
+// last can have rows.
 __device__ inline int group_of(const Groups& groups, std::int64_t row) {
   const int group =
       last_at_most(groups.count, row, [&](int g) { return std::int64_t{groups.row_offsets[g]}; });
@@ -49,7 +51,7 @@ __device__ inline int group_of(const Groups& groups, std::int64_t row) {
   return 0 <= place && place < groups.group_rows[group] ? group : -1;
 }
 
-// body(row, group, thread of the team) for all rows of groups.
+// Calls body(row, group, thread of the team) for all rows of groups.
 template <typename Body>
 __device__ void for_each_row(const Groups& groups, int warps, Body body) {
   const int teams = kTeamBlockWarps / warps;
@@ -65,13 +67,14 @@ __device__ void for_each_row(const Groups& groups, int warps, Body body) {
   }
 }
 
-// The sum over a team's threads, in every one of them; its order is fixed. All of a team call it.
+// Returns the sum over a team's threads to each of them, added in a fixed order. Called by the
+// whole team.
 __device__ inline float team_sum(float value, int warps) {
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0U, value, lanes);
   if (warps == 1) return value;
   __shared__ float sums[kTeamBlockWarps];
-  __syncthreads();  // until those of the row before have been read
+  __syncthreads();  // the previous row's sums have been read
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
   __syncthreads();
   float total = 0.0F;

@@ -1,4 +1,4 @@
-// The expert that every token visits, on a GPU.
+// The shared expert, which every token visits, on a GPU.
 #include <array>
 #include <span>
 
@@ -18,8 +18,8 @@ Groups one_group(std::int64_t num_rows, Context& context) {
 
 }  // namespace
 
-// What the expert gives is rounded to the rows' dtype before it is added, once more than on a CPU:
-// the products have no f32 output for bf16 rows.
+// The expert's output is rounded to the rows' dtype before it is added, one rounding more than on a
+// CPU: the products have no f32 output for bf16 rows.
 void shared_forward(const SharedForward& args, Context& context) {
   const auto& options = args.options;
   const auto num_rows = args.x.rows();

@@ -1,5 +1,5 @@
-// Rows of groups, element by element: weighed before the first matrix, read from tokens, and added
-// to others.
+// Elementwise passes over the rows of groups: scaling them at the input, gathering them from
+// tokens and adding them to others.
 #include <cuda_runtime.h>
 
 #include "device/cuda/experts/lines.cuh"
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kTeamBlock) weigh_kernel(const RowsKernel<T> a
   });
 }
 
-// `from` are the rows, `to` their gradients.
+// `from` holds the rows, `to` their gradients.
 template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKernel<T> args) {
   for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kTeamBlock) weigh_backward_kernel(const RowsKe
   });
 }
 
-// Several lines are under way a thread.
+// Each thread keeps several lines in flight.
 template <typename T>
 __global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> args) {
   constexpr int kAtOnce = 4;
@@ -114,7 +114,7 @@ struct RowsPass {
   int top_k = 1;
 };
 
-// launch(kernel arguments, blocks)
+// Calls launch(kernel arguments, number of blocks).
 template <typename Launch>
 void for_rows(const RowsPass& pass, Context& context, Launch launch) {
   if (pass.groups.count == 0 || pass.groups.row_capacity == 0) return;

@@ -1,5 +1,4 @@
-// The gate and up projections of groups of rows and their activation, by the tensor cores of
-// Hopper.
+// The gate and up projections of groups of rows, fused with the activation, on Hopper tensor cores.
 #include "device/cuda/hopper/activations.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"
 

@@ -1,5 +1,5 @@
-// The input gradient of the down projection and the gradients that the activation hands on, by the
-// tensor cores of Hopper.
+// The input gradient of the down projection, fused with the gradient of the activation, on Hopper
+// tensor cores.
 #include "device/cuda/hopper/activations.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"
 
@@ -27,7 +27,7 @@ struct SumDots {
   RowNumbers<float> sums;
 };
 
-// A row's blocks in order.
+// Adds up the partial dot products of each row, in order.
 __global__ void sum_dots(const SumDots args) {
   const std::int64_t first = args.groups.row_offsets[blockIdx.y];
   const int rows = args.groups.group_rows[blockIdx.y];
@@ -42,7 +42,7 @@ __global__ void sum_dots(const SumDots args) {
 
 void launch_sum_dots(const SumDots& args, const Context& context) {
   constexpr unsigned kThreads = 256;
-  constexpr unsigned kMostGroups = 65535;  // of a grid's second dimension
+  constexpr unsigned kMostGroups = 65535;  // limit of a grid's second dimension
   SumDots part = args;
   for (int first = 0; first < args.groups.count; first += kMostGroups) {
     part.groups.row_offsets = args.groups.row_offsets + first;

@@ -1,4 +1,4 @@
-// What the two products that activate have in common on the host.
+// Host code shared by the two products with fused activations.
 #pragma once
 
 #include "device/activation_constants.h"
@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda::hopper {
 
-// The activations that have such products. Others are a pass of their own.
+// True if the activation has fused kernels. Other activations run as a separate pass.
 inline bool activates(const ExpertsOptions& options) {
   return options.activation == Activation::swiglu ||
          options.activation == Activation::clamped_swiglu;

@@ -1,5 +1,5 @@
-// Stand-ins for tensors that bulk copies cannot address, so that where a tensor lies decides
-// neither which kernel runs nor any bit.
+// Aligned copies of tensors that TMA cannot address, so that a tensor's alignment changes neither
+// which kernel runs nor any bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace switchyard::cuda::hopper {
 
-// What one product reads, as long as this object is there. What can be mapped stands for itself;
-// all else is copied, which takes time.
+// The inputs of one product, valid as long as this object lives. Tensors that TMA can address are
+// returned as they are; others are copied, which takes time.
 class AlignedCopies {
  public:
   explicit AlignedCopies(Context& context) : context_(context) {}
 
   // bf16 [count, columns]
   Rows of(const Rows& rows, std::int64_t count, std::int64_t columns);
-  // Of tokens, those.
+  // If rows are read from tokens, copies the tokens.
   SourceRows of(const SourceRows& rows, std::int64_t count, std::int64_t columns);
-  // Copies are evenly spaced. For one call.
+  // Copies are evenly spaced. May be called only once per object.
   GroupMatrices of(const GroupMatrices& matrices);
 
  private:
@@ -28,15 +28,15 @@ class AlignedCopies {
   std::vector<MatrixRef> refs_;
 };
 
-// A result whose own memory bulk stores cannot address is made elsewhere, and copied there and
-// back: rows that no kernel writes keep what they hold.
+// The output of a product. If TMA cannot address its memory, the kernels write to a scratch buffer
+// instead. The old contents are copied in first, so rows that no kernel writes keep their values.
 class AlignedResult {
  public:
-  // bf16 [count, columns]; no data: no result.
+  // bf16 [count, columns]. Null data means that there is no output.
   AlignedResult(const Rows& result, std::int64_t count, std::int64_t columns, Context& context);
 
   const Rows& rows() const { return rows_; }
-  // After the last launch that writes it.
+  // Copies the scratch buffer back, if there is one. Call after the last launch that writes it.
   void finish();
 
  private:

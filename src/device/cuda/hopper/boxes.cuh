@@ -1,4 +1,4 @@
-// How a consumer's sums become boxes of rounded numbers in shared memory.
+// Writes a consumer's rounded accumulators to swizzled boxes in shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda::hopper {
 
-// 64 of the 256 columns that a consumer has sums of; a thread has 16 pairs of each such chunk.
+// A consumer's 256 columns form four chunks of 64. A thread holds 16 pairs of each chunk.
 constexpr int kChunks = 4;
 constexpr int kChunkPairs = 16;
 
@@ -16,13 +16,13 @@ __device__ __forceinline__ std::uint32_t round_pair(float first, float second) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-// Where 16 bytes of a line of a box lie.
+// Returns the swizzled address of a 16-byte piece of a line in a box.
 __device__ __forceinline__ std::uint32_t piece_of_box(std::uint32_t box, int line, int piece) {
   return box + line * 128 + ((piece ^ (line & 7)) << 4);
 }
 
-// A chunk of a warpgroup's 64 rows; a line of the box is a row. Of every eight columns a thread has
-// a pair in the first eight of its warp's sixteen rows, then one in the others.
+// Stores one chunk of a warpgroup's 64 rows; a line of the box is a row. For every eight columns, a
+// thread holds one pair in the first eight of its warp's sixteen rows and one in the last eight.
 __device__ __forceinline__ void store_chunk(std::uint32_t box, int thread,
                                             const std::uint32_t (&pairs)[kChunkPairs]) {
   const int line = thread / 32 * 16 + thread % 16;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_chunk(std::uint32_t box, int thread,
   }
 }
 
-// The same with a column in every line.
+// Like store_chunk(), but a line of the box is a column.
 __device__ __forceinline__ void store_chunk_transposed(std::uint32_t box, int thread,
                                                        const std::uint32_t (&pairs)[kChunkPairs]) {
   const int matrix = thread % 32 / 8;

@@ -1,5 +1,5 @@
-// Sums that were rounded, and are stored in chunks of 64 columns while the tensor cores are at the
-// next tile.
+// The deferred epilogue: stores a tile's rounded sums in chunks of 64 columns while the tensor
+// cores work on the next tile.
 #pragma once
 
 #include "device/cuda/hopper/boxes.cuh"
@@ -31,7 +31,7 @@ class DeferredTile {
   }
   __device__ __forceinline__ bool pending() const { return pending_; }
 
-  // Called with constants alone: the registers cannot be indexed at run time.
+  // `chunk` must be a constant after inlining: registers cannot be indexed at run time.
   __device__ __forceinline__ void store_chunk(const KernelArgs& args, const MainLoop<Variant>& loop,
                                               int chunk) {
     const std::uint32_t box = loop.staging(chunk % kStagingBoxes);
@@ -74,7 +74,7 @@ class DeferredTile {
     }
   }
 
-  // The rows after these belong to others.
+  // Stores row by row, because rows past the end of the group must not be overwritten.
   __device__ __forceinline__ void store_rows(const KernelArgs& args, std::uint32_t box, int column,
                                              int thread) const {
     const int in_piece = column + thread % 8 * 8;

@@ -1,5 +1,5 @@
-// Sums that are stored straight from registers: added to what is there, with a bias, in f32, or to
-// where no bulk copy reaches.
+// The direct epilogue: stores sums straight from registers. Used to accumulate, to add a bias, to
+// write f32, or where TMA cannot address the output.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,7 +50,7 @@ class DirectStore {
     }
   }
 
-  // `sum`: of an index into a thread's sums.
+  // `sum(i)` returns the thread's i-th sum.
   template <typename Sum>
   __device__ __forceinline__ void run(int thread, const Sum& sum) const {
 #pragma unroll
@@ -78,7 +78,7 @@ class DirectStore {
             value.y + factor * __bfloat162float(bias_[column + 1])};
   }
 
-  // Sizes are multiples of eight: where there is one of a pair there is the other.
+  // Sizes are multiples of eight, so if one element of a pair exists, so does the other.
   __device__ __forceinline__ void store(std::int64_t row, int column, float2 value) const {
     if constexpr (Variant::kIsTransposed) {
       Element* const to = c_ + column * stride_ + row;

@@ -1,4 +1,4 @@
-// Which products the kernels of Hopper take, and what all of them are told.
+// Decides which products the Hopper kernels accept, and fills in the arguments they share.
 #pragma once
 
 #include "device/cuda/hopper/aligned_copies.h"
@@ -6,14 +6,15 @@
 
 namespace switchyard::cuda::hopper {
 
-// Compiled for anything but sm_90a, that is also for plain sm_90, the kernels are empty.
+// The kernels are stubs unless compiled for sm_90a; plain sm_90 is not enough.
 #if defined(SWITCHYARD_NO_HOPPER_KERNELS)
 constexpr bool kHasKernels = false;
 #else
 constexpr bool kHasKernels = true;
 #endif
 
-// By dtype and sizes alone: the same however many groups there are, and wherever tensors lie.
+// True if the Hopper kernels run here and accept a [rows, columns] matrix. Depends on dtype and
+// sizes alone, never on the number of groups or the alignment of tensors.
 inline bool fits(const Context& context, Dtype dtype, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kSmallest = 64;
   const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
@@ -24,7 +25,7 @@ inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matri
   return fits(context, dtype, matrices.rows, matrices.columns);
 }
 
-// Whether two neighbours can be stored at once, in all rows.
+// True if two adjacent elements can be stored in one access, in every row.
 template <typename Element>
 bool has_pairs(const void* data, std::int64_t stride) {
   return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(Element)) == 0 && stride % 2 == 0;
@@ -34,7 +35,7 @@ inline int blocks_of(std::int64_t size, int block) {
   return static_cast<int>((size + block - 1) / block);
 }
 
-// [R, columns]: as a map, or to be read from tokens.
+// Sets A [R, columns]: a tensor map over the rows, or the tokens to gather them from.
 inline void set_a(KernelArgs& args, const SourceRows& rows, std::int64_t num_rows,
                   std::int64_t columns, int box_rows) {
   if (rows.sources == nullptr) {

@@ -1,4 +1,4 @@
-// c = a · Bᵀ of groups of rows, by the tensor cores of Hopper.
+// c = a · Bᵀ over groups of rows, on Hopper tensor cores.
 #include "device/cuda/hopper/fits.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"
 

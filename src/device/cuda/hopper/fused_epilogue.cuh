@@ -1,5 +1,5 @@
-// The warps that do with a tile's sums what is more than storing them, while the tensor cores
-// are at the next tile.
+// The fused epilogues: finisher warps apply the activation or its gradient to a tile's sums while
+// the tensor cores work on the next tile.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,19 +10,19 @@
 
 namespace switchyard::cuda::hopper {
 
-// Half of a consumer's sums: 64 rows, and of each two boxes of 64 columns. Of a tile's four the
-// consumers' first halves come first.
+// Half of a consumer's sums: 64 rows of two boxes of 64 columns. Of a tile's four halves, the first
+// ones of both consumers come before the second ones.
 struct Half {
   int number;
   int row;
-  int rows;  // up to 64; none: there is no such half
+  int rows;  // up to 64; 0: there is no such half
   int column;
 
   __device__ __forceinline__ int consumer() const { return number % kConsumers; }
 };
 
-// Eight elements as they are loaded. Unpacked one by one when they are used: a load that is
-// unpacked is waited for.
+// Eight elements, still packed as loaded. They are unpacked only when used, because unpacking waits
+// for the load.
 struct PackedLine {
   static constexpr int kPairs = 4;
   std::uint32_t pairs[kPairs];
@@ -73,7 +73,7 @@ class Finisher {
  private:
   using Element = __nv_bfloat16;
 
-  // The half of this number, or the next one that has rows.
+  // Returns the half with this number, or the next one that has rows.
   __device__ __forceinline__ Half find_half(const Tile& tile, int number) const {
     constexpr int kColumns = Variant::kColumnsOfPart / 2;
     if (!has_rows<Variant>(tile, number % kConsumers)) ++number;
@@ -87,7 +87,7 @@ class Finisher {
     wait_for(shared_.filled(consumer), phases_ >> consumer & 1U);
   }
 
-  // The weights of a tile's rows, four a lane of every warp.
+  // The routing weights of a tile's rows. In every warp, each lane holds four.
   class Weights {
    public:
     __device__ __forceinline__ Weights(const Activations& act, const Tile& tile) {
@@ -100,11 +100,11 @@ class Finisher {
         const std::int64_t row = tile.first_row + in_group;
         values_[i] = act.weights[act.weight_sources != nullptr ? act.weight_sources[row] : row];
       }
-      // The loads are waited for here: otherwise those that follow are waited for with them.
+      // Waits for the loads here. Later, the wait would include loads issued after them.
 #pragma unroll
       for (float& value : values_) value = __shfl_sync(~0U, value, lane);
     }
-    // Of a consumer's row; by all lanes at once, each for its own.
+    // Returns the weight of a consumer's row. All lanes call it together, each for its own row.
     __device__ __forceinline__ float of(int consumer, int line) const {
       const float first = __shfl_sync(~0U, consumer == 0 ? values_[0] : values_[2], line);
       const float second = __shfl_sync(~0U, consumer == 0 ? values_[1] : values_[3], line);
@@ -120,16 +120,16 @@ class Finisher {
     return static_cast<Element*>(const_cast<void*>(rows.data)) + row * rows.stride + column;
   }
   __device__ __forceinline__ static void store(Element* to, const PackedLine& line) {
-    __stcs(reinterpret_cast<uint4*>(to), line.piece());  // as store_box does
+    __stcs(reinterpret_cast<uint4*>(to), line.piece());  // evict-first, as in store_box()
   }
   __device__ __forceinline__ static PackedLine load_staged(std::uint32_t box, int line, int piece) {
     return PackedLine::of(load_shared(piece_of_box(box, line, piece)));
   }
 
-  // Keeps the sums, a box of the gate and one of the up projection, and stores what they activate.
+  // Stores the activation of a gate box and an up box, and the boxes too if `inner` is kept.
   template <typename Act>
   __device__ __forceinline__ void activate(const Half& half, const Weights& weights) {
-    constexpr int kPieces = 8;  // of a line
+    constexpr int kPieces = 8;  // per line
     constexpr int kLines = Variant::kFinishers / kPieces;
     const Activations& act = args_.activations;
     const std::uint32_t gates = shared_.staging(half.consumer(), 0);
@@ -144,7 +144,7 @@ class Finisher {
     }
     const int piece = thread_ % kPieces;
     const int column = half.column + piece * 8;
-    // All rows of a warp, as long as there is one: their weights are fetched together.
+    // A warp continues while any of its rows is valid, because fetching weights is a warp shuffle.
 #pragma unroll 2
     for (int line = thread_ / kPieces; line / 4 * 4 < half.rows; line += kLines) {
       const float weight = weights.of(half.consumer(), line);
@@ -169,18 +169,18 @@ class Finisher {
     arrive(shared_.drained(half.consumer()));
   }
 
-  // What a thread has of a row in the backward: eight columns of 128.
+  // A thread's part of a row in backward: eight of 128 columns.
   struct Inputs {
     PackedLine gate;
     PackedLine up;
   };
 
-  // In the backward a thread has a piece of 128 columns, and in a step of the warps one of 6 rows.
+  // In backward, 16 threads share 128 columns of a row, so the three warps cover 6 rows per step.
   static constexpr int kPieces = 16;
   static constexpr int kStep = Variant::kFinishers / kPieces;
-  static constexpr int kAtOnce = 2;  // steps, whose long ways through the units overlap
+  static constexpr int kAtOnce = 2;  // steps in flight, to hide their latency
 
-  // Rows of the half from this one on.
+  // Loads this thread's inputs of kAtOnce steps, from row `line` of the half on.
   __device__ __forceinline__ void load_step(const Half& half, int line,
                                             Inputs (&inputs)[kAtOnce]) const {
     const int column = half.column + thread_ % kPieces * 8;
@@ -195,8 +195,8 @@ class Finisher {
     load_step(half, thread_ / kPieces, inputs);
   }
 
-  // The sums are the gradient of what was activated, before its weight. The next rows' inputs are
-  // under way, also those of the tile's half after.
+  // The sums are the gradient of the activated values, before the routing weight. The inputs of the
+  // next rows are prefetched, including the first rows of the tile's next half.
   template <typename Act>
   __device__ __forceinline__ void activate_backward(const Half& half, const Half& after,
                                                     const Weights& weights,
@@ -206,7 +206,7 @@ class Finisher {
     const int column = half.column + piece * 8;
     const int lines = column < args_.columns ? half.rows : 0;
     const std::uint32_t box = shared_.staging(half.consumer(), piece / 8);
-    // All rows of a warp, as long as there is one: they exchange weights and sums.
+    // A warp continues while any of its rows is valid: its lanes exchange weights and dot products.
     const auto has_rows_of_warp = [&](int line) { return line / 2 * 2 < half.rows; };
     int line = thread_ / kPieces;
     if (!has_rows_of_warp(line)) load_first(after, next);
@@ -247,7 +247,8 @@ class Finisher {
     return {load(gate), load(gate + args_.columns)};
   }
 
-  // As activate_backward of row_passes.h does it; returns this line's part of ⟨d, activation⟩.
+  // Does for one line what activate_backward() of row_passes.h does. Returns the line's part of
+  // ⟨d, activation⟩.
   template <typename Act>
   __device__ __forceinline__ float line_backward(const PackedLine& d, const Inputs& in,
                                                  float weight, bool is_there, Element* inner,
@@ -281,7 +282,7 @@ class Finisher {
     return is_there ? dot : 0.0F;
   }
 
-  // Of 128 columns, by the sixteen threads that have them.
+  // Adds up the dot products over the sixteen threads that share 128 columns, and stores them.
   __device__ __forceinline__ void store_dots(const Half& half, int line, int column,
                                              float (&dots)[kAtOnce]) const {
     const Activations& act = args_.activations;
@@ -305,7 +306,7 @@ class Finisher {
   const int rank_;
   const SharedMemory shared_;
   const int thread_;
-  std::uint32_t phases_ = 0;  // a bit for each consumer
+  std::uint32_t phases_ = 0;  // one bit per consumer
 };
 
 }  // namespace switchyard::cuda::hopper

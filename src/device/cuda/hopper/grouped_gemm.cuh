@@ -1,6 +1,6 @@
-// The grouped GEMM kernel of Hopper: one block a multiprocessor, clusters of two; in each block a
-// thread, a warp or four copy, two warpgroups multiply 64 rows of the tile each, and where sums are
-// more than stored, three warps take them.
+// The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
+// two. In each block one thread, one warp or four warps produce, two consumer warpgroups multiply
+// 64 rows of the tile each, and with a fused epilogue three warps run the finisher.
 #pragma once
 
 #include "device/cuda/hopper/deferred_epilogue.cuh"
@@ -77,7 +77,7 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
   }
 }
 
-// What is finished by others.
+// Hands the sums to the finisher instead of storing them.
 template <typename Variant>
 __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int rank,
                                                      MainLoop<Variant> loop) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       finish<Variant>(args, rank, shared);
     }
   }
-  // The other block may still copy into this one's memory, or tell its barriers.
+  // The other block may still copy into this block's shared memory or arrive at its barriers.
   __syncwarp();
   sync_cluster();
 #else

@@ -1,4 +1,4 @@
-// Rounded sums that a consumer hands to the finisher: two of a tile's four chunks at a time.
+// Hands a consumer's rounded sums to the finisher, two of a tile's four chunks at a time.
 #pragma once
 
 #include "device/cuda/hopper/boxes.cuh"
@@ -6,15 +6,15 @@
 
 namespace switchyard::cuda::hopper {
 
-// Of a tile that activates, half of the gate's columns and the same of the up projection's;
-// otherwise half of the columns.
+// Returns the chunk that goes into a staging box. In an activating tile, a half consists of half
+// the gate columns and the same up columns; otherwise it is half of the tile's columns.
 template <typename Variant>
 __device__ constexpr int chunk_of(int half, int box) {
   return Variant::kActivates ? 2 * box + half : 2 * half + box;
 }
 
-// The first half goes at the end of a tile; the second waits in registers until the finisher has
-// room for it, which is in the middle of the next tile.
+// The first half is handed over at the end of a tile. The second waits in registers until the
+// middle of the next tile, when the finisher should have room for it.
 template <typename Variant>
 class HandOver {
  public:
@@ -37,8 +37,8 @@ class HandOver {
     pending_ = true;
   }
 
-  // What is still here. Also before a tile without rows: the finisher must not have to wait until
-  // there are some, as nobody else may get on before it does.
+  // Hands over the second half if it is pending. Called before a tile without rows too: if the
+  // finisher had to wait for the next tile with rows, all other warps could be stuck behind it.
   __device__ __forceinline__ void flush() {
     if (!pending_) return;
     pending_ = false;
@@ -51,7 +51,7 @@ class HandOver {
   }
 
  private:
-  // `chunk` is a constant where this is inlined: registers cannot be indexed at run time.
+  // `chunk` must be a constant after inlining: registers cannot be indexed at run time.
   __device__ __forceinline__ static void round_chunk(const float (&sums)[128], int chunk,
                                                      std::uint32_t (&pairs)[kChunkPairs]) {
 #pragma unroll
@@ -64,7 +64,7 @@ class HandOver {
     wait_for(shared_.drained(consumer_), phase_ ^ 1);
   }
   __device__ __forceinline__ void tell() {
-    fence_async_proxy();  // the finisher's bulk stores read it
+    fence_async_proxy();  // the finisher's TMA stores read the boxes
     arrive(shared_.filled(consumer_));
     phase_ ^= 1;
   }

@@ -1,4 +1,4 @@
-// c = Σ_p a_p · B_p of groups of rows, by the tensor cores of Hopper.
+// c = Σ_p a_p · B_p over groups of rows, on Hopper tensor cores.
 #include "device/cuda/hopper/fits.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"
 

@@ -1,4 +1,4 @@
-// What the grouped GEMM kernels of Hopper are told, and which kernels there are.
+// Variants and arguments of the Hopper grouped GEMM kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,30 +8,30 @@
 
 namespace switchyard::cuda::hopper {
 
-// The products of grouped_gemm.h. A tile of a transposed weight gradient is one of Cᵀ.
+// The products of grouped_gemm.h. transposed_weight_gradient computes tiles of Cᵀ.
 enum class Product { forward, input_gradient, weight_gradient, transposed_weight_gradient };
 
-// Where A comes from: rows that lie one after the other, or tokens that rows are read from.
+// Where A comes from: a matrix of consecutive rows, or tokens from which rows are gathered.
 enum class Source { rows, tokens };
 
-// How sums leave.
+// How accumulators are written out.
 enum class Epilogue {
-  deferred,           // rounded, and stored behind the next tile's first products
-  direct,             // at once from registers, slower, for what is more than rounding
-  activate,           // of a gate and an up projection: by warps of their own, and so are
-  activate_backward,  // the gradients that an activation hands on
+  deferred,  // rounded, then stored during the first k blocks of the next tile
+  direct,    // stored at once from registers: slower, but can accumulate, add a bias or write f32
+  activate,  // activation of gate and up projections, by finisher warps
+  activate_backward,  // gradient of the activation, by finisher warps
 };
 
-// A tile of c is 128 × 256; the reduction goes in blocks of 64.
+// A tile of c is 128 × 256; the reduction advances in blocks of 64.
 constexpr int kTileRows = 128;
 constexpr int kTileColumns = 256;
 constexpr int kBlock = 64;
 
-constexpr int kConsumers = 2;  // warpgroups, of 64 rows of the tile each
+constexpr int kConsumers = 2;  // warpgroups; each computes 64 rows of the tile
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 
-// One kernel.
+// Compile-time configuration of one kernel.
 template <Product kTheProduct, Source kTheSource, Epilogue kTheEpilogue>
 struct Variant {
   static constexpr Product kProduct = kTheProduct;
@@ -42,18 +42,20 @@ struct Variant {
   static constexpr bool kActivates = kEpilogue == Epilogue::activate;
   static constexpr bool kHasFinisher = kActivates || kEpilogue == Epilogue::activate_backward;
 
-  // Of the third warpgroup the first warp produces; the others finish, where sums are more than
-  // stored, or else produce too, where that takes more than one thread.
+  // The first warp of the third warpgroup is a producer. The other three warps run the finisher if
+  // there is one; otherwise they also produce if the variant reads tokens.
   static constexpr int kReaders = kHasFinisher ? 32 : kWarpgroup;
   static constexpr int kFinishers = kWarpgroup - 32;
-  // A consumer holds 128 sums, and of the tile before 64 pairs, or half of them.
+  // A consumer thread holds 128 accumulators, and up to 64 rounded pairs of the previous tile (32
+  // with a finisher).
   static constexpr int kConsumerRegisters = kHasFinisher ? 184 : kReadsTokens ? 216 : 232;
   static constexpr int kOtherRegisters = kHasFinisher ? 136 : kReadsTokens ? 72 : 40;
-  // A tile that activates has 128 columns of the gate, and the same of the up projection.
+  // An activating tile covers 128 columns of the gate projection and the same 128 of the up
+  // projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;
 };
 
-// Division by a number that the host knows, of numbers below 2³¹.
+// Divides numbers below 2³¹ by a divisor fixed on the host, with a multiplication and a shift.
 class Divisor {
  public:
   Divisor() = default;
@@ -75,7 +77,7 @@ class Divisor {
   std::uint32_t shift_ = 0;
 };
 
-// Tokens that rows of A are read from.
+// Tokens from which rows of A are gathered: row r is token sources[r] / top_k.
 struct Tokens {
   const void* data = nullptr;
   std::uint32_t stride = 0;               // in bytes
@@ -84,40 +86,42 @@ struct Tokens {
   Divisor top_k;
 };
 
-// What a finisher works on.
+// Inputs and outputs of the finisher.
 struct Activations {
-  Rows inner;  // no data: not kept
+  Rows inner;  // null data: not kept
   Rows activated;
-  const float* weights = nullptr;  // by row, or by source; none: 1
+  const float* weights = nullptr;  // indexed by row, or by source; null: all 1
   const std::int32_t* weight_sources = nullptr;
-  float* dots = nullptr;  // out [R, dot_blocks]: a row's part of d_weights in 128 columns each
+  float* dots = nullptr;  // out [R, dot_blocks]: partial d_weights, one per 128 columns
   int dot_blocks = 0;
   bool is_clamped = false;
   ActivationConstants constants;
 };
 
-// Parts do not share a tile, except a gate and an up projection that are activated, nor a block of
-// the reduction.
+// No k block spans two parts. No tile does either, except that an activating tile pairs a gate with
+// its up projection.
 struct KernelArgs {
-  // forward [R, K], input gradient [parts, R, K], weight gradient [parts, R, M]; not for tokens
+  // Forward: [R, K]; input gradient: [parts, R, K]; weight gradient: [parts, R, M]. Unused if A is
+  // gathered from tokens.
   CUtensorMap a{};
-  MatrixMaps b;  // the matrices; weight gradient [R, N], transposed [parts, R, N]
-  MatrixMaps c;  // [parts, R, N], or the matrices; not for direct epilogues
+  // The weight matrices. Weight gradient: [R, N]; transposed weight gradient: [parts, R, N].
+  MatrixMaps b;
+  MatrixMaps c;  // [parts, R, N], or the matrices of a weight gradient; unused by direct epilogues
   Tokens tokens;
   const std::int32_t* row_offsets = nullptr;
   const std::int32_t* group_rows = nullptr;
-  const std::int32_t* group_order = nullptr;  // [groups]: which comes first; none: as they are
+  const std::int32_t* group_order = nullptr;  // [groups]: processing order; null: ascending
   int groups = 0;
-  int part_blocks = 0;    // a part's column tiles, blocks of the reduction, or row tiles
+  int part_blocks = 0;    // column tiles, k blocks or row tiles per part, by product
   int column_blocks = 0;  // column tiles of all parts
-  int row_blocks = 0;     // row tiles of all parts; weight gradients alone
-  int k_blocks = 0;       // of all parts; not for weight gradients
-  int rows = 0;           // M; weight gradients alone
+  int row_blocks = 0;     // row tiles of all parts; weight gradients only
+  int k_blocks = 0;       // of all parts; unused by weight gradients
+  int rows = 0;           // M; weight gradients only
   int columns = 0;        // N
-  Rows c_rows;            // not for weight gradients
-  const MatrixRef* c_matrices = nullptr;  // direct weight gradients alone
-  bool c_is_f32 = false;                  // direct epilogues alone, as what follows
-  bool c_has_pairs = true;                // as has_pairs
+  Rows c_rows;            // unused by weight gradients
+  const MatrixRef* c_matrices = nullptr;  // direct weight gradients only
+  bool c_is_f32 = false;                  // this and the next four: direct epilogues only
+  bool c_has_pairs = true;                // see has_pairs()
   bool accumulate = false;
   const MatrixRef* bias = nullptr;
   const float* bias_factors = nullptr;

@@ -1,4 +1,4 @@
-// A consumer warpgroup's way through the blocks of a tile's reduction.
+// The main loop of a consumer warpgroup over the k blocks of a tile.
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda::hopper {
 
-// Named barriers: 1 and 2 of the consumers, 3 of both.
+// Named barriers: 1 and 2 synchronise one consumer each, 3 synchronises both.
 constexpr int kConsumerBarrier = 1;
 constexpr int kBothConsumersBarrier = 3;
 
@@ -17,10 +17,10 @@ class MainLoop {
   __device__ __forceinline__ MainLoop(SharedMemory shared, int warpgroup)
       : shared(shared), consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
-  // Begins the products of block k; other work may be done until finish(k).
+  // Issues the products of block k. The caller may do other work before finish(k).
   __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
     pipeline_.wait_full();
-    if constexpr (Variant::kReadsTokens) fence_async_proxy();  // of copies that are no bulk copies
+    if constexpr (Variant::kReadsTokens) fence_async_proxy();  // A was written by cp.async
     if constexpr (Variant::kIsWeightGradient) {
       if (k == tile.k_blocks - 1 && tile.rows % kBlock != 0) zero_lines(tile.rows % kBlock);
     }
@@ -34,22 +34,22 @@ class MainLoop {
     commit_products();
   }
 
-  // One block's products stay under way; the stage of those before is free.
+  // Leaves the products of block k in flight, and releases the stage of the block before.
   __device__ __forceinline__ void finish(int k) {
     wait_for_products<1>();
     if (k > 0) pipeline_.release_previous(thread);
     pipeline_.advance();
   }
 
-  // After the last of at least one block: the sums are there.
+  // Waits for all products; the sums are then complete. The tile must have at least one k block.
   __device__ __forceinline__ void finish_all(float (&sums)[128]) {
     wait_for_products<0>();
     pin(sums);
     pipeline_.release_previous(thread);
   }
 
-  // Lets the stages of a tile go by in which this consumer has no rows. No product holds its warps
-  // together here: without the barrier one could be lapped by the ring.
+  // Skips the stages of a tile in which this consumer has no rows. No wgmma keeps its warps in step
+  // here: without the barrier, the ring could lap a slow warp.
   __device__ __forceinline__ void pass(const Tile& tile) {
     for (int k = 0; k < tile.k_blocks; ++k) {
       pipeline_.wait_full();
@@ -68,15 +68,15 @@ class MainLoop {
 
   const SharedMemory shared;
   const int consumer;
-  const int thread;  // of the warpgroup
+  const int thread;  // within the warpgroup
 
  private:
   static constexpr Lines kA = Variant::kIsWeightGradient ? Lines::across_k : Lines::along_k;
   static constexpr Lines kB =
       Variant::kProduct == Product::forward ? Lines::along_k : Lines::across_k;
 
-  // Rows beyond the group, which may hold anything, count as zeros in both operands. The swizzle
-  // stays within a line, so that whole lines can be set without regard to it.
+  // Zeroes the rows past the end of the group, which may hold anything, in both operands. The
+  // swizzle permutes pieces within a line, so whole lines can be zeroed without regard to it.
   __device__ __forceinline__ void zero_lines(int first) {
     constexpr int kPieces = 128 / 16;
     const int pieces = (64 - first) * kPieces;

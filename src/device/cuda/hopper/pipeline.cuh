@@ -1,5 +1,5 @@
-// Shared memory of a block, the stages that travel from its producer to its consumers, and the
-// sums that travel on to a finisher.
+// Shared memory layout of a block: the pipeline stages from producer to consumers, and the staging
+// boxes from consumers to the finisher.
 #pragma once
 
 #include "device/cuda/hopper/kernel_args.h"
@@ -9,21 +9,21 @@ namespace switchyard::cuda::hopper {
 
 constexpr int kStages = 4;
 
-// A box of 64 lines of 128 bytes: half of A, a quarter of B, or 64 × 64 results on their way out.
+// A box of 64 lines of 128 bytes: half of A, a quarter of B, or 64 × 64 results to be stored.
 constexpr int kBoxBytes = 64 * 128;
 constexpr int kABytes = 2 * kBoxBytes;
 constexpr int kBBytes = 4 * kBoxBytes;
 constexpr int kStageBytes = kABytes + kBBytes;
-constexpr int kStagingBoxes = 2;  // a consumer
+constexpr int kStagingBoxes = 2;  // per consumer
 
 constexpr int kStagingOffset = kStages * kStageBytes;
 constexpr int kBarriersOffset = kStagingOffset + kConsumers * kStagingBoxes * kBoxBytes;
 constexpr int kNumBarriers = 2 * kStages + 2 * kConsumers;
-constexpr int kSharedAlignment = 1024;  // of the swizzle
+constexpr int kSharedAlignment = 1024;  // required by the 128-byte swizzle
 constexpr int kSharedBytes = kBarriersOffset + kNumBarriers * 8 + kSharedAlignment;
 static_assert(kSharedBytes <= 232448);
 
-// Where things lie in a block's shared memory.
+// Addresses of the buffers and barriers in a block's shared memory.
 class SharedMemory {
  public:
   __device__ __forceinline__ explicit SharedMemory(std::uint32_t base) : base_(base) {}
@@ -35,13 +35,13 @@ class SharedMemory {
   __device__ __forceinline__ std::uint32_t staging(int consumer, int box) const {
     return base_ + kStagingOffset + (consumer * kStagingBoxes + box) * kBoxBytes;
   }
-  // A stage is full when its bytes have come, and empty when both consumers of both blocks of the
-  // cluster, which may copy into it, are done with it.
+  // A stage is full when its bytes have arrived. It is empty when the consumers of both blocks in
+  // the cluster have released it, because a producer may multicast into both blocks.
   __device__ __forceinline__ std::uint32_t full(int stage) const { return barrier(stage); }
   __device__ __forceinline__ std::uint32_t empty(int stage) const {
     return barrier(kStages + stage);
   }
-  // A consumer's staging boxes are filled for the finisher, and drained by it.
+  // A consumer's staging boxes are filled by the consumer and drained by the finisher.
   __device__ __forceinline__ std::uint32_t filled(int consumer) const {
     return barrier(2 * kStages + consumer);
   }
@@ -49,7 +49,7 @@ class SharedMemory {
     return barrier(2 * kStages + kConsumers + consumer);
   }
 
-  // By one thread, before the cluster synchronises.
+  // Called by one thread, before the first cluster barrier.
   template <typename Variant>
   __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -71,7 +71,7 @@ class SharedMemory {
   std::uint32_t base_;
 };
 
-// A thread's place in the ring of stages.
+// A thread's position in the ring of stages.
 class Pipeline {
  public:
   __device__ __forceinline__ explicit Pipeline(SharedMemory shared) : shared_(shared) {}
@@ -85,7 +85,7 @@ class Pipeline {
     wait_for(shared_.empty(stage_), phase_ ^ 1);
   }
 
-  // By all threads of a consumer, whose first two tell the two blocks.
+  // Called by all threads of a consumer; the first two each signal one block of the cluster.
   __device__ __forceinline__ void release(int thread) const { release(stage_, thread); }
   __device__ __forceinline__ void release_previous(int thread) const {
     release(stage_ == 0 ? kStages - 1 : stage_ - 1, thread);

@@ -1,4 +1,4 @@
-// The threads that copy the operands of every tile into shared memory.
+// The producer: loads the operands of every tile into the pipeline stages.
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda::hopper {
 
-// A matrix of a group, as its map and where it lies in that.
+// A matrix of a group: its tensor map, and its coordinates in that map.
 struct MappedMatrix {
   const CUtensorMap* map;
   int group;
@@ -25,7 +25,7 @@ class Producer {
   __device__ __forceinline__ Producer(const KernelArgs& args, int rank, SharedMemory shared)
       : args_(args), rank_(rank), pipeline_(shared) {}
 
-  // By one thread: all operands are bulk copies.
+  // Run by one thread: all operands are loaded by TMA.
   __device__ __forceinline__ void run() {
     TileWalk<Variant> walk(args_, rank_);
     Tile tile;
@@ -39,7 +39,7 @@ class Producer {
     }
   }
 
-  // By all readers: every thread copies its pieces of A, and the first bulk copies B.
+  // Run by all readers: every thread copies its pieces of A, and thread 0 also loads B by TMA.
   __device__ __forceinline__ void run_reading_tokens(int thread) {
     TileWalk<Variant> walk(args_, rank_);
     TokenReader<Variant> reader(args_.tokens, thread / 32);
@@ -64,7 +64,7 @@ class Producer {
  private:
   static constexpr Product kProduct = Variant::kProduct;
 
-  // Of what the two blocks share each copies one half, for both.
+  // Each block loads half of the operand that the two share, and multicasts it to both.
   __device__ __forceinline__ void load(const Tile& tile, int k) {
     arrive_expecting(pipeline_.full(), tile.idle ? kABytes : kStageBytes);
     if (tile.same_rows) {
@@ -96,7 +96,7 @@ class Producer {
     }
   }
 
-  // 64 of the tile's 128 rows.
+  // Loads 64 of the tile's 128 rows.
   template <bool kForBoth>
   __device__ __forceinline__ void load_a(const Tile& tile, int k, int half) {
     const int in_tile = half * 64;
@@ -114,7 +114,7 @@ class Producer {
     copy<kForBoth>(&args_.a, from, pipeline_.a() + half * kBoxBytes, pipeline_.full());
   }
 
-  // 128 of the tile's 256 columns: one box of 128 lines along k, or two of 64 across.
+  // Loads 128 of the tile's 256 columns: one box of 128 lines along k, or two of 64 across k.
   template <bool kForBoth>
   __device__ __forceinline__ void load_b(const Tile& tile, int k, int half) {
     const std::uint32_t to = pipeline_.b() + half * 2 * kBoxBytes;

@@ -1,5 +1,5 @@
-// The instructions of Hopper that C++ has no words for: barriers in shared memory, bulk copies of
-// boxes of tensors, registers that change hands.
+// Wrappers for Hopper's PTX instructions: mbarriers, TMA copies, proxy fences, clusters, dependent
+// launches and register reallocation.
 #pragma once
 
 #include <cuda.h>
@@ -12,8 +12,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Barriers: 8 bytes of shared memory. Their default forms acquire and release; the .cluster ones
-// are slower, and nothing here needs them.
+// An mbarrier is 8 bytes of shared memory. The default forms of its operations acquire and release
+// at CTA scope; the .cluster forms are slower, and nothing here needs them.
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -22,7 +22,7 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives, and makes the phase wait for this many bytes of bulk copies too.
+// Arrives, and makes the current phase also wait for this many bytes of TMA loads.
 __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -32,12 +32,12 @@ __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives once the copies that this thread has begun so far (copy_piece) have come.
+// Arrives once all copies that this thread has issued so far (copy_piece) have completed.
 __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// 16 bytes of global memory, or zeros where they are not wanted.
+// Copies 16 bytes from global to shared memory; writes zeros instead if they are not `wanted`.
 __device__ __forceinline__ void copy_piece(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
@@ -48,7 +48,7 @@ __device__ __forceinline__ void copy_piece(std::uint32_t to, const void* from, b
                : "memory");
 }
 
-// At the barrier of the same address in another block of the cluster, or in this one.
+// Arrives at the barrier with the same address in a block of the cluster, which may be this one.
 __device__ __forceinline__ void arrive_at(std::uint32_t barrier, std::uint32_t block) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -58,7 +58,7 @@ __device__ __forceinline__ void arrive_at(std::uint32_t barrier, std::uint32_t b
       : "memory");
 }
 
-// Until the phase of this parity is over; the phase before the first counts as over.
+// Waits until the phase of this parity completes. The phase before the first counts as complete.
 __device__ __forceinline__ void wait_for(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -71,8 +71,8 @@ __device__ __forceinline__ void wait_for(std::uint32_t barrier, std::uint32_t pa
       : "memory");
 }
 
-// Bulk copies of a box of a 4-D tensor. What lies outside the tensor is zero on the way in, and
-// left alone on the way out.
+// Coordinates of a box in a 4-D tensor, for TMA copies. Elements outside the tensor are loaded as
+// zeros and never stored.
 struct Corner {
   int column;
   int row;
@@ -89,7 +89,8 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, const Corner& f
       : "memory");
 }
 
-// To the same place in both blocks of the cluster, each told by its own barrier.
+// Multicasts the box to the same offset in both blocks of the cluster and signals each block's
+// own barrier.
 __device__ __forceinline__ void load_box_for_both(const CUtensorMap* map, const Corner& from,
                                                   std::uint32_t to, std::uint32_t barrier) {
   constexpr std::uint16_t kBoth = 3;
@@ -101,7 +102,7 @@ __device__ __forceinline__ void load_box_for_both(const CUtensorMap* map, const 
       : "memory");
 }
 
-// What is stored is the first to leave the cache: it would push out what is read again.
+// Stores with an L2 evict-first hint, so that results do not evict operands that are read again.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const Corner& to,
                                           std::uint32_t from) {
   asm volatile(
@@ -117,7 +118,7 @@ __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until all but the thread's last kPending groups of stores have read shared memory.
+// Waits until all but this thread's last kPending store groups have finished reading shared memory.
 template <int kPending>
 __device__ __forceinline__ void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -127,13 +128,13 @@ __device__ __forceinline__ void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Before this thread uses a map that lies in global memory, where a copy put it.
+// Must be called before this thread uses a tensor map that was copied to global memory.
 __device__ __forceinline__ void acquire_map(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-// Makes reads and writes of shared memory, this thread's and those that a barrier has told it of,
-// seen by bulk copies and by wgmma.
+// Orders accesses to shared memory (this thread's, and those it has synchronised with through a
+// barrier) before later TMA copies and wgmma, which use the async proxy.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -142,12 +143,12 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Kernels that follow in the stream may be launched from here on. They wait for this one's end
-// before they touch what it touches.
+// Lets the next kernel in the stream launch early (programmatic dependent launch). That kernel must
+// wait for this one to end before it touches the same memory.
 __device__ __forceinline__ void let_next_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-// Until the kernels before have ended, and what they wrote is there.
+// Waits until the preceding kernels have ended and their writes are visible.
 __device__ __forceinline__ void wait_for_kernels_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -172,15 +173,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Four 8 × 8 matrices of 16-bit elements from a warp's registers; lanes 8i … 8i + 7 give the
-// addresses of the rows of matrix i.
+// Stores four 8 × 8 matrices of 16-bit elements from a warp's registers. Lanes 8i … 8i + 7 pass the
+// row addresses of matrix i.
 __device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t* values) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
                : "memory");
 }
 
-// The same, each of them transposed.
+// Like store_matrices(), with each matrix transposed.
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t to,
                                                           const std::uint32_t* values) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),

@@ -1,14 +1,14 @@
-// Where a consumer's 64 × 256 sums belong.
+// Destination of a consumer's 64 × 256 accumulators.
 #pragma once
 
 #include "device/cuda/hopper/tile_walk.cuh"
 
 namespace switchyard::cuda::hopper {
 
-// Rows and columns of c, or of a matrix of it; of a transposed one, of its transpose.
+// Coordinates in c or in one of its matrices; for transposed products, in the matrix's transpose.
 struct Target {
   int row;
-  int rows;  // that belong to the group or matrix: may be over 64, or none
+  int rows;  // left in the group or matrix from `row` on: may exceed 64, or be 0 or less
   int column;
   int group;
   int part;
@@ -32,7 +32,8 @@ __device__ __forceinline__ Target find_target(const KernelArgs& args, const Tile
   return {tile.first_row + row, tile.rows - row, column, tile.group, part};
 }
 
-// Weight gradients have all consumers at work in every tile: they meet where rows are zeroed.
+// True if the consumer takes part in this tile. In weight gradients both consumers do, even without
+// rows of their own, since they synchronise where rows are zeroed.
 template <typename Variant>
 __device__ __forceinline__ bool has_rows(const Tile& tile, int consumer) {
   if (Variant::kIsWeightGradient) return !tile.idle;

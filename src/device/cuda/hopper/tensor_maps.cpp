@@ -1,4 +1,4 @@
-// Encodes tensor maps by the driver's own function, found at run time.
+// Encodes tensor maps with the driver's function, looked up at run time.
 #include "device/cuda/hopper/tensor_maps.h"
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The library links no libcuda, so that it also loads where there is no driver.
+// The library does not link libcuda, so that it also loads on machines without a driver.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -44,7 +44,7 @@ std::int64_t elements_between(const MatrixRef& from, const MatrixRef& to) {
   return bytes / kElementBytes;
 }
 
-// The strides of matrices that are one tensor; none where they are not.
+// Returns the strides if the matrices form one tensor, and nullopt otherwise.
 std::optional<Spacing> find_spacing(std::span<const MatrixRef> refs, std::int64_t groups,
                                     std::int64_t parts) {
   constexpr std::int64_t kTooFar = (std::int64_t{1} << 40) / kElementBytes;
@@ -76,7 +76,7 @@ std::optional<Spacing> find_spacing(std::span<const MatrixRef> refs, std::int64_
 CUtensorMap tensor_map(const TensorLayout& tensor, int box_rows) {
   static const Encode encode = find_encode();
   const auto extent = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  // A dimension of one has no stride of its own; any valid one will do.
+  // The stride of a dimension of extent one is never used; any valid value will do.
   const auto bytes = [&](std::int64_t stride, std::int64_t of) {
     return extent((of == 1 ? tensor.columns : stride) * kElementBytes);
   };

@@ -1,4 +1,4 @@
-// Descriptions of tensors for the bulk copies of Hopper, made on the host.
+// TMA descriptors (tensor maps), encoded on the host.
 #pragma once
 
 #include <cuda.h>
@@ -9,7 +9,7 @@
 
 namespace switchyard::cuda::hopper {
 
-// bf16 [parts, groups, rows, columns]; strides in elements, multiples of eight.
+// A bf16 tensor [parts, groups, rows, columns]. Strides are in elements, and multiples of eight.
 struct TensorLayout {
   const void* data = nullptr;
   std::int64_t columns = 0;
@@ -21,21 +21,21 @@ struct TensorLayout {
   std::int64_t part_stride = 0;
 };
 
-constexpr int kBoxColumns = 64;  // 128 bytes: as many as the swizzle allows
+constexpr int kBoxColumns = 64;  // 128 bytes: the most that the swizzle allows
 
-// Copies boxes of [1, 1, box_rows, 64], swizzled in lines of 128 bytes.
+// Returns a tensor map for boxes of [1, 1, box_rows, 64] with the 128-byte swizzle.
 CUtensorMap tensor_map(const TensorLayout& tensor, int box_rows);
 
-// Evenly spaced matrices are one tensor. Others have a map each, table[part · groups + group], in
-// device memory.
+// Evenly spaced matrices share one map, `whole`. Otherwise each matrix has its own map,
+// table[part · groups + group], in device memory.
 struct MatrixMaps {
   CUtensorMap whole{};
   const CUtensorMap* table = nullptr;
 };
 MatrixMaps matrix_maps(const GroupMatrices& matrices, int groups, int box_rows, Context& context);
 
-// Whether bulk copies can address them: 16-byte aligned, rows whole multiples of eight elements
-// apart.
+// True if TMA can address the tensors: 16-byte aligned, with row strides that are multiples of
+// eight elements.
 bool can_map(const Rows& rows);
 bool can_map(const GroupMatrices& matrices);
 

@@ -1,13 +1,13 @@
-// Which tiles a block works on, and in which order: decided from the groups' sizes alone, by every
-// thread for itself.
+// The tile scheduler: which tiles a block computes, and in which order. Every thread derives this
+// on its own, from the group sizes alone.
 #pragma once
 
 #include "device/cuda/hopper/kernel_args.h"
 
 namespace switchyard::cuda::hopper {
 
-// One of a cluster's two blocks' share of a pair of tiles. Both have the same group, and so as many
-// blocks of the reduction.
+// The tile of one block, out of the pair that its cluster computes. Both tiles belong to the same
+// group, so they have equally many k blocks.
 struct Tile {
   int group;
   int first_row;     // of the group
@@ -15,13 +15,13 @@ struct Tile {
   int row_block;     // in tiles
   int column_block;  // in tiles
   int k_blocks;
-  bool same_rows;  // as the other block's tile, with other columns; else other rows, same columns
-  bool idle;       // no tile was left for this block; it still takes part in the copies
+  bool same_rows;  // the pair shares its rows; otherwise it shares its columns
+  bool idle;       // no tile is left for this block; it still takes part in the copies
 };
 
-// The two blocks of a cluster take two row tiles of the same columns; a group's odd last row tile
-// is taken with two column tiles instead. Clusters take pairs in turn, to and fro: where pairs get
-// smaller, as with the longest groups first, nobody always has the larger one.
+// The two blocks of a cluster take two row tiles of the same columns. The odd last row tile of a
+// group is paired along columns instead. Clusters take pairs in serpentine order: when pairs get
+// smaller, as with the longest groups first, no cluster always gets the larger one.
 template <typename Variant>
 class TileWalk {
  public:
@@ -30,7 +30,7 @@ class TileWalk {
     load_group();
   }
 
-  // False when there are no more.
+  // Advances to the next tile. Returns false if there are no more.
   __device__ __forceinline__ bool next(Tile& tile) {
     while (pair_ >= first_pair_ + group_pairs_) {
       if (++place_ >= args_.groups) return false;
@@ -50,8 +50,8 @@ class TileWalk {
   }
 
  private:
-  // Pairs of row tiles are taken eight at a time through all columns, so that what they share is
-  // still in the cache.
+  // Bands of eight pairs of row tiles sweep over all columns, so that the operands they share are
+  // still in L2.
   static constexpr int kBand = 8;
 
   __device__ __forceinline__ void load_group() {
@@ -87,7 +87,7 @@ class TileWalk {
   int rank_;
   int pair_;
   bool goes_back_ = false;
-  int place_ = 0;  // in the order of groups
+  int place_ = 0;  // in the processing order of groups
   int group_ = 0;
   int first_pair_ = 0;
   int first_row_ = 0;
@@ -96,7 +96,7 @@ class TileWalk {
   int group_pairs_ = 0;
 };
 
-// A block of one of up to two parts.
+// A block index within one of up to two parts.
 struct PartBlock {
   int part;
   int block;

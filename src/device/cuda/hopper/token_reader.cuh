@@ -1,6 +1,6 @@
-// Rows of A that are read from tokens: what a bulk copy would put into shared memory, put there in
-// pieces of 16 bytes by a warp or four. A warp finds the tokens of its rows together, a lane one or
-// four, and has little to do in a block of the reduction: it must keep up with the tensor cores.
+// Gathers rows of A from tokens: one warp or four write what TMA would, in pieces of 16 bytes with
+// cp.async. The lanes of a warp share the lookup of tokens, one or four rows per lane. The work per
+// k block is kept small, because the readers must keep up with the tensor cores.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace switchyard::cuda::hopper {
 
-// A row of a group is a token's. Those beyond the group, whose sums are not stored, or whose lines
-// are zeroed, are taken for its last. By all lanes of a warp.
+// Maps each row of the group to its source token. Rows past the end of the group read the token of
+// the last row; their results are discarded or their lines zeroed. Used by all lanes of a warp.
 class TokenRowsOfWarp {
  public:
   __device__ __forceinline__ explicit TokenRowsOfWarp(const Tokens& tokens)
@@ -25,7 +25,7 @@ class TokenRowsOfWarp {
   __device__ __forceinline__ std::uint32_t token_of(std::uint32_t source) const {
     return tokens_.top_k.divide(source);
   }
-  // The token that a lane has found.
+  // Returns the row of the token that `lane` has looked up.
   __device__ __forceinline__ const std::byte* row_of(std::uint32_t token, int lane) const {
     return data() + std::uint64_t{__shfl_sync(~0U, token, lane)} * tokens_.stride;
   }
@@ -40,9 +40,9 @@ class TokenRowsOfWarp {
   const int lane_;
 };
 
-// Lines along k, by one warp: a stage has 128, a row each, and a lane copies the same piece of
-// every fourth, of the same rows in all blocks of a tile. Lines that are far beyond the group stay
-// as they are.
+// Reads lines along k, with one warp. A stage has 128 lines, one per row; a lane copies the same
+// piece of every fourth line, from the same rows in all k blocks of a tile. Lines far past the end
+// of the group are not written.
 class AlongKReader {
  public:
   __device__ __forceinline__ AlongKReader(const Tokens& tokens, int /*warp*/) : rows_(tokens) {}
@@ -88,18 +88,18 @@ class AlongKReader {
   static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
 
-  // Pointers stay what they are for some blocks: to change one waits for the copy that reads it.
-  // Columns beyond the last count as zeros, as those of B do.
+  // Pointers advance only every kBlocksOfPointer blocks, because updating one waits for the copy
+  // that reads it. Columns past the last one become zeros, as in B.
   template <int kBlockOfPointer>
   __device__ __forceinline__ void copy_block(int k, std::uint32_t to) const {
     const bool inside = k * kBlock + piece() * 8 < rows_.columns();
     const std::uint32_t line = to + first_line() * 128;
-    // Of lines that are eight apart the pieces lie alike.
+    // The swizzle repeats every eight lines, so two addresses are enough.
     const std::uint32_t even = line + (piece() ^ first_line()) * 16;
     const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
-      // Of few lines at a time: whether there is one is too much to ask for each.
+      // Checked for eight lines at a time: a check per line would take too long.
       if (i % kLinesAtOnce == 0 && i * kStep >= num_rows_) return;
       copy_piece((i % 2 == 0 ? even : odd) + i * kStep * 128, from_[i] + kBlockOfPointer * 128,
                  inside);
@@ -110,13 +110,13 @@ class AlongKReader {
   __device__ __forceinline__ int piece() const { return rows_.lane() % 8; }
 
   TokenRowsOfWarp rows_;
-  int num_rows_ = 0;  // of the group from the tile's first on
+  int num_rows_ = 0;  // left in the group from the tile's first row on
   const std::byte* from_[kLinesOfLane];
 };
 
-// Lines across k, by four warps: a stage has 64 rows of 256 bytes, and a thread copies the same
-// piece of every eighth, of other rows in every block: found one block before, and their sources
-// asked for two before.
+// Reads lines across k, with four warps. A stage has 64 rows of 256 bytes; a thread copies the same
+// piece of every eighth row. Each k block has different rows: their addresses are computed one
+// block ahead, and their sources are prefetched two blocks ahead.
 class AcrossKReader {
  public:
   __device__ __forceinline__ AcrossKReader(const Tokens& tokens, int warp)
@@ -160,8 +160,8 @@ class AcrossKReader {
   TokenRowsOfWarp rows_;
   const int first_line_;
   const int found_line_;
-  int offset_ = 0;            // of the piece in its row
-  std::uint32_t source_ = 0;  // of a row of the block after the next
+  int offset_ = 0;            // of the piece in its row, in bytes
+  std::uint32_t source_ = 0;  // of a row in the block after that of `from_`
   const std::byte* from_[kLinesOfThread];
 };
 

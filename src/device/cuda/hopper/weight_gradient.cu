@@ -1,4 +1,4 @@
-// C = aᵀ · b over the rows of every group, by the tensor cores of Hopper.
+// C = aᵀ · b over the rows of every group, on Hopper tensor cores.
 #include <algorithm>
 
 #include "device/cuda/hopper/fits.h"
@@ -9,8 +9,8 @@ namespace {
 
 using Side = WeightGradientGemm::Side;
 
-// A map of no rows cannot be made; where there are none it is not used, and any aligned memory
-// will do.
+// A tensor map must have at least one row. If there are none the map is never used, and any aligned
+// address will do.
 Rows somewhere(const Rows& rows, const WeightGradientGemm& args) {
   if (args.groups.row_capacity > 0) return rows;
   const auto anywhere = reinterpret_cast<std::uintptr_t>(args.c.refs.front().data);
@@ -28,7 +28,7 @@ TensorLayout layout_of(const WeightGradientGemm& args, const Rows& rows, std::in
           .part_stride = columns};
 }
 
-// Tiles of C: a is narrow, and has the parts.
+// Tiles of C: `a` is the narrow side, and holds the parts.
 void set_tiles(const WeightGradientGemm& args, KernelArgs& to) {
   const GroupMatrices& c = args.c;
   if (args.a.sources == nullptr) {
@@ -44,7 +44,7 @@ void set_tiles(const WeightGradientGemm& args, KernelArgs& to) {
   to.columns = static_cast<int>(c.columns);
 }
 
-// Tiles of Cᵀ: b is narrow, and a has the parts.
+// Tiles of Cᵀ: `b` is the narrow side, and `a` holds the parts.
 void set_transposed_tiles(const WeightGradientGemm& args, KernelArgs& to) {
   const GroupMatrices& c = args.c;
   if (args.b.sources == nullptr) {
@@ -67,7 +67,7 @@ bool have_pairs(const GroupMatrices& matrices) {
   });
 }
 
-// order[i]: the group with the i-th most rows. Of equal ones the first comes first.
+// Sets order[i] to the group with the i-th most rows. Ties go to the lower group.
 __global__ void order_groups(const std::int32_t* group_rows, int count, std::int32_t* order) {
   for (int g = static_cast<int>(threadIdx.x); g < count; g += static_cast<int>(blockDim.x)) {
     const std::int32_t rows = group_rows[g];

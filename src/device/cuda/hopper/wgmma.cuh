@@ -1,16 +1,16 @@
-// The tensor cores' product of a warpgroup: 64 × 256 sums of f32 from bf16 in shared memory.
+// wgmma: a warpgroup accumulates 64 × 256 elements in f32 from bf16 operands in shared memory.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda::hopper {
 
-// How an operand lies in shared memory, in lines of 128 bytes that are swizzled in blocks of eight:
-// a line has 64 elements along the reduction, or 64 along the other direction.
+// Layout of an operand in shared memory: lines of 128 bytes, swizzled in blocks of eight lines. A
+// line holds 64 elements along k (K-major) or across it (MN-major).
 enum class Lines { along_k, across_k };
 
-// What wgmma is told of an operand, sizes in units of 16 bytes: eight lines are 64 units, and 64
-// columns of an operand that lies across k (64 lines) 512.
+// Returns the wgmma matrix descriptor of an operand. Offsets are in units of 16 bytes: eight lines
+// are 64 units, and 64 columns of an MN-major operand (64 lines) are 512.
 template <Lines kLines>
 __device__ __forceinline__ std::uint64_t describe(std::uint32_t address) {
   constexpr std::uint64_t kLeading = kLines == Lines::along_k ? 1 : 512;
@@ -20,12 +20,12 @@ __device__ __forceinline__ std::uint64_t describe(std::uint32_t address) {
          kSwizzle128 << 62;
 }
 
-// From one 16 of the reduction to the next: 32 bytes of every line, or 16 lines.
+// Descriptor step between consecutive slices of 16 in k: 32 bytes in every line, or 16 lines.
 template <Lines kLines>
 constexpr std::uint64_t kNextSixteen = kLines == Lines::along_k ? 2 : 128;
 
-// The compiler does not know that products write the sums until they are waited for: it may not
-// move, copy or read sums across this.
+// A compiler barrier for the accumulators. The compiler does not know that wgmma writes them until
+// it has been waited for, and must not move, copy or read them across this point.
 __device__ __forceinline__ void pin(float (&sums)[128]) {
 #pragma unroll
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -62,9 +62,10 @@ __device__ __forceinline__ void wait_for_products() {
   SWITCHYARD_8_SUMS(i), SWITCHYARD_8_SUMS((i) + 8), \
   SWITCHYARD_8_SUMS((i) + 16), SWITCHYARD_8_SUMS((i) + 24)
 
-// sums (+)= A · Bᵀ over 16 of the reduction, A [64, 16] and B [256, 16]; begins anew where
-// `continues` is 0. Thread t has, of rows 16 (t / 32) + t % 32 / 4 and eight further, columns
-// 8 j + 2 (t % 4) and the next: sums[4 j], sums[4 j + 1], and sums[4 j + 2], sums[4 j + 3].
+// sums (+)= A · Bᵀ over 16 elements of k, A [64, 16] and B [256, 16]. Starts from zero if
+// `continues` is 0. Thread t holds columns 8 j + 2 (t % 4) and the next, of two rows:
+// sums[4 j], sums[4 j + 1] of row 16 (t / 32) + t % 32 / 4; sums[4 j + 2], sums[4 j + 3] of the
+// row eight below.
 template <Lines kA, Lines kB>
 __device__ __forceinline__ void multiply(float (&sums)[128], std::uint64_t a, std::uint64_t b,
                                          int continues) {

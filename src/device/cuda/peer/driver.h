@@ -1,4 +1,4 @@
-// Functions of CUDA's driver, found at run time: the library loads where there is no driver.
+// CUDA driver functions, looked up at run time so that the library also loads without a driver.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@
 
 namespace switchyard::cuda {
 
-// Throws DeviceError where the driver lacks one of them.
+// instance() throws DeviceError if the driver lacks one of the functions.
 struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity;
   decltype(&cuMemAddressReserve) reserve;
@@ -31,18 +31,19 @@ struct Driver {
 void check_driver(CUresult status, std::string_view what);
 CUmemLocation location_of(int ordinal);
 
-// Addresses of GPUs' memory, behind which memory is mapped piece by piece.
+// A reserved range of GPU addresses, into which memory is mapped piece by piece.
 class GpuAddresses {
  public:
   GpuAddresses(std::int64_t bytes, std::int64_t alignment);
-  ~GpuAddresses();  // unmaps what was mapped
+  ~GpuAddresses();  // unmaps all mapped memory
   GpuAddresses(const GpuAddresses&) = delete;
   GpuAddresses& operator=(const GpuAddresses&) = delete;
 
   std::byte* at(std::int64_t offset) const;
   std::int64_t bytes() const { return bytes_; }
 
-  // Lets these GPUs reach it. The memory stays while it is mapped.
+  // Maps memory at `offset` and lets the GPUs in `access` use it. The memory lives for as long as
+  // it is mapped.
   void map(CUmemGenericAllocationHandle memory, std::int64_t offset, std::int64_t bytes,
            std::span<const CUmemAccessDesc> access);
 

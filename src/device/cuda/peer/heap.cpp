@@ -41,7 +41,7 @@ CUmemAllocationProp properties_for(int ordinal, bool is_exported) {
   return properties;
 }
 
-// Of the GPU's own rank, and of those that reach it.
+// Returns the access rights for the GPU itself and for the GPUs that reach its memory.
 std::vector<CUmemAccessDesc> access_for(int ordinal, std::span<const int> reached_from) {
   std::vector<int> ordinals(reached_from.begin(), reached_from.end());
   ordinals.push_back(ordinal);
@@ -86,7 +86,7 @@ class MappedHeap final : public BlockSource {
     space_.give_back(block - addresses_.at(0));
   }
 
-  // Peers may still be at them: they go with the heap.
+  // Peers may still be using the blocks, so they are only freed with the heap.
   void close(std::span<std::byte* const> /*blocks*/) noexcept override {}
 
   std::string shortage(std::int64_t bytes) const override {
@@ -96,7 +96,8 @@ class MappedHeap final : public BlockSource {
   }
 
  private:
-  // By an eighth of what there is or more, so that there are few pieces.
+  // Grows by at least an eighth of the current size if possible, so that there are few pieces.
+  // Returns false if there is no room.
   bool grow(std::int64_t bytes) {
     const OnGpu gpu(ordinal_);
     for (const std::int64_t wanted : {std::max(bytes, space_.end() / 8), bytes}) {

@@ -1,4 +1,4 @@
-// Heaps on GPUs that other ranks reach: of this process or another, on the same GPU or others.
+// GPU heaps that other ranks can access, from this process or another, on the same GPU or another.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 
 namespace switchyard::cuda {
 
-// A heap grows by multiples of this, which every mapping is aligned to.
+// A heap grows by multiples of this size, and every mapping is aligned to it.
 inline constexpr std::int64_t kHeapStep = std::int64_t{32} << 20;
 
-// Addresses for all of a GPU's memory, behind which memory is mapped as it is needed: so the heap
-// begins at one address for as long as it lives, wherever it is mapped. Nothing is unmapped before
-// its end, because that waits for the GPU, where a peer may be waiting for this rank.
+// Reserves addresses for all of a GPU's memory and maps memory into them as it is needed, so a heap
+// keeps its base address for as long as it lives, in every process that maps it. Nothing is
+// unmapped before the heap is destroyed: unmapping waits for the GPU, where a peer may wait for
+// this rank.
 struct HeapSource {
   std::shared_ptr<BlockSource> blocks;
   std::byte* base = nullptr;

@@ -1,5 +1,5 @@
-// Meets the other ranks: one block, which waits by itself, so that what others need is free for
-// them.
+// Meets the other ranks. Only a single block waits, so the rest of the GPU stays free for the work
+// that other ranks need done.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 constexpr int kMeetThreads = PeerFailure::kMostRanks;
 constexpr int kRankWords = PeerFailure::kMostRanks / 32;
 
-// The mail of so many ranks travels as a parameter; that of more is looked up.
+// For up to this many ranks, the mail addresses are kernel parameters; otherwise the kernel reads
+// them from memory.
 constexpr int kNearRanks = 32;
 
 struct MeetWork {
@@ -33,11 +34,11 @@ struct MeetWork {
   int num_words;
   int record_words;
   const std::int64_t* record;
-  std::int64_t* gathered;  // or none
+  std::int64_t* gathered;  // or null
   std::int64_t gathered_stride;
-  std::int64_t* addresses;  // or none
+  std::int64_t* addresses;  // or null
   int num_lent;
-  std::uint32_t* cleared;  // or none
+  std::uint32_t* cleared;  // or null
   std::int64_t cleared_words;
   std::int64_t words[kMostMeetWords];
   std::byte* near_mail[kNearRanks];
@@ -69,12 +70,12 @@ __device__ std::uint64_t load_acquire(const std::uint64_t* at) {
   return value;
 }
 
-// Looks at memory of the host, which takes a while.
+// Reads host memory, which is slow.
 __device__ bool has_failed(const MeetWork& w) {
   return *static_cast<volatile const std::uint32_t*>(&w.failure->by) != 0;
 }
 
-// By all threads.
+// Writes this rank's words and record to all mail, then sets the signals. Called by all threads.
 __device__ void publish(const MeetWork& w, std::uint32_t number) {
   const int words = w.num_words + w.record_words;
   for (int i = static_cast<int>(threadIdx.x); i < words * w.num_ranks; i += blockDim.x) {
@@ -92,9 +93,9 @@ __device__ void publish(const MeetWork& w, std::uint32_t number) {
 
 enum class Came : int { yes, no, elsewhere };
 
-// By the thread of a rank.
+// Waits for rank r. Called by thread r.
 __device__ Came wait_for(const MeetWork& w, int r, std::uint32_t number) {
-  constexpr int kLooks = 64;  // between looks at the clock, and at memory of the host
+  constexpr int kLooks = 64;  // polls between checks of the clock and of host memory
   const std::uint64_t* const at = w.signal(w.rank, r);
   std::uint64_t deadline = 0;
   while (true) {
@@ -111,7 +112,7 @@ __device__ Came wait_for(const MeetWork& w, int r, std::uint32_t number) {
   }
 }
 
-// By one thread, unless somebody has given up before.
+// Reports the failure, unless a rank has given up before. Called by one thread.
 __device__ void give_up(const MeetWork& w, PeerFailure::Kind kind, const std::uint32_t* ranks) {
   if (has_failed(w)) return;
   PeerFailure::Part* const part = reinterpret_cast<PeerFailure::Part*>(&w.failure->parts) + w.rank;
@@ -123,7 +124,7 @@ __device__ void give_up(const MeetWork& w, PeerFailure::Kind kind, const std::ui
   *static_cast<volatile std::uint32_t*>(&w.failure->by) = static_cast<std::uint32_t>(w.rank) + 1;
 }
 
-// By all threads.
+// Writes the results of the meeting, or of its failure. Called by all threads.
 __device__ void collect(const MeetWork& w, std::uint32_t number, bool has_met) {
   const int words = w.num_words + w.record_words;
   if (w.gathered != nullptr) {
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kMeetThreads) meet_ranks(const __grid_constant
     }
   }
   collect(w, number, has_met);
-  __syncthreads();  // all threads have read the number
+  __syncthreads();  // every thread has read num_meetings by now
   if (r != 0) return;
   *w.num_meetings = number;
   if (!has_met) *w.failed = 1;

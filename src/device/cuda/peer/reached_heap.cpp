@@ -16,7 +16,8 @@ class MappedReachedHeap final : public ReachedHeap {
       : ordinal_(ordinal), addresses_(reserved_bytes, kHeapStep) {}
 
   std::byte* base() const override { return addresses_.at(0); }
-  // By a thread of the library's own, which stays on this GPU: going back would begin another.
+  // Called on one of the library's own threads, so it leaves the GPU selected: switching back would
+  // initialise another GPU.
   void map(const HeapPiece& piece) override {
     check(cudaSetDevice(ordinal_), "choosing the GPU");
     const Driver& driver = Driver::instance();

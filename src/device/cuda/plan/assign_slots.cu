@@ -1,4 +1,4 @@
-// Slots the assignments of a plan that is laid out.
+// Gives every assignment its slot, once the plan is laid out.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -20,20 +20,20 @@ struct Slots {
   std::int32_t* slots = nullptr;
   std::int32_t* target_ranks = nullptr;
   std::int32_t* sources = nullptr;
-  std::int32_t* row_sources = nullptr;  // or none
-  // Of the tokens that are sent, or none.
+  std::int32_t* row_sources = nullptr;  // or null
+  // Only set if each token crosses to a rank once (AssignSlots::sent); otherwise null.
   const std::int32_t* token_positions = nullptr;
   const std::int32_t* token_offsets = nullptr;
   std::int32_t* places = nullptr;
   std::int32_t* sent_sources = nullptr;
 
-  // Among the rows of its expert, for an assignment that has a position.
+  // Returns the index of an assignment among the rows of its expert. It must have a position.
   __device__ std::int64_t row(unsigned i, std::int32_t e) const {
     return std::int64_t{rows_before[e]} + positions[i];
   }
 };
 
-// Whether an earlier pick of the token has room at the same rank.
+// True if an earlier pick of the same token has room at the same rank.
 __device__ bool is_sent_before(const Slots& s, unsigned i, std::int32_t rank) {
   for (unsigned j = i - i % s.all.top_k; j < i; ++j) {
     if (s.positions[j] < 0) continue;

@@ -1,4 +1,4 @@
-// The ids of a batch as kernels see them, by token or by assignment.
+// The expert ids of a batch, as kernels read them: by token or by assignment.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,8 @@ inline Assignments assignments_of(const ConstTensorView& expert_ids) {
 
 constexpr unsigned kElementThreads = 256;
 
-// Blocks of kElementThreads threads for kernels that loop over `count` > 0 elements.
+// Returns how many blocks of kElementThreads to launch for a kernel that loops over `count` > 0
+// elements.
 inline unsigned blocks_over(std::int64_t count, int num_multiprocessors) {
   const std::int64_t wanted = (count + kElementThreads - 1) / kElementThreads;
   return static_cast<unsigned>(std::min<std::int64_t>(wanted, 16LL * num_multiprocessors));
@@ -38,7 +39,7 @@ inline unsigned blocks_over(std::int64_t count, int num_multiprocessors) {
 __device__ inline unsigned first_element() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline unsigned element_stride() { return gridDim.x * blockDim.x; }
 
-// The elements of a contiguous view.
+// Returns a pointer to the elements of a contiguous view.
 template <typename T>
 T* elements(const TensorView& view) {
   return reinterpret_cast<T*>(view.data());

@@ -1,5 +1,5 @@
-// Counts assignments: tokens are cut into runs, one a warp, whose counts are added up to the
-// positions of one long walk over the ids.
+// Counts assignments. Each warp counts one run of tokens; prefix sums over the runs then turn its
+// positions into those of a single walk over all ids.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned kNoneBad = 0xffffffffU;
 constexpr int kMostWarps = 16;
-constexpr std::int64_t kMostSharedBytes = 96 * 1024;  // which every GPU from sm_80 on has
+constexpr std::int64_t kMostSharedBytes = 96 * 1024;  // available on every GPU from sm_80 on
 
 struct Count {
   Assignments all;
@@ -22,15 +22,15 @@ struct Count {
   int num_experts = 0;
   int num_ranks = 0;
   bool allow_duplicates = false;
-  std::int64_t run_tokens = 0;  // of a warp
+  std::int64_t run_tokens = 0;  // per warp
   int num_blocks = 0;
-  // Columns count the assignments of every expert, then the tokens of every rank.
-  std::int32_t* far_counters = nullptr;  // [blocks, warps, columns], if too many to be near
+  // The columns count the assignments of every expert, then the tokens of every rank.
+  std::int32_t* far_counters = nullptr;  // [blocks, warps, columns]; null: in shared memory
   std::int32_t* block_counts = nullptr;  // [blocks, columns]
   std::int32_t* block_bases = nullptr;   // [blocks, columns]
   std::int32_t* block_bad = nullptr;     // [blocks]: the first bad assignment, or kNoneBad
   std::int32_t* positions = nullptr;
-  std::int32_t* token_positions = nullptr;  // or none
+  std::int32_t* token_positions = nullptr;  // or null
   std::int32_t* counts = nullptr;
   std::int32_t* distinct_tokens = nullptr;
   std::int64_t* problems = nullptr;
@@ -39,7 +39,7 @@ struct Count {
   __device__ bool in_range(std::int32_t id) const {
     return static_cast<unsigned>(id) < static_cast<unsigned>(num_experts);
   }
-  // What is counted in a run or a block, with what was counted before it.
+  // Adds `bases`, the counts before a run or block, to the positions of one of its assignments.
   __device__ void add_bases(unsigned assignment, const std::int32_t* bases) const {
     const std::int32_t position = positions[assignment];
     if (position < 0) return;
@@ -51,17 +51,17 @@ struct Count {
   }
 };
 
-// What a warp counts into.
+// The counters that a warp updates.
 struct Counters {
   std::int32_t* columns = nullptr;  // of this warp
   unsigned* first_bad = nullptr;    // of the block
 };
 
-// One lane's assignment.
+// The assignment held by one lane.
 struct Pick {
   std::int64_t token = 0;
   int k = 0;
-  int first_k = 0;  // of the lanes: assignments of the token before it are in no lane
+  int first_k = 0;  // first k in the lanes; earlier assignments of the token are in no lane
   bool is_there = false;
   unsigned before = 0;  // lanes that hold earlier assignments of the same token
 };
@@ -80,7 +80,7 @@ __device__ bool has_rank_before(const Count& c, const std::int32_t* row, int end
   return false;
 }
 
-// A token counts at a rank with the first of its picks there. Returns how many counted before it.
+// Counts a token at a rank on its first pick there. Returns how many tokens were counted before it.
 __device__ std::int32_t count_token(const Count& c, const Pick& pick, int rank,
                                     std::int32_t* tokens) {
   const int lane = lane_of_thread();
@@ -94,12 +94,12 @@ __device__ std::int32_t count_token(const Count& c, const Pick& pick, int rank,
     tokens[rank] = before + __popc(firsts);
   }
   __syncwarp();
-  // Without a first in the lanes, they all hold one token, which has counted with an earlier pick.
+  // If no lane holds a first pick, all lanes hold one token, which an earlier pick has counted.
   const unsigned earlier_tokens = lanes_below(lane) & ~pick.before;
   return firsts == 0 ? before - 1 : before + __popc(firsts & earlier_tokens);
 }
 
-// Called by all lanes of a warp, which hold assignments in order.
+// Must be called by all lanes of a warp, which hold assignments in order.
 __device__ void count_picks_of_lanes(const Count& c, const Pick& pick, const Counters& counters) {
   const int lane = lane_of_thread();
   const std::int32_t* row = c.all.row(pick.token);
@@ -126,13 +126,14 @@ __device__ void count_picks_of_lanes(const Count& c, const Pick& pick, const Cou
   if (!is_counted && id != -1) atomicMin(counters.first_bad, assignment);
 }
 
-// Whole tokens at a time, as many as a warp has lanes for; 32 picks at a time of longer ones.
+// Counts as many whole tokens at a time as a warp has lanes for. A token with more than 32 picks is
+// counted 32 picks at a time.
 __device__ void count_run(const Count& c, std::int64_t first, std::int64_t end,
                           const Counters& counters) {
   const int lane = lane_of_thread();
   const int top_k = static_cast<int>(c.all.top_k);
   const int at_once = top_k < kWarpLanes ? kWarpLanes / top_k : 1;
-  const int own = top_k < kWarpLanes ? lane / top_k : 0;  // may be one more than there are
+  const int own = top_k < kWarpLanes ? lane / top_k : 0;  // equals at_once in leftover lanes
   const int first_lane = own * top_k;
   for (std::int64_t t = first; t < end; t += at_once) {
     const std::int64_t token = min(t + own, end - 1);
@@ -145,7 +146,7 @@ __device__ void count_run(const Count& c, std::int64_t first, std::int64_t end,
   }
 }
 
-// The positions in a run become those in the block.
+// Turns positions within a run into positions within the block.
 __device__ void add_run_bases(const Count& c, std::int64_t first, std::int64_t end,
                               const std::int32_t* bases) {
   const auto last = static_cast<unsigned>(end) * c.all.top_k;
@@ -155,7 +156,8 @@ __device__ void add_run_bases(const Count& c, std::int64_t first, std::int64_t e
   }
 }
 
-// [warps, columns]: the counts of every warp become those of the warps before it.
+// Exclusive prefix sum of counters [warps, columns] over the warps, in place. Also writes the
+// totals of the block.
 __device__ void scan_warps(const Count& c, std::int32_t* counters) {
   const std::int64_t columns = c.num_columns();
   for (int i = static_cast<int>(threadIdx.x); i < columns; i += blockDim.x) {
@@ -171,7 +173,7 @@ __device__ void scan_warps(const Count& c, std::int32_t* counters) {
 }
 
 __global__ void __launch_bounds__(kMostWarps* kWarpLanes) count_runs(const Count c) {
-  extern __shared__ std::int32_t shared[];  // [warps, columns], unless they are far
+  extern __shared__ std::int32_t shared[];  // [warps, columns], unless far_counters has them
   __shared__ unsigned first_bad;
   const std::int64_t num_counters = static_cast<std::int64_t>(warps_of_block()) * c.num_columns();
   std::int32_t* const counters =
@@ -208,7 +210,7 @@ __device__ void note_first_bad(const Count& c) {
   c.problems[kBadIsDuplicate] = c.in_range(id) ? 1 : 0;
 }
 
-// A warp a column, and one more.
+// One warp per column, and one more for the first bad assignment.
 __global__ void scan_blocks(const Count c) {
   const int lane = lane_of_thread();
   const int columns = c.num_columns();
@@ -241,7 +243,7 @@ __global__ void add_block_bases(const Count c, unsigned block_assignments) {
   }
 }
 
-// How many warps a block has, where their counters lie, and how tokens are cut into runs.
+// The number of warps per block, where their counters are, and how tokens are split into runs.
 struct Cut {
   int warps = kMostWarps;
   bool is_far = false;
@@ -250,7 +252,7 @@ struct Cut {
 };
 
 Cut cut_tokens(const Count& c, int num_multiprocessors) {
-  constexpr std::int64_t kLeastOfRun = 64;  // assignments: less is not worth a block's counters
+  constexpr std::int64_t kLeastOfRun = 64;  // assignments; fewer are not worth a set of counters
   Cut cut;
   constexpr std::int64_t kRoom = kMostSharedBytes / 4;
   cut.is_far = c.num_columns() > kRoom;
@@ -271,7 +273,7 @@ Cut cut_tokens(const Count& c, int num_multiprocessors) {
 void launch_count_runs(const Count& c, const Cut& cut, Context& context) {
   const std::int64_t near = cut.is_far ? 0 : std::int64_t{cut.warps} * c.num_columns();
   const auto bytes = static_cast<std::size_t>(near * 4);
-  if (bytes > 47 * 1024) {  // 48 KB need no word, but the kernel has variables of its own
+  if (bytes > 47 * 1024) {  // the default limit of 48 KB includes the kernel's static variables
     check(cudaFuncSetAttribute(count_runs, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(kMostSharedBytes)),
           "shared memory for count_runs");
@@ -309,10 +311,10 @@ void count_assignments(const CountAssignments& args, Context& context) {
 
   if (cut.num_blocks > 0) launch_count_runs(c, cut, context);
   constexpr int kScanWarps = 8;
-  const int scan_grid = c.num_columns() / kScanWarps + 1;  // with the warp that is one more
+  const int scan_grid = c.num_columns() / kScanWarps + 1;  // enough for the additional warp
   scan_blocks<<<scan_grid, kScanWarps * kWarpLanes, 0, context.stream()>>>(c);
   check(cudaGetLastError(), "scan_blocks");
-  if (cut.num_blocks <= 1) return;  // the positions in the only block are those of the batch
+  if (cut.num_blocks <= 1) return;  // positions within a single block are final already
   const auto of_block = static_cast<unsigned>(cut.run_tokens * cut.warps) * c.all.top_k;
   add_block_bases<<<blocks_over(c.all.count(), context.num_multiprocessors()), kElementThreads, 0,
                     context.stream()>>>(c, of_block);

@@ -1,4 +1,4 @@
-// Lays a plan out.
+// Lays out a plan: where each expert's group begins, and how many rows it keeps.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -16,16 +16,16 @@ namespace {
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kNoLevel = std::numeric_limits<std::int64_t>::max();
 
-// Rows that may lie apart.
+// Rows that are `stride` elements apart.
 template <typename T>
 struct Rows {
-  const T* first = nullptr;  // or none
+  const T* first = nullptr;  // or null
   std::int64_t stride = 0;
   int count = 0;
   int columns = 0;
 
   __device__ const T* row(int r) const { return first + r * stride; }
-  // Over the first rows.
+  // Sums a column over the first `rows` rows.
   __device__ std::int64_t column_sum(int rows, int column) const {
     std::int64_t sum = 0;
     for (int r = 0; r < rows; ++r) sum += row(r)[column];
@@ -58,16 +58,16 @@ struct Layout {
   bool drops = false;
   std::int64_t capacity = 0;
   std::int64_t token_capacity = 0;
-  std::int64_t* totals = nullptr;  // [E] over all ranks
+  std::int64_t* totals = nullptr;  // [E], over all ranks
   std::int32_t* expert_offsets = nullptr;
   std::int32_t* rows_before = nullptr;
   std::int32_t* kept_rows = nullptr;
   std::int32_t* row_offsets = nullptr;
   std::int32_t* group_rows = nullptr;
   std::int32_t* source_offsets = nullptr;
-  std::int32_t* token_offsets = nullptr;  // or none
+  std::int32_t* token_offsets = nullptr;  // or null
   std::int64_t* overflow = nullptr;
-  std::int64_t* used_rows = nullptr;  // [ranks], as the next three
+  std::int64_t* used_rows = nullptr;  // [ranks], as are the next three
   std::int64_t* needed_rows = nullptr;
   std::int64_t* dropped = nullptr;
   std::int64_t* needed_tokens = nullptr;
@@ -81,7 +81,7 @@ struct Layout {
   }
 };
 
-// Called by all threads.
+// True if all ranks have the same words. Must be called by all threads.
 __device__ bool ranks_agree(const Rows<std::int64_t>& words) {
   bool agree = true;
   for (int i = static_cast<int>(threadIdx.x); i < words.columns; i += blockDim.x) {
@@ -90,7 +90,7 @@ __device__ bool ranks_agree(const Rows<std::int64_t>& words) {
   return __syncthreads_and(static_cast<int>(agree)) != 0;
 }
 
-// Of the first ranks, which are all or none.
+// Counts the tokens that each rank receives from the first `counted` ranks, which are all or none.
 __device__ void count_tokens(const Layout& l, int counted) {
   for (int r = static_cast<int>(threadIdx.x); r < l.num_ranks; r += blockDim.x) {
     const bool given = l.distinct_tokens.first != nullptr;
@@ -101,17 +101,18 @@ __device__ void count_tokens(const Layout& l, int counted) {
   }
 }
 
-// The experts of a rank, and what they are cut to when they do not all fit.
+// The experts of a rank, and how many rows they keep if they do not all fit.
 struct RankExperts {
   const std::int32_t* experts = nullptr;
   int count = 0;
   std::int64_t capacity = 0;
   bool is_cut = false;
-  std::int64_t level = 0;         // that all are cut to
-  std::int64_t extra_blocks = 0;  // of the alignment, for the first that are cut
+  std::int64_t level = 0;         // rows that every expert is cut to
+  std::int64_t extra_blocks = 0;  // of `alignment` rows; the first experts that are cut get one
 };
 
-// Over the experts of a rank; called by all threads, as what follows is.
+// Returns the rows of a rank's groups if each is cut to `level`. All threads must call this and the
+// next three functions.
 __device__ std::int64_t rows_at_level(const Layout& l, const RankExperts& own, std::int64_t level,
                                       std::int64_t* shared) {
   std::int64_t rows = 0;
@@ -121,7 +122,7 @@ __device__ std::int64_t rows_at_level(const Layout& l, const RankExperts& own, s
   return block_sums(rows, shared).total;
 }
 
-// The highest level such that a rank's groups, each cut at it, fit into its capacity.
+// Finds the highest level such that a rank's groups, each cut to it, fit into its capacity.
 __device__ void find_level(const Layout& l, RankExperts& own, std::int64_t* shared) {
   std::int64_t low = 0;
   std::int64_t high = own.capacity;
@@ -176,8 +177,8 @@ __device__ Placed place_groups(const Layout& l, const RankExperts& own, bool is_
   return {min(end, own.capacity), block_sums(kept_of_thread, shared).total};
 }
 
-// Returns the rows that the rank needs. What is beyond 2³¹ − 1 of them has no slots: the caller
-// reads the words and refuses the plan.
+// Returns the rows that the rank needs. Rows beyond 2³¹ − 1 get no slots: the caller reads the
+// layout words and rejects the plan.
 __device__ std::int64_t lay_out_rank(const Layout& l, int r, std::int64_t* shared) {
   RankExperts own{.experts = l.experts_by_rank + l.rank_offsets[r],
                   .count = l.rank_offsets[r + 1] - l.rank_offsets[r]};
@@ -200,7 +201,7 @@ __device__ std::int64_t lay_out_rank(const Layout& l, int r, std::int64_t* share
   return needed;
 }
 
-// By one thread, as the next.
+// Called by one thread, as is the next function.
 __device__ void add_first_problem(const Layout& l) {
   if (l.step[kStepHasProblem] != 0) return;
   for (int r = 0; r < l.problems.count; ++r) {
@@ -227,7 +228,7 @@ __device__ void say_what_happened(const Layout& l, std::int64_t most_needed) {
   add_first_problem(l);
 }
 
-// One block.
+// Runs in a single block.
 __global__ void __launch_bounds__(1024) lay_out_ranks(const Layout l) {
   __shared__ std::int64_t shared[kWarpLanes];
   const int counted = ranks_agree(l.must_agree) ? l.num_ranks : 0;
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(1024) lay_out_ranks(const Layout l) {
       l.source_offsets[e] = 0;
     }
   }
-  __syncthreads();  // the rows that other threads have kept
+  __syncthreads();  // other threads have written kept_rows
   for (int e = static_cast<int>(threadIdx.x); e < l.num_experts; e += blockDim.x) {
     const auto before = l.counts.column_sum(min(l.rank, counted), e);
     l.rows_before[e] = static_cast<std::int32_t>(min(before, std::int64_t{l.kept_rows[e]}));

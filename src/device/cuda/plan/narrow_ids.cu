@@ -1,4 +1,4 @@
-// Ids of callers, a thread an assignment.
+// Converts the ids that callers give to i32, one thread per assignment.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr std::int64_t kHighestId = std::numeric_limits<std::int32_t>::max();
 struct IdRows {
   std::int64_t stride = 0;
   std::int64_t top_k = 1;
-  std::int64_t count = 0;  // of assignments
+  std::int64_t count = 0;  // number of assignments
   bool has_sentinels = false;
   std::int64_t first_sentinel = 0;
 };

@@ -1,4 +1,4 @@
-// Copies from device memory to shared memory that do not pass through registers.
+// Asynchronous copies from global to shared memory that bypass registers (cp.async).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,24 +11,24 @@ __device__ inline unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// 16 bytes, of which the first `bytes` are copied and the others become 0; with 0 bytes `from` is
-// not read. Both are aligned to 16 bytes.
+// Writes 16 bytes: copies the first `bytes` and zeroes the rest. If `bytes` is 0, `from` is not
+// read. Both addresses must be 16-byte aligned.
 __device__ inline void copy_async_16(unsigned to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(bytes)
                : "memory");
 }
 
-// Likewise of 4 bytes.
+// Like copy_async_16(), for 4 bytes.
 __device__ inline void copy_async_4(unsigned to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 
-// Ends a group of this thread's copies, which may be empty.
+// Closes a group of this thread's copies, which may be empty.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
-// Until at most the last `kPending` groups of this thread are under way.
+// Waits until at most the last `kPending` groups of this thread are in flight.
 template <int kPending>
 __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");

@@ -1,4 +1,4 @@
-// A tile of bf16 by tensor cores: 128 × 128 in 4 warps, 32 deep, from a ring of 4 stages.
+// A 128 × 128 bf16 tile on tensor cores: 4 warps, slices of 32 in k, a ring of 4 pipeline stages.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,8 @@
 
 namespace switchyard::cuda::gemm {
 
-// Four 8 × 8 matrices; lane l names line l % 8 of matrix l / 8. `kTurned` gives their transposes.
+// Loads four 8 × 8 matrices; lane l passes the address of line l % 8 of matrix l / 8. `kTurned`
+// transposes each matrix.
 template <bool kTurned>
 __device__ void load_matrices(std::uint32_t (&to)[4], unsigned from) {
   if constexpr (kTurned) {
@@ -35,8 +36,8 @@ __device__ inline void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Puts 8 elements into shared memory, those from `count` on as zeros. Which way makes no
-// difference to what is there.
+// Writes 8 elements to shared memory, with zeros from `count` on. Both variants write the same
+// values.
 template <bool kAligned>
 __device__ void copy_chunk(unsigned to, const __nv_bfloat16* from, int count) {
   if constexpr (kAligned) {
@@ -56,14 +57,14 @@ __device__ void copy_chunk(unsigned to, const __nv_bfloat16* from, int count) {
   }
 }
 
-// How an operand lies in a stage: as in memory, [128 lines, 32 of k] or [32 of k, 128 lines], in
-// chunks of 16 bytes that change places so that 8 lines of a matrix are on different banks.
+// Layout of an operand in a stage, as in global memory: [128 lines, 32 of k] or its transpose.
+// Chunks of 16 bytes are swizzled so that the 8 lines of a matrix fall on different banks.
 template <bool kKMajor>
 struct OperandStage {
   static constexpr int kThreads = 128;
   static constexpr int kChunks = kKMajor ? 4 : 16;
   static constexpr int kLineBytes = kChunks * 16;
-  static constexpr int kLinesAtOnce = kThreads / kChunks;  // a multiple of 8: chunks stay in place
+  static constexpr int kLinesAtOnce = kThreads / kChunks;  // a multiple of 8: the swizzle repeats
   static constexpr int kBytes = 128 * 32 * 2;
 
   static __device__ unsigned offset(int line, int chunk) {
@@ -71,7 +72,7 @@ struct OperandStage {
     return static_cast<unsigned>(line * kLineBytes + place * 16);
   }
 
-  // What is beyond `lines` or `k` becomes 0, and is not read.
+  // Elements beyond `lines` or `k` are zeroed and not read.
   template <bool kAligned>
   static __device__ void fill(unsigned stage, const __nv_bfloat16* from, std::int64_t stride,
                               int lines, int k) {
@@ -89,14 +90,14 @@ struct OperandStage {
     }
   }
 
-  // Lines line … line + 15, k … k + 15 as the first operand of multiply_add.
+  // Loads lines line … line + 15 and k … k + 15 as the first operand of multiply_add().
   static __device__ void load_a(std::uint32_t (&to)[4], unsigned stage, int line, int k) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int low = kKMajor ? line + lane % 16 : k + lane / 16 * 8 + lane % 8;
     const int chunk = kKMajor ? k / 8 + lane / 16 : line / 8 + lane / 8 % 2;
     load_matrices<!kKMajor>(to, stage + offset(low, chunk));
   }
-  // As the second, of two of them.
+  // Loads the same range as the second operands of two multiply_add() calls.
   static __device__ void load_b(std::uint32_t (&to)[4], unsigned stage, int line, int k) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int low = kKMajor ? line + lane / 16 * 8 + lane % 8 : k + lane / 8 % 2 * 8 + lane % 8;
@@ -116,7 +117,7 @@ class TensorCoreTile {
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static_assert(kSharedBytes >= kStagedBytes);
 
-  // While one half of a slice is multiplied the other is fetched from shared memory.
+  // While one half of a slice is multiplied, the other is loaded from shared memory.
   __device__ void multiply(const Tile<Element>& tile, void* shared) {
     const unsigned ring = shared_address(shared);
     const int count = num_slices<kDepth>(tile);
@@ -132,7 +133,7 @@ class TensorCoreTile {
       add(even);
       wait_for_copies<kStages - 2>();
       __syncthreads();
-      even.load(stage_of(ring, i + 1), 0);  // behind the last slice not used
+      even.load(stage_of(ring, i + 1), 0);  // unused after the last slice
       add(odd);
     }
   }
@@ -179,7 +180,7 @@ class TensorCoreTile {
     return ring + index % kStages * kStageBytes;
   }
 
-  // Slices beyond the last are groups of no copies: waiting then counts the same throughout.
+  // Slices past the last commit an empty group, so that the wait count is always the same.
   static __device__ void fetch(const Tile<Element>& tile, int index, int count, unsigned ring) {
     if (index < count) {
       const auto slice = slice_of<kDepth, kAKMajor, kBKMajor>(tile, index);

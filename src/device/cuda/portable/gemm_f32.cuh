@@ -1,4 +1,5 @@
-// A tile of f32 without tensor cores: 128 × 128 by 256 threads, 16 deep, from a ring of 4 stages.
+// A 128 × 128 f32 tile without tensor cores: 256 threads, slices of 16 in k, a ring of 4 pipeline
+// stages.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace switchyard::cuda::gemm {
 
-// Each thread has 8 × 8 sums: of two times 4 rows and two times 4 columns, 64 apart.
+// Each thread holds 8 × 8 sums: two blocks of 4 rows by two blocks of 4 columns, 64 apart.
 template <bool kAKMajor, bool kBKMajor>
 class FmaTile {
  public:
@@ -16,7 +17,7 @@ class FmaTile {
   static constexpr int kThreads = 256;
   static constexpr int kStages = 4;
   static constexpr int kDepth = 16;
-  static constexpr int kPitch = 128 + 4;  // lines of one k: 4 elements apart on the banks
+  static constexpr int kPitch = 128 + 4;  // padding: consecutive k are 4 banks apart
   static constexpr int kOperand = kDepth * kPitch;
   static constexpr int kSharedBytes = kStages * 2 * kOperand * static_cast<int>(sizeof(float));
   static_assert(kSharedBytes >= kStagedBytes);
@@ -49,7 +50,7 @@ class FmaTile {
   static __device__ int thread_row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
   static __device__ int thread_column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
 
-  // An operand as [k, line]. What is beyond `lines` or `k` becomes 0, and is not read.
+  // Writes an operand as [k, line]. Elements beyond `lines` or `k` are zeroed and not read.
   template <bool kKMajor>
   static __device__ void fill(float* stage, const float* from, std::int64_t stride, int lines,
                               int k) {
@@ -69,7 +70,7 @@ class FmaTile {
     }
   }
 
-  // Slices beyond the last are groups of no copies: waiting then counts the same throughout.
+  // Slices past the last commit an empty group, so that the wait count is always the same.
   static __device__ void fetch(const Tile<float>& tile, int index, int count, float* ring) {
     if (index < count) {
       const auto slice = slice_of<kDepth, kAKMajor, kBKMajor>(tile, index);

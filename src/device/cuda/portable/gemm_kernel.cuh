@@ -1,4 +1,4 @@
-// The kernel behind all portable products: tiles one after the other, as a problem names them.
+// The kernel behind all portable products: loops over the tiles that a problem describes.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@ namespace switchyard::cuda::gemm {
 
 constexpr int kBlocksPerMultiprocessor = 2;
 
-// Problem::find(index, walk, tile) describes the tile of an index; false behind the last one.
+// Problem::find(index, walk, tile) describes the tile at an index, or returns false past the last.
 template <typename Multiplier, typename Problem>
 __global__ void __launch_bounds__(Multiplier::kThreads, kBlocksPerMultiprocessor)
     multiply_tiles(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto* staged = reinterpret_cast<float*>(memory);
-  // Sums take nearly all registers, so what describes the tile waits in shared memory.
+  // Sums take nearly all registers, so the description of the tile stays in shared memory.
   auto& tile =
       *reinterpret_cast<Tile<typename Multiplier::Element>*>(memory + Multiplier::kSharedBytes);
   typename Problem::Walk walk;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Multiplier::kThreads, kBlocksPerMultiprocessor
     __syncthreads();
     Multiplier multiplier;
     multiplier.multiply(tile, memory);
-    __syncthreads();  // the ring has been read for the last time
+    __syncthreads();  // the ring is no longer read
     multiplier.stage(staged);
     __syncthreads();
     store_tile<Multiplier::kThreads>(tile, staged);
@@ -53,7 +53,8 @@ void launch_tiles(const Problem& problem, std::int64_t num_blocks, Context& cont
   check(cudaGetLastError(), "multiply_tiles");
 }
 
-// How the operands lie. `aligned` changes how they are read, not what is computed.
+// kAKMajor and kBKMajor give the layout of the operands. `aligned` changes how they are read, not
+// what is computed.
 template <bool kAKMajor, bool kBKMajor, typename Problem>
 void launch(const Problem& problem, bool aligned, std::int64_t num_blocks, Context& context) {
   if (num_blocks <= 0) return;
@@ -66,7 +67,7 @@ void launch(const Problem& problem, bool aligned, std::int64_t num_blocks, Conte
   }
 }
 
-// Whether all rows begin on 16 bytes.
+// True if all rows begin on a 16-byte boundary.
 inline bool is_aligned(const void* data, std::int64_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }

@@ -1,4 +1,4 @@
-// The grouped products as problems of tiles, for groups whose rows only the device knows.
+// The grouped products as tile problems, for groups whose row counts only the device knows.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct GroupTable {
       : row_offsets(groups.row_offsets), group_rows(groups.group_rows), count(groups.count) {}
 };
 
-// Blocks that together hold the GPU; fewer where there cannot be so many tiles.
+// Returns the number of blocks that fill the GPU, or fewer if there cannot be that many tiles.
 inline std::int64_t persistent_blocks(const Groups& groups, std::int64_t column_tiles,
                                       const Context& context) {
   const auto row_blocks = groups.row_capacity / kTileRows + groups.count;
@@ -149,7 +149,7 @@ struct InputGradientTiles {
   bool c_is_aligned;
 };
 
-// Tiles of all matrices are known from sizes: rows are what is summed over.
+// The tiles follow from the matrix sizes alone: rows are the reduction dimension.
 template <typename T>
 struct WeightGradientTiles {
   using Element = T;

@@ -1,4 +1,4 @@
-// One tile of a product: where its operands lie, and how its sums become results.
+// One tile of a product: its operands, and the epilogue that stores its sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,8 +10,8 @@ namespace switchyard::cuda::gemm {
 constexpr int kTileRows = 128;
 constexpr int kTileColumns = 128;
 
-// c[i, j] = Σ_k a[i, k] · b[j, k] for i < rows, j < columns. An operand lies [line, k] (K-major) or
-// [k, line]; strides are those of its outer dimension.
+// c[i, j] = Σ_k a[i, k] · b[j, k] for i < rows, j < columns. An operand is stored as [line, k]
+// (K-major) or [k, line]; its stride is that of the outer dimension.
 template <typename T>
 struct Tile {
   const T* a = nullptr;
@@ -19,24 +19,24 @@ struct Tile {
   const T* b = nullptr;
   std::int64_t b_stride = 0;
   int k = 0;
-  // A second sum over k that continues the first, if there is one.
+  // A second sum over k that continues the first, if has_next.
   const T* next_a = nullptr;
   const T* next_b = nullptr;
   std::int64_t next_b_stride = 0;
   bool has_next = false;
 
-  int rows = 0;  // at most those of a tile; 0: nothing is to be done
+  int rows = 0;  // at most kTileRows; 0: nothing to do
   int columns = 0;
   void* c = nullptr;
   std::int64_t c_stride = 0;
   bool c_is_f32 = false;
-  bool c_is_aligned = false;  // rows of c to 16 bytes
+  bool c_is_aligned = false;  // every row of c begins on 16 bytes
   bool accumulate = false;
-  const T* bias = nullptr;         // [columns] or none
-  const float* factors = nullptr;  // [rows] or none: 1
+  const T* bias = nullptr;         // [columns] or null
+  const float* factors = nullptr;  // [rows] or null: all 1
 };
 
-// The operands of one step of the sum: `k` of it, or as many as a step has, from these places.
+// The operands of one step of the sum. `k` elements are left; a step takes at most kDepth.
 template <typename T>
 struct Slice {
   const T* a;
@@ -62,8 +62,8 @@ __device__ Slice<T> slice_of(const Tile<T>& tile, int index) {
           tile.k - first};
 }
 
-// Sums wait in shared memory, in pieces of 8 columns that change places by row: neither the threads
-// that put them there nor those that fetch them then crowd on few banks.
+// Sums are staged in shared memory in pieces of 8 columns, swizzled by row to reduce bank conflicts
+// on both writes and reads.
 constexpr int kPiece = 8;
 constexpr int kStagedBytes = kTileRows * kTileColumns * static_cast<int>(sizeof(float));
 __device__ inline int staged_index(int row, int column) {
@@ -83,7 +83,7 @@ __device__ inline __nv_bfloat16 rounded<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// A piece of a row of c, in 16-byte accesses where it is whole and aligned.
+// A piece of a row of c, accessed in units of 16 bytes if it is whole and aligned.
 template <typename C>
 struct alignas(16) RowPiece {
   C values[kPiece];
@@ -110,7 +110,7 @@ __device__ void store_piece(C* c, float (&sums)[kPiece], int count, bool aligned
   }
 }
 
-// By all threads of a block, whose sums are staged.
+// Called by all threads of a block, after their sums are staged.
 template <int kThreads, typename T>
 __device__ void store_tile(const Tile<T>& tile, const float* staged) {
   constexpr int kPieces = kTileColumns / kPiece;

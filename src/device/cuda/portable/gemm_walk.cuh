@@ -1,4 +1,4 @@
-// Which tile comes when: tiles of a group together, and in it those that share operands.
+// The order of tiles: those of a group are adjacent, and within it those that share operands.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct TilePlace {
   int column_tile;
 };
 
-// Bands of row blocks go through all columns, rows fastest: tiles that run at the same time then
+// Bands of row blocks sweep over all columns, rows fastest: tiles that run at the same time then
 // read about as many lines of a as of b.
 __device__ inline TilePlace place_of(int index, int row_blocks, int column_tiles) {
   constexpr int kBand = 16;
@@ -29,11 +29,12 @@ struct TileInGroup {
   int index;
 };
 
-// Finds groups by the rows that only the device knows: every warp for itself, 32 groups at a time.
+// Maps tile indices to groups whose row counts only the device knows. Each warp searches on its
+// own, 32 groups at a time.
 class GroupWalk {
  public:
-  // Of the tiles of all groups, in order of groups; `index` must not fall from call to call, and is
-  // the same in all lanes.
+  // Finds a tile among those of all groups, in group order. Returns false past the last one.
+  // `index` must not decrease from call to call, and must be the same in all lanes.
   __device__ bool find(int index, const std::int32_t* group_rows, int count, int column_tiles,
                        TileInGroup& found) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -64,12 +65,12 @@ class GroupWalk {
     return value;
   }
 
-  int next_ = 0;        // behind the 32 groups that were looked at last, one a lane
-  int lane_begin_ = 0;  // the tiles of this lane's group
+  int next_ = 0;        // first group after the 32 examined last, one per lane
+  int lane_begin_ = 0;  // tile range of this lane's group
   int lane_end_ = 0;
 };
 
-// For tiles whose places are known from sizes alone.
+// For problems whose tiles follow from sizes alone.
 struct NoWalk {};
 
 }  // namespace switchyard::cuda::gemm

@@ -1,4 +1,4 @@
-// The grouped products of bf16, by tensor cores (sm_80 and up).
+// Instantiates the bf16 grouped products, on tensor cores (sm_80 and up).
 #include "device/cuda/portable/portable_gemm.cuh"
 
 namespace switchyard::cuda::portable {

@@ -1,4 +1,4 @@
-// The grouped products of f32, by multiply-adds of f32, without TF32.
+// Instantiates the f32 grouped products, with f32 FMA and no TF32.
 #include "device/cuda/portable/portable_gemm.cuh"
 
 namespace switchyard::cuda::portable {

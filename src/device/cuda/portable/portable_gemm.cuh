@@ -1,4 +1,4 @@
-// Launches of the grouped products; a source a dtype instantiates them.
+// Launches the grouped products; one source file per dtype instantiates them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@ namespace switchyard::cuda::portable {
 template <Dtype kDtype>
 using ElementOf = std::conditional_t<kDtype == Dtype::f32, float, __nv_bfloat16>;
 
-// Parts that lie side by side in a row must each begin on 16 bytes too.
+// True if every row begins on a 16-byte boundary, and so does each part within a row.
 template <Dtype kDtype>
 bool rows_are_aligned(const Rows& rows, int parts, std::int64_t part_columns) {
   constexpr auto kBytes = size_of(kDtype);
@@ -42,7 +42,7 @@ void grouped_gemm(const InputGradientGemm& args, Context& context) {
                             gemm::persistent_blocks(args.groups, column_tiles, context), context);
 }
 
-// A block a tile: the hardware gives the next one to whoever is done, and groups differ in rows.
+// Launches one block per tile: groups differ in rows, and the hardware scheduler balances the load.
 template <Dtype kDtype>
 void grouped_gemm(const WeightGradientGemm& args, Context& context) {
   if (args.groups.count == 0) return;

@@ -1,11 +1,11 @@
-// The grouped products on any GPU, for any sizes.
+// The grouped products on any GPU (sm_80 and up), for any sizes.
 #pragma once
 
 #include "device/cuda/grouped_gemm.h"
 
 namespace switchyard::cuda::portable {
 
-// For products of this dtype.
+// kDtype must be the dtype of `args`.
 template <Dtype kDtype>
 void grouped_gemm(const ForwardGemm& args, Context& context);
 template <Dtype kDtype>

@@ -1,5 +1,5 @@
-// Limits what experts take: a list of assignments an expert, in order, and a block that looks at
-// it.
+// Limits how many assignments each expert takes. Builds an ordered list of assignments per expert,
+// which one block then processes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,10 +23,10 @@ struct Limit {
   std::int64_t sequence_stride = 0;
   std::int64_t num_sequences = 0;
   const std::int32_t* counts = nullptr;     // [E]
-  const std::int32_t* positions = nullptr;  // [T·K] in the lists
-  std::int32_t* offsets = nullptr;          // [E + 1] of the lists
+  const std::int32_t* positions = nullptr;  // [T·K]: position in the expert's list
+  std::int32_t* offsets = nullptr;          // [E + 1]: where each list begins
   std::int32_t* lists = nullptr;            // [T·K]
-  std::int64_t* most = nullptr;             // [1]: what an expert takes
+  std::int64_t* most = nullptr;             // [1]: the most that an expert takes
   std::int32_t* kept_ids = nullptr;
   std::int64_t* dropped = nullptr;
 
@@ -42,7 +42,7 @@ struct Limit {
   }
 };
 
-// One block.
+// Runs in a single block.
 __global__ void begin_lists(const Limit l) {
   __shared__ std::int64_t shared[kWarpLanes];
   std::int64_t tokens_of_thread = 0;
@@ -68,7 +68,7 @@ __global__ void fill_lists(const Limit l) {
   }
 }
 
-// taken [warps, K]: the picks of every warp become those of the warps before it.
+// Exclusive prefix sum of taken [warps, K] over the warps, in place.
 __device__ void scan_taken(const Limit& l, std::int32_t* taken) {
   for (unsigned k = threadIdx.x; k < l.all.top_k; k += blockDim.x) {
     std::int32_t sum = 0;
@@ -81,7 +81,7 @@ __device__ void scan_taken(const Limit& l, std::int32_t* taken) {
   }
 }
 
-// A warp's part of a list, in order. Returns what the lane dropped.
+// Processes a warp's part of a list, in order. Returns how many picks the lane dropped.
 __device__ std::int32_t keep_first(const Limit& l, unsigned first, unsigned end,
                                    std::int32_t* taken) {
   const std::int64_t most = *l.most;
@@ -104,7 +104,7 @@ __device__ std::int32_t keep_first(const Limit& l, unsigned first, unsigned end,
   return dropped;
 }
 
-// A block an expert, which counts each k by itself.
+// One block per expert. Limits the picks of each k separately.
 __global__ void keep_first_come(const Limit l) {
   extern __shared__ std::int32_t taken[];  // [warps, K]
   const auto begin = static_cast<unsigned>(l.offsets[blockIdx.x]);
@@ -128,15 +128,15 @@ __global__ void keep_first_come(const Limit l) {
   if (lane_of_thread() == 0) l.add_dropped(dropped);
 }
 
-constexpr unsigned kBins = 256;  // and as many threads
+constexpr unsigned kBins = 256;  // also the number of threads
 
-// The lowest key that stays, and how many of those with this very key do.
+// The lowest key that is kept, and how many picks with exactly this key are kept.
 struct Threshold {
   unsigned key;
   unsigned equal;
 };
 
-// Byte by byte from the highest: which value of it the last key that stays has.
+// Radix select: finds the lowest kept key one byte at a time, from the highest byte down.
 __device__ Threshold find_threshold(const Limit& l, unsigned begin, unsigned end, unsigned most,
                                     unsigned* shared) {
   __shared__ unsigned histogram[kBins];
@@ -164,7 +164,7 @@ __device__ Threshold find_threshold(const Limit& l, unsigned begin, unsigned end
   return threshold;
 }
 
-// A block an expert. Of equal weights the first in its list stay.
+// One block per expert. Among equal weights, the first ones in the list are kept.
 __global__ void __launch_bounds__(kBins) keep_highest_weight(const Limit l) {
   __shared__ unsigned shared[kWarpLanes];
   const auto begin = static_cast<unsigned>(l.offsets[blockIdx.x]);
@@ -192,7 +192,7 @@ void launch_rule(CapacityRule rule, const Limit& l, Context& context) {
     check(cudaGetLastError(), "keep_highest_weight");
     return;
   }
-  constexpr unsigned kCounters = 8 * 1024;  // 32 KB, which every kernel may have
+  constexpr unsigned kCounters = 8 * 1024;  // 32 KB, below the default limit for a kernel
   const unsigned warps = std::clamp(kCounters / l.all.top_k, 1U, 8U);
   keep_first_come<<<l.num_experts, warps * kWarpLanes, warps * l.all.top_k * 4, context.stream()>>>(
       l);
@@ -212,7 +212,7 @@ void limit_picks(const LimitPicks& args, Context& context) {
   auto* const positions = offsets + experts + 1;
   auto* const distinct = positions + picks;
   context.set_zero(zeros);
-  // As a plan of one rank counts them: in range, in order, equal ones of a token too.
+  // Counts as a plan of one rank does: ids in range, in order, including a token's duplicates.
   count_assignments(
       {.expert_ids = args.expert_ids,
        .owners = ConstTensorView(reinterpret_cast<const std::int32_t*>(zeros.row(kProblemWords)),

@@ -1,4 +1,5 @@
-// Small sums and products around a router's losses: whole numbers, and doubles with a host's bits.
+// Small sums and products for a router's losses: integers, and doubles with the same bits as on the
+// host.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Rows of by_sequence as kernels see them.
+// The rows of RouterSums::by_sequence, in the form that kernels use.
 struct LossSums {
   const std::int64_t* by_sequence = nullptr;
   std::int64_t stride = 0;
@@ -27,7 +28,7 @@ struct LossSums {
   __device__ std::int64_t tokens(std::int64_t s) const {
     return by_sequence[s * stride + 2 * num_experts];
   }
-  // Over sequences `first` … `last` − 1.
+  // Sums column `c` over the sequences `first` … `last` − 1.
   __device__ std::int64_t column(std::int64_t c, std::int64_t first, std::int64_t last) const {
     std::int64_t sum = 0;
 #pragma unroll 8
@@ -50,7 +51,7 @@ __device__ std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// What E · Σ f_e · P_e has in front of picks · scores.
+// Returns the factor that turns Σ picks · scores into the loss E · Σ f_e · P_e.
 __device__ double balance_factor(std::int64_t num_experts, std::int64_t num_tokens,
                                  std::int64_t top_k) {
   const auto tokens = static_cast<double>(num_tokens);
@@ -59,7 +60,7 @@ __device__ double balance_factor(std::int64_t num_experts, std::int64_t num_toke
              : static_cast<double>(num_experts) / (tokens * tokens * static_cast<double>(top_k));
 }
 
-// Called by a warp: with the bits that the host's has, so products and sums are rounded apart and
+// Called by a warp. Has the same bits as on the host: products and sums are rounded separately, and
 // experts are added in order. Lanes without an expert add 0, which changes nothing.
 __device__ double balance_loss(const LossSums& sums, std::int64_t s, std::int64_t top_k) {
   double sum = 0.0;
@@ -80,16 +81,16 @@ __device__ double balance_loss(const LossSums& sums, std::int64_t s, std::int64_
 
 struct TotalsWork {
   LossSums own;
-  LossSums joined;                        // what sequences are counted from
+  LossSums joined;                        // the sums that sequences are counted from
   const std::int64_t* squares = nullptr;  // [2]
   std::int64_t top_k = 0;
   bool counts_sequences = true;
   bool has_sequence_losses = false;
   std::int64_t* totals = nullptr;  // [num_words]
   std::int64_t num_words = 0;
-  // In it:
+  // Pointers into totals:
   std::int64_t* square_words = nullptr;  // [2]
-  std::int64_t* sequences = nullptr;     // their number, whole losses, fractions
+  std::int64_t* sequences = nullptr;     // [3]: their number, whole parts of losses, fractions
 };
 
 __device__ void add_to(std::int64_t* word, std::int64_t value) {
@@ -99,11 +100,11 @@ __device__ void add_to(std::int64_t* word, std::int64_t value) {
 }
 
 constexpr int kTotalsThreads = 512;
-constexpr int kBlockSequences = kTotalsThreads / kWarpLanes;  // one a warp
+constexpr int kBlockSequences = kTotalsThreads / kWarpLanes;  // one per warp
 
 __device__ void count_sequence(const TotalsWork& work, std::int64_t s) {
   __shared__ std::int64_t shared[kWarpLanes];
-  std::int64_t counted[3] = {0, 0, 0};  // as in `sequences`
+  std::int64_t counted[3] = {0, 0, 0};  // same order as TotalsWork::sequences
   if (s < work.joined.num_sequences && work.joined.tokens(s) != 0) {
     const double loss = work.has_sequence_losses ? balance_loss(work.joined, s, work.top_k) : 0.0;
     const double whole = floor(loss);
@@ -119,7 +120,7 @@ __device__ void count_sequence(const TotalsWork& work, std::int64_t s) {
   }
 }
 
-// A block adds some sequences to the table; one that is alone also makes it zero before.
+// Each block adds some sequences to the totals. If there is only one block, it zeroes them first.
 __global__ void __launch_bounds__(kTotalsThreads) add_up_losses(const TotalsWork work) {
   if (gridDim.x == 1) {
     for (std::int64_t i = threadIdx.x; i < work.num_words; i += kTotalsThreads) work.totals[i] = 0;
@@ -165,7 +166,7 @@ namespace {
 
 struct Slopes {
   LossSums sums;
-  const std::int64_t* picks = nullptr;          // [E] of the totals
+  const std::int64_t* picks = nullptr;          // [E], in the totals
   const std::int64_t* num_tokens = nullptr;     // [1]
   const std::int64_t* num_sequences = nullptr;  // [1]
   std::int64_t top_k = 0;
@@ -180,7 +181,7 @@ struct Slopes {
   }
 };
 
-// A row of blocks a sequence, as far as there are blocks.
+// Each row of blocks handles one sequence; with more sequences than rows, it handles several.
 __global__ void fill_slopes(const Slopes slopes) {
   const std::int64_t num_experts = slopes.sums.num_experts;
   const std::int64_t num_tokens = *slopes.num_tokens;
@@ -259,7 +260,7 @@ __global__ void add_to_statistics(const LossSums sums, std::int64_t* statistics)
   statistics[i] += sums.column(column, 0, sums.num_sequences);
 }
 
-// A warp an expert: the mean over those that share its owner, or over all.
+// One warp per expert. The mean is over the experts with the same owner, or over all.
 __global__ void fill_output_scales(const std::int64_t* picks, const std::int32_t* owners,
                                    std::int64_t num_experts, bool by_rank, float* scales) {
   const std::int64_t e = thread_in_grid() / kWarpLanes;

@@ -1,4 +1,5 @@
-// Routing on a GPU: logits, then a warp a token for scores, choice and weights, then the sums.
+// Routing on a GPU: computes the logits, then the scores, choice and weights with one warp per
+// token, then the sums.
 #include <cuda_runtime.h>
 
 #include "device/cuda/kernels.h"
@@ -13,13 +14,13 @@ namespace {
 struct PickArgs {
   TokenRules rules;
   std::int64_t num_tokens = 0;
-  float* logits = nullptr;  // [T, E]; where scores are wanted, they take its place
+  float* logits = nullptr;  // [T, E]; overwritten with the scores if keeps_scores
   std::int64_t logits_stride = 0;
-  const std::int32_t* valid = nullptr;  // [T] or none
+  const std::int32_t* valid = nullptr;  // [T] or null
   std::int64_t valid_stride = 0;
-  const std::int32_t* given_ids = nullptr;  // [T, K] or none
+  const std::int32_t* given_ids = nullptr;  // [T, K] or null
   std::int64_t given_stride = 0;
-  const float* given_weights = nullptr;  // [T, K] or none
+  const float* given_weights = nullptr;  // [T, K] or null
   std::int64_t given_weights_stride = 0;
   bool is_balanced = false;
   bool bad_ids_become_none = false;
@@ -28,17 +29,17 @@ struct PickArgs {
   float* weights = nullptr;
   std::int64_t weights_stride = 0;
   std::int64_t* problems = nullptr;
-  float* counts = nullptr;  // as TokenSums has them, or none
+  float* counts = nullptr;  // see TokenSums; or null
   float* log_sum_exp = nullptr;
   bool keeps_scores = false;
   bool counts_shares = false;
-  // For more experts than registers hold: [T, E], [T, E] and [T, num_expert_groups].
+  // Only for more experts than registers hold: [T, E], [T, E] and [T, num_expert_groups].
   float* all_scores = nullptr;
   unsigned* all_keys = nullptr;
   unsigned* all_expert_groups = nullptr;
 };
 
-// One token's rows.
+// The output rows of one token.
 struct TokenRow {
   std::int64_t token;
   int lane;
@@ -64,7 +65,7 @@ __device__ void pick_none(const PickArgs& p, const TokenRow& row) {
   if (p.counts != nullptr && row.lane == 0) p.counts[row.token] = 0.0F;
 }
 
-// Ids by score, and their scores for weights; Σ of these.
+// Writes the ids with the best scores, and their scores as weights. Returns the sum of the weights.
 template <int kPerLane>
 __device__ float pick_best(const PickArgs& p, const TokenRow& row,
                            LaneValues<float, kPerLane>& scores) {
@@ -101,14 +102,14 @@ __device__ float pick_best(const PickArgs& p, const TokenRow& row,
   return total;
 }
 
-// The id that is given for k, which may be bad; −1 beyond K.
+// Returns the given or balanced id for k, which may be bad, or −1 past the end.
 __device__ std::int32_t given_id(const PickArgs& p, const TokenRow& row, int k) {
   if (k >= p.rules.top_k) return -1;
   if (p.given_ids != nullptr) return p.given_ids[row.token * p.given_stride + k];
   return static_cast<std::int32_t>((row.token * p.rules.top_k + k) % p.rules.num_experts);
 }
 
-// Whether an earlier k has this id; all lanes ask, each for its own k of the same 32.
+// True if an earlier k has this id. Must be called by all lanes, each with its k of the same 32.
 __device__ bool is_repeat(const PickArgs& p, const TokenRow& row, int k, std::int32_t id) {
   const unsigned equal = __match_any_sync(kAllLanes, id);
   bool repeats = (equal & lanes_below(row.lane)) != 0;
@@ -122,7 +123,8 @@ __device__ bool is_expert(const PickArgs& p, std::int32_t id) {
   return 0 <= id && id < p.rules.num_experts;
 }
 
-// The id that is given for k, or −1 where it is bad and such become none; asked as is_repeat is.
+// Returns given_id, or −1 instead of a bad id if those become none. Must be called by all lanes,
+// like is_repeat.
 __device__ std::int32_t checked_id(const PickArgs& p, const TokenRow& row, int k) {
   const std::int32_t id = given_id(p, row, k);
   if (!p.bad_ids_become_none) return id;
@@ -132,7 +134,7 @@ __device__ std::int32_t checked_id(const PickArgs& p, const TokenRow& row, int k
   return -1;
 }
 
-// Ids as given, and their scores for weights; Σ of these.
+// Writes the given ids, and their scores as weights. Returns the sum of the weights.
 template <int kPerLane>
 __device__ float pick_given(const PickArgs& p, const TokenRow& row,
                             LaneValues<float, kPerLane>& scores) {
@@ -194,7 +196,7 @@ __global__ __launch_bounds__(32 * kWarpsPerBlock) void pick_kernel(PickArgs p) {
   if (p.counts != nullptr) leave_for_sums<kPerLane>(p, row, logits, scores, squared);
 }
 
-// Ids and weights as given.
+// Writes ids and weights as given.
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void take_given_kernel(PickArgs p) {
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
@@ -211,7 +213,7 @@ __global__ __launch_bounds__(32 * kWarpsPerBlock) void take_given_kernel(PickArg
   if (p.counts != nullptr && row.lane == 0) p.counts[token] = 1.0F;
 }
 
-// Without the logits.
+// Fills in everything except the logits and what the sums need.
 PickArgs pick_args(const RouteTokens& args) {
   PickArgs p{.rules = TokenRules(args.options, args.weights)};
   p.num_tokens = args.in.x.rows();
@@ -237,7 +239,7 @@ PickArgs pick_args(const RouteTokens& args) {
   return p;
 }
 
-// What the sums want, in scratch; scores take the logits' place.
+// Takes scratch for what the sums need. The scores overwrite the logits.
 TokenSums take_token_sums(const RouteTokens& args, const TensorView& logits, PickArgs& p,
                           Context& context) {
   TokenSums tokens;

@@ -1,4 +1,5 @@
-// The router's backward on a GPU: logits again, a warp a token for their gradient, then the gate's.
+// The router's backward on a GPU: recomputes the logits, computes their gradient with one warp per
+// token, then the gradients of the tokens and the gate.
 #include <cuda_runtime.h>
 
 #include "device/cuda/kernels.h"
@@ -11,25 +12,26 @@ namespace {
 struct BackwardArgs {
   TokenRules rules;
   std::int64_t num_tokens = 0;
-  float* logits = nullptr;  // [T, E]; their gradient takes their place
+  float* logits = nullptr;  // [T, E]; overwritten with their gradient
   std::int64_t logits_stride = 0;
   std::int32_t* has_part = nullptr;     // out [T]
-  const std::int32_t* valid = nullptr;  // [T] or none
+  const std::int32_t* valid = nullptr;  // [T] or null
   std::int64_t valid_stride = 0;
   const std::int32_t* ids = nullptr;
   std::int64_t ids_stride = 0;
   const float* d_weights = nullptr;
   std::int64_t d_weights_stride = 0;
-  const float* by_score = nullptr;  // [S, E] or none
+  const float* by_score = nullptr;  // [S, E] or null
   std::int64_t by_score_stride = 0;
   std::int64_t sequence_tokens = 0;
   bool by_shares = false;
-  const float* by_square = nullptr;  // [1] or none
-  float* all_scores = nullptr;       // [T, E], and slopes [T, E]: for more experts than lanes
+  const float* by_square = nullptr;  // [1] or null
+  // Only for more experts than registers hold: [T, E] each.
+  float* all_scores = nullptr;
   float* all_slopes = nullptr;
 };
 
-// One token's picks; ids that no expert has count as none.
+// The picks of one token. Ids that no expert has count as no pick.
 struct TokenPicks {
   const std::int32_t* ids;
   const float* d_weights;
@@ -50,7 +52,7 @@ struct TokenPicks {
     for (int k = lane; k < top_k; k += 32) any = any || is_pick(ids[k]);
     return __any_sync(kAllLanes, any);
   }
-  // visit(id, d_weight) for the picks in order, by all lanes together.
+  // Calls visit(id, d_weight) for the picks in order, with all lanes together.
   template <typename Visit>
   __device__ void each(Visit visit) const {
     for (int base = 0; base < top_k; base += 32) {
@@ -66,7 +68,7 @@ struct TokenPicks {
   }
 };
 
-// slopes [E]: of the scores, by way of the weights.
+// Sets slopes [E] to the gradient that reaches the scores through the weights.
 template <int kPerLane>
 __device__ void weight_slopes(const TokenRules& rules, const TokenPicks& picks,
                               LaneValues<float, kPerLane>& scores,
@@ -89,7 +91,7 @@ __device__ void weight_slopes(const TokenRules& rules, const TokenPicks& picks,
   });
 }
 
-// slopes [E] += those of a loss of the scores, or of their shares.
+// Adds the gradient of a loss of the scores, or of their shares, to slopes [E].
 template <int kPerLane>
 __device__ void add_loss_slopes(const TokenRules& rules, const float* by_score, bool by_shares,
                                 LaneValues<float, kPerLane>& scores,
@@ -109,8 +111,8 @@ __device__ void add_loss_slopes(const TokenRules& rules, const float* by_score, 
                         [&](int i, int e) { slopes[i] += (by_score[e] - mean) / total; });
 }
 
-// logits [E] become their gradient. by_probability: of a loss, as a multiple of their softmax,
-// which is exp(logit − log_sum_exp).
+// Overwrites logits [E] with their gradient. `by_probability` is the part that comes from the
+// z-loss, as a multiple of the softmax exp(logit − log_sum_exp).
 template <int kPerLane>
 __device__ void write_d_logits(const TokenRules& rules, float* logits,
                                LaneValues<float, kPerLane>& scores,
@@ -129,7 +131,7 @@ __device__ void write_d_logits(const TokenRules& rules, float* logits,
   });
 }
 
-// False if the token has no part: no gradient reaches its logits, or they are not finite.
+// Returns false if the token takes no part: no gradient reaches its logits, or they are not finite.
 template <int kPerLane>
 __device__ bool token_backward(const BackwardArgs& p, std::int64_t token, float* logits) {
   if (p.valid != nullptr && p.valid[token * p.valid_stride] == 0) return false;

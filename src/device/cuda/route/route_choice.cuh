@@ -1,4 +1,4 @@
-// A token's best experts by score: ties to the lower id.
+// Chooses a token's best experts by score. Ties go to the lower id.
 #pragma once
 
 #include <climits>
@@ -7,12 +7,13 @@
 
 namespace switchyard::cuda {
 
-// Keys of floats compare as these do, and are at least 2; 0 is taken, 1 in a dropped expert group.
+// Keys order like the floats they stand for and are at least 2. Key 0 marks an expert that is
+// taken, key 1 one in a dropped expert group.
 constexpr unsigned kTakenKey = 0;
 constexpr unsigned kDroppedKey = 1;
 
 __device__ inline unsigned key_of(float value) {
-  const unsigned bits = __float_as_uint(value + 0.0F);  // −0 is 0
+  const unsigned bits = __float_as_uint(value + 0.0F);  // turns −0 into 0
   return max(2U, (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U);
 }
 __device__ inline float value_of(unsigned key) {
@@ -23,26 +24,26 @@ struct Best {
   unsigned key = kTakenKey;
   unsigned id = UINT_MAX;
 
-  // In ascending order of ids.
+  // Must be called in ascending order of ids.
   __device__ void see(unsigned other, int other_id) {
     if (other <= key) return;
     key = other;
     id = static_cast<unsigned>(other_id);
   }
-  // The best of all lanes.
+  // Returns the id of the best over all lanes.
   __device__ int agree() const {
     const unsigned top = __reduce_max_sync(kAllLanes, key);
     return static_cast<int>(__reduce_min_sync(kAllLanes, key == top ? id : UINT_MAX));
   }
 };
 
-// Memory of one token, for expert groups.
+// Scratch memory of one token, for choosing expert groups.
 struct ExpertGroupMemory {
   unsigned* keys;           // [E]
   unsigned* expert_groups;  // [num_expert_groups]
 };
 
-// expert_groups[g]: the key of the sum of the two best.
+// Sets expert_groups[g] to the key of the sum of the group's two best scores.
 __device__ inline void weigh_expert_groups(const TokenRules& rules,
                                            const ExpertGroupMemory& memory) {
   const int size = rules.num_experts / rules.num_expert_groups;
@@ -50,7 +51,7 @@ __device__ inline void weigh_expert_groups(const TokenRules& rules,
   for (int g = lane; g < rules.num_expert_groups; g += 32) {
     unsigned best = 0;
     unsigned second = 0;
-    int i = lane % size;  // lanes begin apart, for the banks' sake
+    int i = lane % size;  // lanes start at different experts to avoid bank conflicts
     for (int n = 0; n < size; ++n) {
       const unsigned key = memory.keys[g * size + i];
       second = max(second, min(best, key));
@@ -61,14 +62,14 @@ __device__ inline void weigh_expert_groups(const TokenRules& rules,
   }
 }
 
-// Keys of experts outside the kept expert groups become kDroppedKey.
+// Sets the keys of experts outside the kept expert groups to kDroppedKey.
 template <int kPerLane>
 __device__ inline void drop_expert_groups(const TokenRules& rules,
                                           LaneValues<unsigned, kPerLane>& keys,
                                           const ExpertGroupMemory& memory) {
   const int lane = lane_of_thread();
   const int size = rules.num_experts / rules.num_expert_groups;
-  if constexpr (kPerLane > 0) {  // otherwise they are there already
+  if constexpr (kPerLane > 0) {  // otherwise the keys are in memory already
     each_expert<kPerLane>(rules.num_experts, [&](int i, int e) { memory.keys[e] = keys[i]; });
   }
   __syncwarp();
@@ -96,7 +97,7 @@ __device__ inline void compare_by(const TokenRules& rules, LaneValues<float, kPe
     drop_expert_groups<kPerLane>(rules, keys, memory);
 }
 
-// The best of those that are left.
+// Returns the best expert that is left, and marks it as taken.
 template <int kPerLane>
 __device__ inline int take_best(const TokenRules& rules, LaneValues<unsigned, kPerLane>& keys) {
   Best best;

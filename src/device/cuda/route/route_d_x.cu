@@ -1,4 +1,4 @@
-// What reaches the tokens through the gate: d_x += d_logits · gate.
+// The gradient that reaches the tokens through the gate: d_x += d_logits · gate.
 #include <cuda_runtime.h>
 
 #include "device/cuda/route/route_gate.h"
@@ -12,10 +12,10 @@ namespace {
 struct Bf16Rows {
   __nv_bfloat16* data;
   std::int64_t row_stride;
-  bool is_aligned;  // rows on 16 bytes
+  bool is_aligned;  // rows are aligned to 16 bytes
 };
 
-// Eight neighbours, of which `count` are there.
+// Adds `count` ≤ 8 consecutive sums.
 __device__ void add_eight(__nv_bfloat16* to, const float* sums, int count, bool is_aligned) {
   if (!is_aligned || count < 8) {
     for (int i = 0; i < count; ++i) to[i] = __float2bfloat16_rn(__bfloat162float(to[i]) + sums[i]);
@@ -31,7 +31,7 @@ __device__ void add_eight(__nv_bfloat16* to, const float* sums, int count, bool 
   *reinterpret_cast<uint4*>(to) = words;
 }
 
-// Sums go through shared memory, so that rows of d_x are read and written in whole lines.
+// The sums go through shared memory, so that d_x is read and written in coalesced accesses.
 template <bool kAligned>
 __global__ __launch_bounds__(kSplitThreads) void d_x_kernel(SplitProduct p, Bf16Rows d_x) {
   extern __shared__ __align__(128) std::byte shared[];

@@ -1,4 +1,5 @@
-// The gate's products on a GPU. Bits of a token depend on it, the sizes and the dtypes alone.
+// The gate's products on a GPU. The bits of a token's results depend only on the token, the sizes
+// and the dtypes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace switchyard::cuda {
 
-// Uninitialised [T, E] f32, rows on 16 bytes.
+// Returns uninitialised [T, E] f32 with rows aligned to 16 bytes.
 TensorView take_logits(std::int64_t num_tokens, std::int64_t num_experts, Context& context);
 
 // logits [T, E] = x · gateᵀ [+ gate bias], in f32. For T > 0.
@@ -19,10 +20,10 @@ void gate_logits(const ConstTensorView& x, const RouterWeights& weights, const T
 void add_gate_d_x(const ConstTensorView& d_logits, const ConstTensorView& gate,
                   const TensorView& d_x, Context& context);
 
-// Of the gate, d_logitsᵀ · x, and of its bias, over the tokens that have a part: x may hold NaN
-// elsewhere. T may be 0.
+// Computes the gradients of the gate, d_logitsᵀ · x, and of its bias, over the tokens that take
+// part. For other tokens x may hold NaN. T may be 0.
 struct GateGradients {
-  ConstTensorView d_logits;  // [T, E] from take_logits; 0 where a token has no part
+  ConstTensorView d_logits;  // [T, E] from take_logits; 0 where a token takes no part
   ConstTensorView has_part;  // [T] i32
   ConstTensorView x;         // [T, H]
   const RouterGradients& gradients;

@@ -1,4 +1,4 @@
-// Gradients of the gate and its bias: over parts of the tokens, which are then added up in order.
+// Gradients of the gate and its bias. Partial sums over parts of the tokens are added up in order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// How many parts there are, and of what size, depends on the number of tokens alone.
+// The number and size of the parts depend only on the number of tokens.
 struct Parts {
   unsigned count = 0;
-  std::int64_t tokens = 0;  // of each but the last
+  std::int64_t tokens = 0;  // per part, except the last
 
   explicit Parts(std::int64_t num_tokens) {
     if (num_tokens == 0) return;
@@ -68,7 +68,7 @@ void launch_gate_partials(const SplitProduct& product, const Parts& parts,
 constexpr int kBiasExperts = 32;
 constexpr int kBiasRows = 8;
 
-// partials [parts, E]: a block a part of 32 experts.
+// Writes partials [parts, E]. Each block sums one part of the tokens for 32 experts.
 __global__ __launch_bounds__(kBiasExperts* kBiasRows) void bias_partials_kernel(
     F32Matrix d_logits, std::int64_t part_tokens, float* partials) {
   __shared__ float rows[kBiasRows][kBiasExperts];
@@ -90,7 +90,7 @@ __global__ __launch_bounds__(kBiasExperts* kBiasRows) void bias_partials_kernel(
   partials[std::int64_t{blockIdx.z} * d_logits.columns + expert] = sum;
 }
 
-// gradient [rows, columns] [+]= Σ of the parts, in order.
+// gradient [rows, columns] (+)= the sum of the parts, in order.
 template <typename T>
 __global__ __launch_bounds__(256) void add_parts_kernel(StorePartial from, unsigned parts,
                                                         T* gradient, std::int64_t row_stride,

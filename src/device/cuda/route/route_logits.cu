@@ -1,4 +1,4 @@
-// The gate's logits: bf16 by tensor cores, everything else in plain f32.
+// The gate's logits: bf16 on tensor cores, everything else in plain f32.
 #include <cuda_runtime.h>
 
 #include "device/cuda/route/route_gate.h"
@@ -14,11 +14,11 @@ constexpr int kDepth = 64;
 constexpr int kStages = 4;
 constexpr int kLogitThreads = 128;
 
-// Logits from their sums.
+// Adds the bias, if any, to a sum and stores the logit.
 struct StoreLogit {
   float* logits;
   std::int64_t row_stride;
-  const void* bias;  // [E] or none
+  const void* bias;  // [E] or null
   bool bias_is_bf16;
 
   __device__ void operator()(std::int64_t token, std::int64_t expert, float sum) const {
@@ -33,7 +33,7 @@ struct StoreLogit {
 template <int kExperts>
 constexpr int kStageBytes = (kTokens + kExperts) * kDepth * 2;
 
-// A warp adds 32 tokens by kExperts / 2 experts; four warps lie two by two.
+// Each warp accumulates 32 tokens by kExperts / 2 experts; the four warps form a 2 × 2 grid.
 template <int kExperts>
 __device__ void multiply_stage(const std::byte* stage, float (&sums)[2][kExperts / 16][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -113,7 +113,7 @@ __global__ __launch_bounds__(kLogitThreads) void logits_kernel(Bf16Matrix x, Bf1
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
     __syncthreads();
-    load(step + kStages - 1);  // into the stage that all have just left behind
+    load(step + kStages - 1);  // into the stage that all threads have just finished with
     multiply_stage<kExperts>(shared + step % kStages * kStageBytes<kExperts>, sums);
   }
   store_tile<kExperts>(sums, first_token, x.rows, first_expert, num_experts, store);

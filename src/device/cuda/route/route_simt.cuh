@@ -1,4 +1,4 @@
-// A plain product in f32, for operands that are not all bf16: fixed tiles, k in order.
+// A plain f32 product, for operands that are not all bf16. Tiles are fixed, and k runs in order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,8 +10,8 @@
 
 namespace switchyard::cuda {
 
-// Element (i, k) of a factor, where i is a row or column of the product.
-enum class Runs { along_k, across_k };  // which of its neighbours lies beside it
+// One operand of a product. Element (i, k) belongs to row or column i of the product.
+enum class Runs { along_k, across_k };  // whether k or i is contiguous in memory
 template <typename T, Runs kRunsOf>
 struct Factor {
   using Element = T;
@@ -28,8 +28,8 @@ struct ProductSizes {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  std::int64_t k_part = 0;              // block z takes part z of k
-  const std::int32_t* keeps = nullptr;  // [k] or none: b counts as 0 where this is 0
+  std::int64_t k_part = 0;              // block z takes part z of k, of this size
+  const std::int32_t* keeps = nullptr;  // [k] or null: b counts as 0 where this is 0
 };
 
 constexpr int kSimtTile = 64;
@@ -37,7 +37,8 @@ constexpr int kSimtDepth = 16;
 constexpr int kSimtThreads = 256;
 constexpr int kSimtPitch = kSimtTile + 4;
 
-// [kSimtDepth][kSimtPitch] of the factor's rows from first on, k from k_first to k_last.
+// Loads a tile [kSimtDepth][kSimtPitch] of a factor, from row `first` and from `k_first` on.
+// Elements past `count` or `k_last`, or with a `keeps` of 0, become 0.
 template <typename F>
 __device__ void stage_factor(float* tile, const F& factor, std::int64_t first, std::int64_t count,
                              std::int64_t k_first, std::int64_t k_last, const std::int32_t* keeps) {
@@ -53,7 +54,7 @@ __device__ void stage_factor(float* tile, const F& factor, std::int64_t first, s
   }
 }
 
-// store(m, n, Σ_k a(m, k) · b(n, k)), with the part of k that blockIdx.z names.
+// Calls store(m, n, Σ_k a(m, k) · b(n, k)), where k runs over part blockIdx.z.
 template <typename A, typename B, typename Store>
 __global__ __launch_bounds__(kSimtThreads) void simt_product(A a, B b, ProductSizes sizes,
                                                              Store store) {
@@ -95,7 +96,7 @@ __global__ __launch_bounds__(kSimtThreads) void simt_product(A a, B b, ProductSi
   }
 }
 
-// With k cut into `parts`.
+// Splits k into `parts`, each a sum of its own.
 template <typename A, typename B, typename Store>
 void launch_simt_product(A a, B b, const ProductSizes& sizes, unsigned parts, Store store,
                          Context& context) {

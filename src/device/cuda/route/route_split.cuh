@@ -1,5 +1,5 @@
-// Products of f32 with bf16 on tensor cores: the f32 factor is the sum of two bf16 terms, which
-// leaves an error of 2⁻¹⁷ of each element.
+// Products of f32 and bf16 matrices on tensor cores. Each f32 element is split into the sum of two
+// bf16 terms, which leaves a relative error of 2⁻¹⁷.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,8 @@ constexpr int kSplitK = 32;
 constexpr int kSplitStages = 3;
 constexpr int kSplitThreads = 128;
 
-// The f32 factor [rows, columns] on 16 bytes: row m, column k; transposed: row k, column m.
+// The f32 factor [rows, columns], with rows aligned to 16 bytes. Rows are m and columns k; if
+// transposed, rows are k and columns m.
 struct F32Matrix {
   const float* data;
   std::int64_t row_stride;
@@ -27,11 +28,11 @@ struct F32Matrix {
 struct SplitProduct {
   F32Matrix a;
   Bf16Matrix b;                         // [k, n]
-  std::int64_t k_part = 0;              // block z takes part z of k
-  const std::int32_t* keeps = nullptr;  // [k] or none: b counts as 0 where this is 0
+  std::int64_t k_part = 0;              // block z takes part z of k, of this size
+  const std::int32_t* keeps = nullptr;  // [k] or null: b counts as 0 where this is 0
 };
 
-// Pitches that put what a warp loads at once into different banks.
+// The tile of the f32 factor in shared memory. Its pitch avoids bank conflicts within a warp.
 template <bool kTransposed>
 struct SplitTile {
   static constexpr int kRows = kTransposed ? kSplitK : kSplitM;
@@ -42,7 +43,8 @@ struct SplitTile {
   static constexpr int kSharedBytes = kSplitStages * kStageBytes;
 };
 
-// From first_row and first_column on; zeros from last_row on and beyond the matrix.
+// Loads a tile that starts at first_row and first_column. Elements from last_row on, and beyond the
+// matrix, become 0.
 template <bool kTransposed>
 __device__ inline void stage_f32(std::byte* tile, const F32Matrix& from, std::int64_t first_row,
                                  std::int64_t last_row, int first_column) {
@@ -62,7 +64,7 @@ __device__ inline void stage_f32(std::byte* tile, const F32Matrix& from, std::in
   }
 }
 
-// Two neighbours of k as bf16, and what that leaves of them.
+// Rounds two elements with consecutive k to bf16 (`main`) and rounds the remainders too (`rest`).
 __device__ inline void split_pair(float low, float high, unsigned& main, unsigned& rest) {
   const __nv_bfloat162 rounded = __floats2bfloat162_rn(low, high);
   const __nv_bfloat162 left =
@@ -71,7 +73,7 @@ __device__ inline void split_pair(float low, float high, unsigned& main, unsigne
   rest = *reinterpret_cast<const unsigned*>(&left);
 }
 
-// A [16, 16] from row m and column k on, as two operands.
+// Loads the [16, 16] fragment at row m and column k, as two operands.
 template <bool kTransposed>
 __device__ inline void load_split(const float* tile, int m, int k, unsigned (&main)[4],
                                   unsigned (&rest)[4]) {
@@ -90,7 +92,7 @@ __device__ inline void load_split(const float* tile, int m, int k, unsigned (&ma
   }
 }
 
-// A warp has 32 rows by 64 columns; four warps lie two by two.
+// The accumulator of a warp: 32 rows by 64 columns. The four warps form a 2 × 2 grid.
 using SplitSums = float[2][8][4];
 
 template <bool kTransposed>
@@ -129,7 +131,7 @@ __device__ inline void multiply_split(const std::byte* stage, SplitSums& sums) {
   }
 }
 
-// Adds up a tile; all of `shared` [kSharedBytes] is free afterwards.
+// Accumulates one tile of the product. All of `shared` [kSharedBytes] is free afterwards.
 template <bool kTransposed, bool kAligned>
 __device__ inline void split_product(const SplitProduct& p, std::byte* shared, std::int64_t first_m,
                                      int first_n, SplitSums& sums) {
@@ -157,14 +159,14 @@ __device__ inline void split_product(const SplitProduct& p, std::byte* shared, s
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kSplitStages - 2>();
     __syncthreads();
-    load(step + kSplitStages - 1);  // into the stage that all have just left behind
+    load(step + kSplitStages - 1);  // into the stage that all threads have just finished with
     multiply_split<kTransposed>(shared + step % kSplitStages * Tile::kStageBytes, sums);
   }
   wait_for_copies<0>();
   __syncthreads();
 }
 
-// visit(row, column, sum of it and sum of the next column), of the tile.
+// Calls visit(row, column, sum at that column, sum at the next column) for every pair of the tile.
 template <typename Visit>
 __device__ inline void for_each_pair(const SplitSums& sums, Visit visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

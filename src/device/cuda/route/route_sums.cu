@@ -1,4 +1,4 @@
-// Sums over tokens in whole numbers, whose order does not matter, and the words of problems.
+// Integer sums over tokens, whose order does not matter, and the problem words.
 #include <cuda_runtime.h>
 
 #include "device/cuda/route/route_sums.h"
@@ -15,7 +15,7 @@ constexpr int kMostCounters = 8192;
 
 struct Problems {
   std::int64_t* words;
-  const std::int32_t* ids;  // [T, K] as given, or none
+  const std::int32_t* ids;  // [T, K] as given, or null
   std::int64_t ids_stride;
   std::int64_t top_k;
   int num_experts;
@@ -39,26 +39,26 @@ __global__ void problems_kernel(Problems problems) { write_problems(problems); }
 struct SumTokens {
   std::int64_t num_tokens;
   std::int64_t sequence_tokens;
-  std::int64_t chunks;  // of each sequence
+  std::int64_t chunks;  // per sequence
   int num_experts;
   int top_k;
   const float* counts;
-  const float* scores;  // [T, E] or none
+  const float* scores;  // [T, E] or null
   std::int64_t scores_stride;
-  const float* log_sum_exp;  // [T] or none
+  const float* log_sum_exp;  // [T] or null
   const std::int32_t* ids;
   std::int64_t ids_stride;
   Word* by_sequence;
   std::int64_t row_stride;
   Word* squares;
-  bool has_counters;  // in shared memory
+  bool has_counters;  // true if the pick counters fit into shared memory
 };
 
 __device__ void add_to(Word* sum, Word value) {
   if (value != 0) atomicAdd(sum, value);
 }
 
-// row[E …] += scores of the chunk's tokens; `over` [kChunkTokens] as TokenSums::counts.
+// row[E …] += the scores of the chunk's tokens. `over` [kChunkTokens] is part of TokenSums::counts.
 __device__ void add_scores(const SumTokens& s, std::int64_t first, int count, const float* over,
                            Word* row) {
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kSumThreads) {
@@ -73,7 +73,7 @@ __device__ void add_scores(const SumTokens& s, std::int64_t first, int count, co
   }
 }
 
-// row[0 …] += picks of the chunk's tokens.
+// row[0 …] += the picks of the chunk's tokens.
 __device__ void add_picks(const SumTokens& s, std::int64_t first, int count, const float* over,
                           int* counters, Word* row) {
   if (s.has_counters) {
@@ -100,7 +100,7 @@ __device__ void add_picks(const SumTokens& s, std::int64_t first, int count, con
   }
 }
 
-// Whole parts and what is behind the point, of one token a thread.
+// Adds the squares of one token per thread, whole parts and fractions separately.
 __device__ void add_square(const SumTokens& s, std::int64_t token, bool is_counted) {
   Word whole = 0;
   Word fraction = 0;
@@ -117,7 +117,7 @@ __device__ void add_square(const SumTokens& s, std::int64_t token, bool is_count
   add_to(s.squares + 1, fraction);
 }
 
-// A block a chunk of one sequence's tokens.
+// Each block adds up one chunk of a sequence's tokens.
 __global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s, Problems problems) {
   extern __shared__ int counters[];
   __shared__ float over[kChunkTokens];

@@ -1,4 +1,4 @@
-// The sums over tokens that routing leaves behind, and what it met.
+// The sums over tokens that routing produces, and the problems that it found.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace switchyard::cuda {
 
-// While tokens are routed: words of problems hold no position yet where they are this.
+// The value of problem words without a position, while tokens are routed.
 constexpr int kNoPositionByte = 0x7f;
 constexpr std::int64_t kNoPosition = 0x7f7f7f7f7f7f7f7f;
 
-// What the sums need of every token.
+// Per-token input of the sums.
 struct TokenSums {
-  TensorView counts;                      // [T] f32: 0: in no sum; otherwise what scores are over
-  std::optional<TensorView> scores = {};  // [T, E] f32
+  TensorView counts;                           // [T] f32: divisor of the scores; 0: in no sum
+  std::optional<TensorView> scores = {};       // [T, E] f32
   std::optional<TensorView> log_sum_exp = {};  // [T] f32
 };
 
-// Adds the tokens to args.sums, if there are any, and writes the words of args.problems from the
-// positions: the first token in kNonFiniteToken, the first (token · K + k) in kBadToken.
+// Adds the tokens to args.sums, if given, and converts the positions in args.problems to problem
+// words. On entry kNonFiniteToken holds the first token, kBadToken the first (token · K + k).
 void finish_routing(const RouteTokens& args, const TokenSums& tokens, Context& context);
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory, for tensor cores from sm_80 on.
+// bf16 tiles in shared memory, for tensor cores from sm_80 on.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,14 +17,15 @@ struct Bf16Matrix {
   int columns;
 };
 
-// Where eight elements of a tile lie: rows of kColumns, the octets of each in an order of its own,
-// so that eight rows of one octet are in different banks.
+// Returns the byte offset of eight elements of a tile with rows of kColumns. Octets are swizzled by
+// row, so that the same octet of eight rows lies in different banks.
 template <int kColumns>
 __device__ inline int octet_offset(int row, int octet) {
   return row * kColumns * 2 + ((octet ^ (row & 7)) << 4);
 }
 
-// Rows and columns of the matrix from these on; zeros beyond it, and for rows whose `keeps` is 0.
+// Loads a tile of the matrix that starts at first_row and first_column. Elements beyond the matrix,
+// and rows whose `keeps` is 0, become 0.
 template <int kRows, int kColumns, int kThreads, bool kAligned>
 __device__ inline void stage_tile(std::byte* tile, const Bf16Matrix& from, std::int64_t first_row,
                                   int first_column, const std::int32_t* keeps = nullptr) {
@@ -45,7 +46,8 @@ __device__ inline void stage_tile(std::byte* tile, const Bf16Matrix& from, std::
   }
 }
 
-// Tensor cores cut sums off instead of rounding them: parts that are added here keep that small.
+// Adds a partial sum to the accumulators. Tensor cores truncate their sums instead of rounding, so
+// adding short partial sums here keeps that error small.
 template <int kN>
 __device__ inline void add_part(const float (&part)[2][2][4], float (&sums)[2][kN][4], int n) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// What a warp does with one token's logits: lane l has experts l, l + 32, …
+// Per-token operations of a warp on logits and scores: lane l has experts l, l + 32, …
 #pragma once
 
 #include <cfloat>
@@ -13,14 +13,15 @@ namespace switchyard::cuda {
 constexpr int kWarpsPerBlock = 4;
 constexpr float kDivisorEpsilon = 1e-20F;
 
-// One value an expert: in registers, or for kPerLane = 0, any number of experts, in memory.
+// One value per expert: in registers, or, if kPerLane is 0, in memory for any number of experts.
 template <typename T, int kPerLane>
 struct LaneValues {
   T values[kPerLane] = {};
 
   __device__ explicit LaneValues(T* /*row*/) {}
   __device__ T& operator[](int i) { return values[i]; }
-  // Of any expert, the same for all lanes. The mark keeps values in registers: an index would not.
+  // Returns the value of any expert, the same one in all lanes. Selecting by a bit mask keeps the
+  // values in registers, which indexing would not.
   __device__ T of(int expert) const {
     const unsigned mark = 1U << (expert / 32);
     T value = values[0];
@@ -41,7 +42,7 @@ struct LaneValues<T, 0> {
   }
 };
 
-// visit(i, expert) for the experts of this lane.
+// Calls visit(i, expert) for the experts of this lane.
 template <int kPerLane, typename Visit>
 __device__ inline void each_expert(int num_experts, Visit visit) {
   const int lane = lane_of_thread();
@@ -63,7 +64,7 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// The router's options, as kernels take them.
+// The router's options, in the form that kernels use.
 struct TokenRules {
   int num_experts;
   int top_k;
@@ -72,8 +73,8 @@ struct TokenRules {
   float scale;
   int num_expert_groups;
   int kept_expert_groups;
-  const float* choice_bias;  // [E] or none, and the next
-  const float* logits_bias;
+  const float* choice_bias;  // [E] or null
+  const float* logits_bias;  // [E] or null
 
   TokenRules(const RouterOptions& options, const RouterWeights& weights)
       : num_experts(options.num_experts),
@@ -91,7 +92,7 @@ struct TokenRules {
   }
 };
 
-// Of logits [E], without the score bias.
+// Returns log Σ exp(logits [E]), without the score bias.
 template <int kPerLane>
 __device__ inline float log_sum_exp(const TokenRules& rules, const float* logits) {
   float most = -FLT_MAX;
@@ -102,7 +103,7 @@ __device__ inline float log_sum_exp(const TokenRules& rules, const float* logits
   return most + logf(warp_sum(sum));
 }
 
-// Logits [E] to scores; false if they are not all finite.
+// Computes scores from logits [E]. Returns false if those are not all finite.
 template <int kPerLane>
 __device__ inline bool score(const TokenRules& rules, const float* logits,
                              LaneValues<float, kPerLane>& scores) {
@@ -131,7 +132,8 @@ __device__ inline bool score(const TokenRules& rules, const float* logits,
   return true;
 }
 
-// launch(std::integral_constant<int, kPerLane>) with the fewest registers that hold the experts.
+// Calls launch(std::integral_constant<int, kPerLane>) with the fewest registers that hold all
+// experts, or with 0 if there are too many.
 template <typename Launch>
 void with_experts_per_lane(int num_experts, Launch launch) {
   if (num_experts <= 32) return launch(std::integral_constant<int, 1>{});

@@ -1,4 +1,4 @@
-// Views as the kernels of the gate take them.
+// Converts views to the matrices that the gate's kernels take.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline F32Matrix f32_matrix(const ConstTensorView& view) {
           static_cast<int>(view.shape()[1])};
 }
 
-// On 16 bytes, each of them.
+// True if every row is aligned to 16 bytes.
 inline bool has_aligned_rows(const ConstTensorView& view) {
   return reinterpret_cast<std::uintptr_t>(view.data()) % 16 == 0 &&
          view.row_stride_bytes() % 16 == 0;

@@ -1,4 +1,5 @@
-// Sixteen bytes of a row, in one access where rows are aligned to that, else an element at a time.
+// Loads and stores 16-byte chunks of a row: in one access if rows are aligned to 16 bytes,
+// otherwise one element at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,13 +10,13 @@
 namespace switchyard::cuda {
 
 inline constexpr int kWarp = 32;
-inline constexpr int kThreads = 256;  // a block of kernels that give a warp one piece of a row
+inline constexpr int kThreads = 256;  // per block, in kernels where each warp has a piece of a row
 inline constexpr int kWarps = kThreads / kWarp;
 inline constexpr int kChunkBytes = 16;
 template <typename T>
 inline constexpr int kChunkElements = kChunkBytes / static_cast<int>(sizeof(T));
 
-// Whether what was read or written will soon be again.
+// Whether the data will soon be accessed again.
 enum class Use : bool { once, again };
 
 inline bool on_chunks(const void* data) {
@@ -40,8 +41,8 @@ __device__ inline T element_of(std::uint32_t bits) {
   }
 }
 
-// `otherwise` where `wanted` is false. Said in PTX, so that loads that follow one another are never
-// apart in branches, and all are under way before the first is used.
+// Loads 16 bytes if `wanted`, otherwise returns `otherwise`. Written in PTX so that the compiler
+// never puts consecutive loads into branches, and all are in flight before the first is used.
 template <Use use>
 __device__ inline uint4 load_if(bool wanted, std::size_t address, uint4 otherwise) {
   uint4 v = otherwise;
@@ -61,8 +62,8 @@ __device__ inline uint4 load_if(bool wanted, std::size_t address, uint4 otherwis
   return v;
 }
 
-// Elements column … of a row of `columns`, if the row is there; `otherwise` for those beyond them.
-// What the kernel itself writes must not be read so.
+// Loads the chunk that starts at `column` of a row of `columns`. Elements past the end of the row,
+// or all of them if `row` is null, come from `otherwise`. Not for memory that the kernel writes.
 template <typename T, bool Wide, Use use>
 __device__ inline uint4 load_chunk(const T* row, std::int64_t column, std::int64_t columns,
                                    uint4 otherwise) {
@@ -136,7 +137,7 @@ __device__ inline uint4 pack(const float (&values)[kChunkElements<T>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// A chunk of −0, which changes no sum that it is added to.
+// Returns a chunk of −0, which changes no sum that it is added to.
 template <typename T>
 __device__ inline uint4 minus_zeros() {
   constexpr std::uint32_t kWord = sizeof(T) == 4 ? 0x80000000U : 0x80008000U;

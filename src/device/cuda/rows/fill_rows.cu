@@ -1,4 +1,4 @@
-// Makes the rows of groups from the tokens that they name, and zeros between them.
+// Fills the rows of groups from their source tokens, and zeroes the padding between groups.
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"
 
@@ -20,11 +20,11 @@ struct FillWork {
   std::int64_t row_bytes;
   std::int64_t columns;
   float* row_weights;
-  unsigned segments;  // a row
+  unsigned segments;  // per row
   unsigned units;
 };
 
-// The group that a row is in, for a row that is in one: the last that begins at it or before.
+// Returns the group that a row, or a pad, belongs to: the last one that begins at it or before it.
 __device__ int group_of(const FillWork& work, std::int64_t row) {
   int low = 0;
   int high = work.groups - 1;
@@ -39,7 +39,7 @@ __device__ int group_of(const FillWork& work, std::int64_t row) {
   return low;
 }
 
-// A warp fills a segment of a row.
+// Each warp fills one segment of a row.
 template <typename T, bool Wide>
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillWork work) {
   const unsigned unit = blockIdx.x * kWarps + threadIdx.x / kWarp;
@@ -90,7 +90,7 @@ void launch_fill(const FillRows& args, Context& context) {
 
 void fill_rows(const FillRows& args, Context& context) {
   if (args.rows.rows() == 0 || args.group_rows.rows() == 0) return;
-  // Bytes alone: where rows are aligned, they are the same for every dtype.
+  // Only bytes are copied, so one kernel serves every dtype if rows are aligned.
   if (rows_on_chunks(args.tokens.x) && rows_on_chunks(args.rows)) {
     return launch_fill<float, true>(args, context);
   }

@@ -1,5 +1,5 @@
-// Sums and products of rows that lie among those of the experts: every byte is read once, sixteen
-// at a time, and several of those are under way a thread.
+// Sums and dot products of rows in the experts' buffers. Every byte is read once, in 16-byte loads,
+// several of which are in flight per thread.
 #include <algorithm>
 
 #include "device/cuda/kernels.h"
@@ -17,17 +17,17 @@ struct GatherWork {
   float* scalars;
   std::byte* const* source_bases;
   const std::int32_t* sources;
-  unsigned parts;  // of a token's columns, each a block's
+  unsigned parts;  // blocks per token, each with a part of its columns
   DeviceTable<Where> from;
 };
 
-// The rows that are added to a token, null where there is none, and their weights.
+// The rows that are added up for a token, null where there is none, and their weights.
 template <typename T>
 struct Addends {
   const T** rows;
   float* weights;
 
-  // In shared memory.
+  // `memory` is shared memory of bytes(width).
   __device__ Addends(void* memory, int width)
       : rows(static_cast<const T**>(memory)), weights(reinterpret_cast<float*>(rows + width)) {}
   static std::size_t bytes(std::int64_t width) {
@@ -35,7 +35,8 @@ struct Addends {
   }
 };
 
-// Rows that are read together, and chunks of each a thread: about eight loads under way a thread.
+// How many rows are read together, and how many chunks of each per thread: about eight loads in
+// flight per thread.
 template <int Width>
 inline constexpr int kGatherAhead = Width > 0 ? Width : 8;
 template <int Width>
@@ -55,8 +56,8 @@ __device__ void gather_scalar(const GatherWork<Where>& work, std::int64_t entry,
   work.scalars[entry] = from == nullptr ? 0.0F : *from;
 }
 
-// By all threads of a block. Returns whether a row is there. The first part of a token brings its
-// scalars too.
+// Looks up a token's rows and weights, and for the first part of its columns also copies its
+// scalars. Returns true if there is any row. Must be called by all threads of a block.
 template <typename T, Buffers Where>
 __device__ bool find_addends(const GatherWork<Where>& work, std::int64_t token, unsigned part,
                              int width, const Addends<T>& addends) {
@@ -73,8 +74,8 @@ __device__ bool find_addends(const GatherWork<Where>& work, std::int64_t token, 
   return __syncthreads_or(found ? 1 : 0) != 0;
 }
 
-// A block sums a token's rows, or a part of their columns. Sums begin with −0, and where no row is
-// named −0 is added: both leave every bit of what is there.
+// Each block sums a token's rows, or a part of their columns. Sums start at −0, and a missing row
+// adds −0: neither changes a bit of the result.
 template <typename T, bool Wide, int Width, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const __grid_constant__ GatherWork<Where> work) {
@@ -127,10 +128,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// How a token's columns are cut: into rounds that take the same number of threads.
+// Splits a token's columns into rounds that use the same number of threads.
 struct GatherCut {
   unsigned threads;
-  unsigned parts;  // more than one where tokens are few
+  unsigned parts;  // blocks per token; more than one if there are few tokens
 
   GatherCut(std::int64_t chunks, int steps, std::int64_t tokens, const Context& context) {
     const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
@@ -164,7 +165,7 @@ void launch_gather(const GatherRows& args, Context& context) {
   check(cudaGetLastError(), "gather_rows");
 }
 
-// The usual widths have kernels of their own where rows are aligned.
+// If rows are aligned, the usual widths have kernels of their own.
 template <typename T, Buffers Where>
 void gather_wide(const GatherRows& args, Context& context) {
   switch (args.from.width) {
@@ -212,8 +213,8 @@ struct DotWork {
   DeviceTable<Where> rows;
 };
 
-// A warp makes one product. A lane's elements and the tree that adds the lanes depend on the number
-// of columns alone, not on how they are loaded.
+// Each warp computes one dot product. The elements that a lane adds, and the tree that adds the
+// lanes, depend only on the number of columns, not on how they are loaded.
 template <typename T, bool Wide, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
     dot_kernel(const __grid_constant__ DotWork<Where> work) {

@@ -1,4 +1,4 @@
-// The rows that a RowTable names, as kernels see them.
+// The rows that a RowTable names, in the form that kernels use.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@
 
 namespace switchyard::cuda {
 
-// Whether all rows of a table are in one buffer, whose address travels as a kernel's parameter, or
-// in several, whose addresses kernels read from memory.
+// Whether all rows of a table are in one buffer, whose address is a kernel parameter, or in
+// several, whose addresses kernels read from memory.
 enum class Buffers : bool { one, several };
 
 template <Buffers Where>
@@ -27,8 +27,8 @@ struct DeviceTable {
   std::byte* const* bases;
   std::byte* const* scalar_bases;
 
-  // Of an entry whose slot is not below 0: its buffer is meaningless otherwise. Null for a buffer
-  // that is not there.
+  // Returns the row of an entry, or null if its buffer is missing. `slot` must not be negative: the
+  // entry's buffer is meaningless then.
   template <typename T>
   __device__ T* row(std::int64_t entry, std::int32_t slot) const {
     std::byte* base = rows;
@@ -52,7 +52,7 @@ inline bool in_one_buffer(const RowTable& table) {
   return table.peer_bases == nullptr && table.bases.size() <= 1;
 }
 
-// Pointers of the host that are not in the device's memory yet are brought there.
+// Uploads the host's pointers if they are not in device memory yet.
 template <Buffers Where>
 DeviceTable<Where> device_table(const RowTable& table, std::span<std::byte* const> scalar_bases,
                                 std::byte* const* peer_scalar_bases, std::int64_t row_bytes,
@@ -85,15 +85,15 @@ bool rows_on_chunks(const View& view) {
          view.row_stride_bytes() % kChunkBytes == 0;
 }
 
-// What a warp does at a time: `Steps` chunks a lane of one row.
+// The piece of a row that a warp processes at a time: `Steps` chunks per lane.
 template <typename T, int Steps>
 struct Segment {
   static constexpr int kColumns = kWarp * Steps * kChunkElements<T>;
 
   std::int64_t row;
-  std::int64_t first;  // column of this lane
+  std::int64_t first;  // first column of this lane
 
-  // Units are counted in 32 bits: 2³² segments are more than a GPU's memory.
+  // 32 bits are enough for units: 2³² segments would not fit into a GPU's memory.
   __device__ Segment(unsigned unit, unsigned per_row)
       : row(unit / per_row),
         first(static_cast<std::int64_t>(unit % per_row) * kColumns +
@@ -103,7 +103,7 @@ struct Segment {
     return first + step * (kWarp * kChunkElements<T>);
   }
 
-  // At least one, so that scalars travel with rows of no elements too.
+  // Returns at least one, so that scalars travel even with rows that have no elements.
   static unsigned per_row(std::int64_t columns) {
     const std::int64_t segments = (columns + kColumns - 1) / kColumns;
     return static_cast<unsigned>(segments > 0 ? segments : 1);

@@ -1,5 +1,5 @@
-// Writes rows to their places among the experts, and zeros to the rows between them: every byte is
-// read once, sixteen at a time, and several of those are under way a thread.
+// Writes rows to their slots in the experts' buffers, and zeros to the padding between groups.
+// Every byte is read once, in 16-byte loads, several of which are in flight per thread.
 #include <algorithm>
 
 #include "device/cuda/kernels.h"
@@ -15,7 +15,7 @@ struct DevicePads {
   float* scalars;
   const std::int32_t* row_offsets;
   const std::int32_t* group_rows;
-  unsigned splits;  // blocks a group
+  unsigned splits;  // blocks per group
 };
 
 template <Buffers Where>
@@ -25,9 +25,9 @@ struct ScatterWork {
   std::int64_t columns;
   const float* scale;
   const float* scalars;
-  unsigned segments;  // a row
+  unsigned segments;  // per row
   unsigned units;
-  unsigned row_blocks;  // those that follow zero pads
+  unsigned row_blocks;  // the blocks after these zero the pads
   DevicePads pads;
   Beside beside;
   DeviceTable<Where> to;
@@ -59,7 +59,7 @@ __device__ uint4 scaled(uint4 chunk, float factor) {
   return pack<T>(values);
 }
 
-// By a warp, for one token.
+// Sends the weights and sources that go along with one token. Called by a warp.
 __device__ void send_beside(const Beside& beside, const DeviceTable<Buffers::several>& to,
                             std::int64_t first, std::int64_t width) {
   const std::int64_t lane = threadIdx.x % kWarp;
@@ -81,7 +81,8 @@ __device__ void send_beside(const Beside& beside, const DeviceTable<Buffers::sev
   }
 }
 
-// A warp reads a segment of a row and writes it to all its places. `Width` 0 is any.
+// Each warp reads one segment of a row and writes it to all its destinations. `Width` 0 means any
+// width.
 template <typename T, bool Wide, bool Scaled, int Width, Buffers Where>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const __grid_constant__ ScatterWork<Where> work) {
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (Where == Buffers::several) send_beside(work.beside, work.to, first, width);
 }
 
-// Blocks beyond those of the rows: enough to keep every multiprocessor at it where groups are few.
+// Returns how many blocks zero the pads of each group: enough to keep all multiprocessors busy even
+// if there are few groups.
 unsigned pad_splits(std::int64_t groups, const Context& context) {
   const std::int64_t wanted = 2 * context.num_multiprocessors();
   return static_cast<unsigned>(std::clamp<std::int64_t>(wanted / groups, 1, 32));
@@ -174,7 +176,7 @@ void launch_scatter(const ScatterRows& args, Context& context) {
   check(cudaGetLastError(), "scatter_rows");
 }
 
-// The usual widths have kernels of their own where rows are aligned.
+// If rows are aligned, the usual widths have kernels of their own.
 template <typename T, bool Scaled, Buffers Where>
 void scatter_wide(const ScatterRows& args, Context& context) {
   switch (args.to.width) {
@@ -210,7 +212,7 @@ void scatter_typed(const ScatterRows& args, Context& context, bool wide) {
   if (args.scale != nullptr) {
     return wide ? scatter_wide<T, true>(args, context) : scatter_apart<T, true>(args, context);
   }
-  // Bytes alone: where rows are aligned, they are the same for every dtype.
+  // Only bytes are copied, so one kernel serves every dtype if rows are aligned.
   return wide ? scatter_wide<float, false>(args, context) : scatter_apart<T, false>(args, context);
 }
 

@@ -20,11 +20,11 @@ struct CapturedGraph::Data {
   Data(const Data&) = delete;
   Data& operator=(const Data&) = delete;
 
-  Device device;  // whose memory the graph uses
+  Device device;  // owns the memory that the graph uses
   cuda::Context& context;
   std::uint64_t capture = 0;
   cudaGraphExec_t graph = nullptr;
-  std::vector<std::weak_ptr<const PeerCheck>> meetings;  // of other ranks
+  std::vector<std::weak_ptr<const PeerCheck>> meetings;  // one per meeting with other ranks
 };
 
 CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& step) {

@@ -12,8 +12,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Lets this thread make calls that CUDA refuses while a graph is captured, and that do not disturb
-// the capture.
+// Lets this thread make calls that CUDA rejects during a capture although they do not disturb it.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -35,8 +34,8 @@ std::shared_ptr<CUevent_st> event_on(CUstream_st* stream) {
 
 }  // namespace
 
-// Memory of no allocator that anybody else uses: a framework may forbid that something of its pools
-// stays, and CUDA that a capture takes some. Blocks are cut from larger ones and used again.
+// Memory from an allocator that nobody else uses: a framework may forbid long-lived blocks in its
+// pools, and CUDA may forbid allocating during a capture. Cuts blocks from slabs and reuses them.
 class Constants::Slabs : public std::enable_shared_from_this<Slabs> {
  public:
   TensorView take(std::int64_t words) {
@@ -117,7 +116,8 @@ const void* Constants::find_or_upload(std::span<const std::byte> bytes, DeviceMe
        slabs_ != nullptr ? slabs_->take(words) : memory.take_to_keep({words}, Dtype::i32, stream),
        is_captured, stream});
   upload_words(bytes, tables_.front().memory.data(), stream);
-  // What is uploaded within a graph is there only while that is replayed: no one else may find it.
+  // A table uploaded inside a graph is only valid when that graph is replayed, so it is not listed
+  // in by_bytes_, where others would find it.
   if (!is_captured) {
     if (streams_ == Streams::any) tables_.front().uploaded = event_on(stream);
     by_bytes_.emplace(tables_.front().bytes, tables_.begin());
@@ -127,8 +127,8 @@ const void* Constants::find_or_upload(std::span<const std::byte> bytes, DeviceMe
   return tables_.front().memory.data();
 }
 
-// The streams that use a table may still be about to read it, so all of them are waited for: once
-// in thousands of tables.
+// Waits for the whole GPU first, because streams that use a table may still be about to read it.
+// This happens only once per few thousand tables.
 void Constants::forget_half() {
   if (num_passing_ <= kMost) return;
   const RelaxedCapture relaxed;
@@ -142,7 +142,8 @@ void Constants::forget_half() {
   }
 }
 
-// Of those that pass, so that tables which a function has just asked for are never among them.
+// Evicts the least recently used table that no captured step uses, so a table that a function has
+// just asked for is never evicted.
 void Constants::forget_oldest() {
   if (num_passing_ <= kMost) return;
   for (auto i = std::prev(tables_.end()); i != tables_.begin(); --i) {

@@ -1,4 +1,4 @@
-// Small tables in a GPU's memory that are found again by what they hold.
+// A cache of small tables in GPU memory, looked up by their contents.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@ struct CUevent_st;
 
 namespace switchyard::cuda {
 
-// The tables used last are kept; those that a captured step used, for good.
+// Keeps the most recently used tables, and keeps those that a captured step used for good.
 class Constants {
  public:
-  // How the streams that ask for tables follow each other.
+  // How the streams that ask for tables are ordered.
   enum class Streams {
-    in_order,  // a stream waits for the one before it, as Device::set_stream asks
-    any,       // no stream waits for another; tables have memory of their own
+    in_order,  // each stream waits for the previous one, as Device::set_stream requires
+    any,       // streams do not wait for each other; tables have memory of their own
   };
   explicit Constants(Streams streams);
 
@@ -31,16 +31,17 @@ class Constants {
                              CUstream_st* stream);
 
  private:
-  // A layer asks for a dozen in a step, and all layers of a model may share a device.
+  // A layer asks for about a dozen tables per step, and all layers of a model may share a device.
   static constexpr std::size_t kMost = 4096;
   struct Table {
     std::string bytes;
     TensorView memory;
     bool is_captured = false;
-    CUstream_st* stream = nullptr;              // that uploads it
-    std::shared_ptr<CUevent_st> uploaded = {};  // none once that is known
+    CUstream_st* stream = nullptr;              // the stream that uploads it
+    std::shared_ptr<CUevent_st> uploaded = {};  // null if nobody has to wait for the upload
   };
-  // Whether work on the stream finds the table uploaded; makes the stream wait where it can.
+  // True if work on the stream will find the table uploaded. Makes the stream wait for the upload
+  // if needed; a stream that is being captured cannot wait.
   static bool can_use(Table& table, CUstream_st* stream, bool is_captured);
   void forget_oldest();
   void forget_half();
@@ -48,9 +49,9 @@ class Constants {
   class Slabs;
 
   Streams streams_;
-  std::shared_ptr<Slabs> slabs_;  // that tables come from where streams do not wait
-  std::list<Table> tables_;       // used last first
-  std::size_t num_passing_ = 0;   // that no captured step used
+  std::shared_ptr<Slabs> slabs_;  // memory for the tables with Streams::any, otherwise null
+  std::list<Table> tables_;       // most recently used first
+  std::size_t num_passing_ = 0;   // tables that no captured step uses
   std::unordered_map<std::string_view, std::list<Table>::iterator> by_bytes_;
 };
 

@@ -21,7 +21,7 @@
 
 namespace switchyard::cuda {
 
-// What ranks reach of each other, on one stream.
+// A heap that other ranks can access. Its blocks are taken and reused in the order of the stream.
 class CudaHeap final : public PeerHeap {
  public:
   CudaHeap(HeapSource source, const Context& context)
@@ -67,7 +67,7 @@ class CudaContext final : public Context {
     uses_hopper_kernels_ = major == 9 && minor == 0 && options.kernels == CudaKernels::best;
   }
 
-  ~CudaContext() override {  // at the end of a program the driver may be gone already
+  ~CudaContext() override {  // ignores errors: at program exit the driver may already be gone
     cudaStreamDestroy(own_stream_);
     if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
   }
@@ -94,7 +94,7 @@ class CudaContext final : public Context {
       check(cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking), "making a stream");
     }
     auto* const stream = stream_ == own_stream_ ? capture_stream_ : stream_;
-    // Other threads, whose business this is not, may go on allocating.
+    // Thread-local mode lets other threads keep allocating during the capture.
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
           "beginning to capture a step");
     capturing_ = stream;
@@ -135,7 +135,7 @@ class CudaContext final : public Context {
   void set_zero(const TensorView& view) override {
     if (view.bytes() == 0) return;
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-    // A row may be longer than a pitch, which is below 2³¹ bytes.
+    // The 2D call is for strided views only: a pitch must be below 2³¹ bytes, a row need not be.
     check(view.is_contiguous()
               ? cudaMemsetAsync(view.data(), 0, size(view.bytes()), stream_)
               : cudaMemset2DAsync(view.data(), size(view.row_stride_bytes()), 0,
@@ -196,14 +196,14 @@ class CudaContext final : public Context {
   CudaOptions options_;
   CUstream_st* own_stream_ = nullptr;
   CUstream_st* stream_ = nullptr;
-  CUstream_st* capture_stream_ = nullptr;  // once one was needed
+  CUstream_st* capture_stream_ = nullptr;  // created when first needed
   CUstream_st* capturing_ = nullptr;
-  std::uint64_t capture_ = 0;                             // its number
+  std::uint64_t capture_ = 0;                             // the number of that capture
   CUstream_st* stream_before_ = nullptr;                  // the stream in use before the capture
-  std::vector<std::weak_ptr<const PeerCheck>> meetings_;  // in the capture
+  std::vector<std::weak_ptr<const PeerCheck>> meetings_;  // recorded during the capture
   Pace pace_;
   DeviceMemory memory_;
-  std::vector<std::weak_ptr<DeviceMemory>> heaps_;  // that ranks share
+  std::vector<std::weak_ptr<DeviceMemory>> heaps_;  // shared with other ranks
   Constants constants_;
   HostCopies copies_{*this, [this] { wait(); }};
   int num_multiprocessors_ = 0;

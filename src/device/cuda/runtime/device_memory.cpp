@@ -25,9 +25,9 @@ std::uint64_t capture_of(CUstream_st* stream) {
 
 namespace {
 
-// A stream-ordered pool of its own, which keeps its memory. CUDA may make a stream that takes
-// memory of the GPU's common pool wait for the stream that gave it back, and ranks that wait for
-// each other must not wait for anything else.
+// A private stream-ordered pool that keeps its memory. With the GPU's default pool, CUDA may make
+// the stream that takes a block wait for the stream that freed it, and ranks that wait for each
+// other must not wait for anything else.
 class StreamPool final : public BlockSource {
  public:
   explicit StreamPool(int ordinal) : ordinal_(ordinal) {
@@ -56,7 +56,7 @@ class StreamPool final : public BlockSource {
     check(cudaFreeAsync(block, stream), "giving memory back");
   }
   void close(std::span<std::byte* const> blocks) noexcept override {
-    int before = 0;  // at the end of a program the driver may be gone, and the memory with it
+    int before = 0;  // at program exit the driver may be gone, and the memory with it
     if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal_) != cudaSuccess) return;
     cudaDeviceSynchronize();
     for (std::byte* const block : blocks) cudaFree(block);
@@ -105,14 +105,15 @@ struct DeviceMemory::Blocks {
   struct Block {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
-    CUstream_st* stream = nullptr;             // that it was taken for
-    std::vector<std::uint64_t> captures = {};  // whose graphs may use it; none: it is anybody's
+    CUstream_st* stream = nullptr;  // the stream it was allocated on
+    // Captures whose graphs may use the block; if there are none, anyone may take it.
+    std::vector<std::uint64_t> captures = {};
   };
   struct Kept {
     Block block;
     std::int64_t last_take = 0;
   };
-  using Key = std::pair<std::uint64_t, std::int64_t>;  // the first capture or 0, bytes
+  using Key = std::pair<std::uint64_t, std::int64_t>;  // (first capture or 0, bytes)
 
   explicit Blocks(std::shared_ptr<BlockSource> the_source) : source(std::move(the_source)) {}
 
@@ -122,8 +123,8 @@ struct DeviceMemory::Blocks {
     source->close(left);
   }
 
-  // Only blocks of the very size are reused: then a step that takes and gives back as one before it
-  // finds what that left, which a capture depends on.
+  // Only reuses blocks of exactly this size. A step that takes and gives back the same blocks as
+  // the previous step then finds them all, which a capture relies on.
   std::byte* take(std::int64_t bytes, CUstream_st* stream, Source wanted) {
     const std::scoped_lock lock(mutex);
     ++num_takes;
@@ -172,7 +173,7 @@ struct DeviceMemory::Blocks {
     active = 0;
   }
 
-  // What is still in use follows when it is given back.
+  // Blocks of the capture that are still in use are released when they are given back.
   void release(std::uint64_t capture) {
     const std::scoped_lock lock(mutex);
     released.insert(capture);
@@ -194,12 +195,13 @@ struct DeviceMemory::Blocks {
   std::map<std::byte*, Block> taken;
   std::multimap<Key, Kept> kept;
   std::set<std::uint64_t> released;  // captures
-  std::uint64_t active = 0;          // the capture that goes on, as far as is known here
+  std::uint64_t active = 0;          // the capture in progress, as far as this object knows
   std::int64_t num_takes = 0;
   std::int64_t bytes_held = 0;
 
  private:
-  // Blocks that no take has wanted for so long belong to sizes that have gone: some tens of steps.
+  // A block that was not reused within this many takes, a few dozen steps, has a size that is no
+  // longer needed.
   static constexpr std::int64_t kTakesKept = 4096;
 
   std::byte* add(std::int64_t bytes, CUstream_st* stream) {
@@ -241,7 +243,8 @@ struct DeviceMemory::Blocks {
     return data;
   }
 
-  // What was given back before a take, and no graph may use.
+  // Frees the kept blocks that no graph may use and that were given back up to take number
+  // `before`.
   void free_kept(CUstream_st* stream, std::int64_t before) {
     const auto end = kept.lower_bound(Key{1, 0});
     for (auto i = kept.begin(); i != end;) {

@@ -1,4 +1,4 @@
-// A GPU's memory, taken and given back every step in the order of its stream.
+// GPU memory that is taken and given back every step, in stream order.
 #pragma once
 
 #include <cstddef>
@@ -18,44 +18,46 @@ namespace switchyard::cuda {
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Null where there is no room.
+  // Returns null if there is no room.
   virtual std::byte* allocate(std::int64_t bytes, CUstream_st* stream) = 0;
-  // A block that is free in the order of the stream.
+  // Frees a block in stream order.
   virtual void free(std::byte* block, CUstream_st* stream) = 0;
-  // The blocks that are left when nobody takes any more.
+  // Receives the remaining blocks when nothing will be taken any more.
   virtual void close(std::span<std::byte* const> blocks) noexcept = 0;
-  // Why there was no room.
+  // Says why there was no room.
   virtual std::string shortage(std::int64_t bytes) const = 0;
-  // Whether it reuses blocks by itself, within captures too: then every block goes back at once.
+  // True if the source reuses blocks itself, during captures too. Every block then goes back to it
+  // at once.
   virtual bool reuses_blocks() const { return false; }
 };
 
-// Blocks come from a source: a stream-ordered pool of CUDA, the program's allocator, or one that is
-// given. They are kept for reuse, unless the source does that. What a captured step may have used
-// belongs to that capture until it is released: a graph may be replayed at any time. May be used
-// from any thread; blocks may outlive the object.
+// Takes blocks from a source: a stream-ordered CUDA pool, the program's allocator, or a given
+// source. Keeps them for reuse, unless the source does that itself. A block that a captured step
+// may have used belongs to that capture until it is released, because a graph may be replayed at
+// any time. Thread-safe. Blocks may outlive the object.
 class DeviceMemory {
  public:
   explicit DeviceMemory(const CudaOptions& options);
   explicit DeviceMemory(std::shared_ptr<BlockSource> source);
 
-  // Uninitialised, aligned to 256 bytes; goes back when the last view of it is gone. Throws
-  // DeviceError where there is no more memory, or if `stream` is being captured and nothing kept
-  // fits.
+  // Returns uninitialised memory, aligned to 256 bytes, which goes back when its last view is gone.
+  // Throws DeviceError if there is no more memory, or if `stream` is being captured and no kept
+  // block fits.
   TensorView take(const Shape& shape, Dtype dtype, CUstream_st* stream);
-  // The same for what is kept from step to step: leaves what steps have given back to them.
+  // Like take(), for memory that is kept from step to step. Does not use up blocks that a step has
+  // given back, which the next step will take again.
   TensorView take_to_keep(const Shape& shape, Dtype dtype, CUstream_st* stream);
 
-  // The graph may use every block that is in use between these two calls, even one taken before
-  // them. For a capture that someone else began, only the blocks that it takes, and those given
-  // back afterwards, are known.
+  // The graph may use every block that is in use between these two calls, even one taken earlier.
+  // For a capture that someone else began, only the blocks that it takes, and those given back
+  // after that, are known.
   void begin_capture(std::uint64_t capture);
   void end_capture(std::uint64_t capture);
 
-  // The graph of this capture is gone: what it used is anybody's, in the order of the stream.
+  // Makes the blocks of a capture available to everyone, in stream order. Its graph must be gone.
   void release(std::uint64_t capture);
 
-  // In use and kept.
+  // Bytes in use or kept for reuse.
   std::int64_t bytes_held() const;
 
  private:
@@ -66,7 +68,7 @@ class DeviceMemory {
   std::shared_ptr<Blocks> blocks_;
 };
 
-// A number for the capture that a stream is in; 0: none.
+// Returns the number of the capture that a stream is in, or 0 if it is not being captured.
 std::uint64_t capture_of(CUstream_st* stream);
 
 }  // namespace switchyard::cuda

@@ -23,8 +23,8 @@ std::byte* PinnedBuffer::at_least(std::size_t bytes) {
 
 void HostCopies::fetch(const ConstTensorView& from, std::span<std::byte> to) {
   std::byte* staged = pinned_.at_least(to.size());
-  // By a kernel: a copy of the copy engine that waits for this stream may hold up those of other
-  // streams, where this one may wait for them.
+  // Copies with a kernel: a copy-engine transfer that waits for this stream may hold up transfers
+  // of other streams, which this stream may in turn be waiting for.
   const Shape halves{static_cast<std::int64_t>(to.size() / 2)};
   cuda::copy_rows(ConstTensorView(from.data(), Dtype::bf16, halves, 1, nullptr, Memory::gpu),
                   TensorView(staged, Dtype::bf16, halves, 1, nullptr, Memory::gpu), context_);

@@ -1,4 +1,4 @@
-// Copies between the host and a GPU, by way of pinned memory.
+// Copies between the host and a GPU, staged through pinned memory.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace switchyard::cuda {
 
-// Memory of the host that a GPU copies to without the driver's help.
+// Pinned host memory, which a GPU copies to and from without staging by the driver.
 class PinnedBuffer {
  public:
-  PinnedBuffer() { at_least(1); }  // taking it may wait, which is best done at once
+  PinnedBuffer() { at_least(1); }  // allocates now, because allocating later may block
 
-  // Its bytes; what was there is lost when it grows. What it had before is freed with it alone:
-  // freeing waits for the GPU, where a kernel may wait for this very rank.
+  // Returns at least that many bytes; their contents are lost when the buffer grows. Outgrown
+  // memory is only freed by the destructor: freeing waits for the GPU, where a kernel may be
+  // waiting for this very rank.
   std::byte* at_least(std::size_t bytes);
 
  private:
@@ -27,22 +28,22 @@ class PinnedBuffer {
 
 class HostCopies {
  public:
-  // `wait` waits for the context's stream, and counts that.
+  // `wait` waits for the context's stream and counts the wait.
   HostCopies(Context& context, std::function<void()> wait)
       : context_(context), wait_(std::move(wait)) {}
 
   void fetch(const ConstTensorView& from, std::span<std::byte> to);
 
-  // Between the host and the GPU, either way; waits. Where there are other ranks, it copies once
-  // the stream has come to an end: CUDA copies to and from memory that is not pinned for one thread
-  // at a time, and copies of all streams may take turns. So one that waited for its stream would
-  // hold up other threads, for which a kernel on that stream may wait.
+  // Copies between the host and the GPU, in either direction, and waits. If there are other ranks,
+  // it starts only when the stream has drained: CUDA serves one thread at a time for unpinned
+  // memory, and may serialise the copies of all streams. A copy that waited for its stream would
+  // thus hold up other threads, which a kernel on that stream may be waiting for.
   void copy(const ConstTensorView& from, const TensorView& to, bool has_other_ranks);
 
  private:
   struct Rows {
     std::int64_t count = 0;
-    std::int64_t bytes = 0;  // of one
+    std::int64_t bytes = 0;  // per row
   };
   template <typename Byte>
   struct Spaced {

@@ -1,5 +1,5 @@
-// Keeps a host within some dozens of meetings of its GPU, so that it never waits inside of CUDA for
-// a full queue.
+// Keeps the host at most a few dozen meetings ahead of its GPU, so that it never blocks inside CUDA
+// on a full queue.
 #pragma once
 
 #include <array>
@@ -18,14 +18,15 @@ class Pace {
   Pace(const Pace&) = delete;
   Pace& operator=(const Pace&) = delete;
 
-  // So many meetings went onto the stream, which is not being captured.
+  // Counts meetings that go onto the stream, and blocks while the host is too far ahead. The stream
+  // must not be in a capture.
   void add(std::int64_t meetings, CUstream_st* stream);
 
  private:
   static constexpr std::int64_t kMeetings = 8;
 
   std::int64_t num_meetings_ = 0;        // since the last event
-  std::array<CUevent_st*, 5> passed_{};  // that the stream comes by, every kMeetings
+  std::array<CUevent_st*, 5> passed_{};  // ring of events, one recorded every kMeetings
   std::size_t next_ = 0;
 };
 

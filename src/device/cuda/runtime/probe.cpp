@@ -1,4 +1,4 @@
-// Asks the CUDA runtime for its devices.
+// Queries the CUDA runtime for its devices.
 #include "device/cuda/runtime/probe.h"
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// What kernels are written for: asynchronous copies and bf16 tensor cores.
+// The oldest compute capability with what the kernels need: asynchronous copies and bf16 tensor
+// cores.
 constexpr int kOldestMajor = 8;
 
 }  // namespace

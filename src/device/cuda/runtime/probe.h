@@ -1,4 +1,4 @@
-// What is known of CUDA and its devices, and the way to one of them.
+// Queries about CUDA and its devices, and the function that makes one.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,15 @@ namespace switchyard::cuda {
 std::string toolkit_version();
 Feature device_feature();
 std::vector<Gpu> gpus();
-// Why a GPU cannot be used; empty if it can.
+// Returns why a GPU cannot be used, or an empty string if it can.
 std::string reason_against(int ordinal);
 DeviceIdentity identity_of(int ordinal);
-// Why a GPU cannot reach the memory of one that another process uses; empty if it can.
+// Returns why a GPU cannot access the memory of one that another process uses, or an empty string
+// if it can.
 std::string reason_against_reaching(int ordinal, const DeviceIdentity& other);
-// Whether processes share a GPU by way of MPS.
+// True if processes share the GPU through MPS.
 bool is_under_mps(int ordinal);
-// Throws Unsupported with that reason.
+// Throws Unsupported with the reason if the GPU cannot be used.
 std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options);
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// Times stages of a layer by events on its stream.
+// Times the stages of a layer with events on its stream.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@ namespace switchyard::cuda {
 
 class EventTimer final : public StageTimer {
  public:
-  // Begins on `stream` of that GPU; waits are counted in `host_syncs`, which outlives it.
+  // Starts timing on `stream` of that GPU. Waits are counted in `host_syncs`, which the timer keeps
+  // alive.
   EventTimer(int ordinal, CUstream_st* stream,
              std::shared_ptr<std::atomic<std::int64_t>> host_syncs);
 
