@@ -25,7 +25,6 @@ struct Writer {
   void operator()(std::int64_t value) const { out.push_back(value); }
   void operator()(double value) const { out.push_back(std::bit_cast<std::int64_t>(value)); }
   void operator()(float value) const { out.push_back(std::bit_cast<std::int32_t>(value)); }
-  void operator()(bool value) const { out.push_back(value ? 1 : 0); }
 };
 
 struct Reader {
@@ -37,7 +36,6 @@ struct Reader {
   void operator()(float& value) {
     value = std::bit_cast<float>(static_cast<std::int32_t>(in[next++]));
   }
-  void operator()(bool& value) { value = in[next++] != 0; }
 };
 
 // In the order in which they are kept: another one is another format of checkpoints.
@@ -155,6 +153,11 @@ void require_sound(const History& history, std::int64_t last_step) {
   require_order(history.steps, kSteps, last_step);
   require_order(history.held_out, kHeldOut, last_step);
   require_order(history.loads, kLoads, last_step);
+  for (const auto& record : history.steps) {
+    if (0 <= record.ran_again && record.ran_again <= record.step) continue;
+    throw InvalidArgument(fmt::format("{} says that {} of {} steps ran again", kSteps,
+                                      record.ran_again, record.step));
+  }
   for (const auto& record : history.loads) {
     for (const auto& layer : record.picks) {
       const auto least = std::ranges::min_element(layer);

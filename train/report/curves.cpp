@@ -43,6 +43,7 @@ std::vector<Line> loss_lines(const History& history) {
   std::vector<Line> lines;
   const auto training = series_of(history.steps, [](const StepRecord& r) { return r.loss; });
   const auto window = training.size() / 25 | 1U;
+  const bool is_merged = std::ssize(training) < history.num_steps();  // a point is several steps
   if (!training.empty()) {
     lines.push_back({.name = "training",
                      .style = "raw",
@@ -50,10 +51,11 @@ std::vector<Line> loss_lines(const History& history) {
                      .has_dots = training.size() == 1});
   }
   if (window > 1) {
-    lines.push_back(
-        {.name = fmt::format("training, mean of {} steps", whole_text(static_cast<double>(window))),
-         .style = "mean",
-         .points = smoothed(training, window, kMostPoints / 2)});
+    lines.push_back({.name = is_merged ? "training, smoothed"
+                                       : fmt::format("training, mean of {} steps",
+                                                     whole_text(static_cast<double>(window))),
+                     .style = "mean",
+                     .points = smoothed(training, window, kMostPoints / 2)});
   }
   Series held_out;
   for (const HeldOutRecord& record : history.held_out) {

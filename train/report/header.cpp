@@ -28,35 +28,29 @@ std::string compared_with_bigram(const RunSummary& run) {
                      loss_text(run.bigram_loss));
 }
 
-double seconds_of_steps(const RunSummary& run) {
-  double seconds = 0.0;
-  for (const StepRecord& record : run.history.steps) seconds += record.seconds;
-  return seconds;
-}
-
-// Of what the history holds: a run that was resumed has trained on more.
+// Counts the steps in the history alone: a run that was resumed has trained on more.
 double tokens_a_second(const RunSummary& run) {
   double tokens = 0.0;
-  for (const StepRecord& record : run.history.steps) {
-    tokens += record.tokens_per_second * record.seconds;
-  }
-  const double seconds = seconds_of_steps(run);
+  run.history.for_each_step_record([&](const StepRecord& record, double num_steps) {
+    tokens += record.tokens_per_second * record.seconds * num_steps;
+  });
+  const double seconds = run.history.seconds();
   return seconds > 0.0 ? tokens / seconds : std::nan("");
 }
 
 std::string tiles(const RunSummary& run) {
   const auto& steps = run.history.steps;
-  const auto num_steps = static_cast<double>(steps.size());
+  const auto num_steps = static_cast<double>(run.history.num_steps());
   const auto num_parameters = static_cast<double>(run.parameters);
   const auto num_active = static_cast<double>(run.active_parameters);
   const bool is_evaluated = !run.history.held_out.empty();
   return tile("Held-out loss", is_evaluated ? loss_text(run.held_out_loss) : "–",
               compared_with_bigram(run)) +
          tile("Tokens trained", count_text(static_cast<double>(run.tokens)),
-              whole_text(num_steps) + (steps.size() == 1 ? " step" : " steps")) +
+              whole_text(num_steps) + (run.history.num_steps() == 1 ? " step" : " steps")) +
          tile("Tokens a second", count_text(tokens_a_second(run)), "mean over the steps") +
          tile("Time", duration_text(run.seconds),
-              duration_text(seconds_of_steps(run) / num_steps) + " a step") +
+              duration_text(run.history.seconds() / num_steps) + " a step") +
          tile("Parameters", count_text(num_parameters),
               count_text(num_active) + " active for a token") +
          tile("Balance at the end", ratio_text(steps.empty() ? std::nan("") : steps.back().balance),

@@ -14,11 +14,11 @@ namespace {
 double mean_over_steps(const RunSummary& run, double (*value)(const StepRecord&)) {
   double sum = 0.0;
   double count = 0.0;
-  for (const StepRecord& record : run.history.steps) {
-    if (!std::isfinite(value(record))) continue;
-    sum += value(record);
-    count += 1.0;
-  }
+  run.history.for_each_step_record([&](const StepRecord& record, double num_steps) {
+    if (!std::isfinite(value(record))) return;
+    sum += value(record) * num_steps;
+    count += num_steps;
+  });
   return count > 0.0 ? sum / count : std::nan("");
 }
 
@@ -35,8 +35,8 @@ std::string products_html(const RunSummary& run) {
         "ranks.",
         duration_text(seconds), short_text(gflops));
   }
-  const auto again = std::count_if(run.history.steps.begin(), run.history.steps.end(),
-                                   [](const StepRecord& r) { return r.ran_again; });
+  std::int64_t again = 0;
+  for (const StepRecord& record : run.history.steps) again += record.ran_again;
   if (again > 0) {
     text += fmt::format(" {} {} ran again because bounded buffers overflowed.",
                         count_text(static_cast<double>(again)), again == 1 ? "step" : "steps");
@@ -45,7 +45,7 @@ std::string products_html(const RunSummary& run) {
 }
 
 std::string since_html(const RunSummary& run) {
-  if (run.measured_steps == std::ssize(run.history.steps)) return "";
+  if (run.measured_steps == run.history.num_steps()) return "";
   return fmt::format("<p class=\"note\">Of the {} steps since the run was resumed.</p>\n",
                      run.measured_steps);
 }

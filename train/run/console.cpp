@@ -67,7 +67,7 @@ nlohmann::ordered_json json_of(const StepRecord& r) {
           {"moe_seconds", r.moe_seconds},
           {"moe_gflops", r.moe_gflops},
           {"bytes_moved", r.bytes_moved},
-          {"ran_again", r.ran_again}};
+          {"ran_again", r.ran_again > 0}};
 }
 
 // {"name": values}; paths may not be UTF-8.

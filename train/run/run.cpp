@@ -89,7 +89,7 @@ class Run {
       stopped_ = sum_over_ranks(world_, {&wishes, 1})[0] > 0.0;
       const bool is_due = record.step % config_.every == 0 || is_last || stopped_;
       if (record.step % load_interval() == 0 || is_due) {
-        trainer_.history().loads.push_back({record.step, trainer_.take_load()});
+        trainer_.history().add(LoadRecord{record.step, trainer_.take_load()});
       }
       if (!config_.save.empty() && is_due) save(trainer_, config_.save, config_.keep);
       if (evaluates) write_report();
@@ -127,6 +127,7 @@ class Run {
   void resume() {
     const auto header = read_header(world_, config_.resume);
     load(trainer_, header);
+    seconds_before_ = trainer_.history().seconds();
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
     if (header.corpus_hash != text_->hash()) {
       say(fmt::format("note: {} is not the text that this checkpoint was trained on",
@@ -160,7 +161,7 @@ class Run {
 
   void evaluate() {
     const HeldOutRecord record{trainer_.progress().step, trainer_.held_out_loss()};
-    trainer_.history().held_out.push_back(record);
+    trainer_.history().add(record);
     if (console_) console_->held_out(record);
   }
 
@@ -175,7 +176,7 @@ class Run {
   // Collective.
   RunSummary summary_of_now() {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
-    RunSummary summary = summarise(trainer_, seconds.count());
+    RunSummary summary = summarise(trainer_, seconds_before_ + seconds.count());
     summary.bigram_loss = bigram_;
     if (!summary.history.held_out.empty()) {
       summary.held_out_loss = summary.history.held_out.back().loss;
@@ -247,6 +248,7 @@ class Run {
   Trainer trainer_;
   std::optional<Console> console_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double seconds_before_ = 0.0;  // of the steps before the run was resumed
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
   std::string report_error_;         // of the last attempt, on rank 0

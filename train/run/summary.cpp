@@ -36,10 +36,6 @@ RunSummary summarise(Trainer& trainer, double seconds) {
   summary.history = trainer.history();
   summary.measured_steps = trainer.steps_made();
   summary.seconds = seconds;
-  const auto resumed = std::ssize(summary.history.steps) - summary.measured_steps;
-  for (std::int64_t i = 0; i < resumed; ++i) {
-    summary.seconds += summary.history.steps[static_cast<std::size_t>(i)].seconds;
-  }
   summary.tokens = (BoundedCount(trainer.progress().position) * config.model.context).value();
   const ModelSize size = size_of(config.model);
   summary.parameters = size.parameters;

@@ -1,6 +1,7 @@
 // What a run was like, for its report and for other tools.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -10,7 +11,8 @@
 
 namespace switchyard::train {
 
-// One step, over all ranks.
+// The steps after the record before it, up to `step`: one, or several in a long run. Values are
+// over all ranks, and means over the steps where there are several.
 struct StepRecord {
   std::int64_t step = 0;  // counted from 1
   double loss = 0.0;      // cross-entropy, nats a byte
@@ -25,7 +27,7 @@ struct StepRecord {
   double moe_seconds = 0.0;      // in MoE layers, mean over ranks
   double moe_gflops = 0.0;       // that the experts' products of all ranks reach in that time
   std::int64_t bytes_moved = 0;  // that ranks sent each other
-  bool ran_again = false;        // bounded buffers overflowed
+  std::int64_t ran_again = 0;    // steps whose bounded buffers overflowed
 };
 
 struct HeldOutRecord {
@@ -39,10 +41,32 @@ struct LoadRecord {
   std::vector<std::vector<std::int64_t>> picks;  // [MoE layers][experts]
 };
 
+// A bounded record of a run of any length. When a list is full, its neighbours are merged in pairs:
+// of two held-out losses the later one stays, and picks are added.
 struct History {
+  static constexpr std::size_t kMostSteps = 8192;
+  static constexpr std::size_t kMostHeldOut = 8192;
+  static constexpr std::size_t kMostLoads = 1024;
+
   std::vector<StepRecord> steps;
   std::vector<HeldOutRecord> held_out;
   std::vector<LoadRecord> loads;
+
+  void add(const StepRecord& record);
+  void add(const HeldOutRecord& record);
+  void add(const LoadRecord& record);
+
+  std::int64_t num_steps() const;
+  double seconds() const;  // of all steps
+  // Calls visit(record, the number of its steps as a double).
+  template <typename Visit>
+  void for_each_step_record(Visit visit) const {
+    std::int64_t before = 0;
+    for (const StepRecord& record : steps) {
+      visit(record, static_cast<double>(record.step - before));
+      before = record.step;
+    }
+  }
 };
 
 // All that a report shows.

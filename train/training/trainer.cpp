@@ -105,9 +105,9 @@ StepRecord Trainer::step() {
   record.step = progress_.step;
   record.balance_loss = losses.balance;
   record.z_loss = losses.z;
-  record.ran_again = losses.ran_again;
+  record.ran_again = losses.ran_again ? 1 : 0;
   finish(record, losses.cross_entropy, before, begin);
-  history_.steps.push_back(record);
+  history_.add(record);
   return record;
 }
 

@@ -29,7 +29,7 @@ History some_history() {
                            .moe_seconds = 0.7,
                            .moe_gflops = 12.3,
                            .bytes_moved = std::int64_t{1} << 60,
-                           .ran_again = true});
+                           .ran_again = 1});
   history.steps.push_back({.step = 2, .loss = 0.2});
   history.held_out.push_back({.step = 2, .loss = 1.0 / 7.0});
   history.loads.push_back({.step = 2, .picks = {{1, 2, 3}, {4, 5, 6}}});
@@ -61,7 +61,7 @@ TEST(HistoryTensors, EveryFieldComesBack) {
   EXPECT_EQ(b.bytes_moved, a.bytes_moved);
   EXPECT_EQ(b.ran_again, a.ran_again);
   EXPECT_EQ(after.steps[1].loss, 0.2);
-  EXPECT_FALSE(after.steps[1].ran_again);
+  EXPECT_EQ(after.steps[1].ran_again, 0);
   ASSERT_EQ(after.held_out.size(), 1U);
   EXPECT_EQ(after.held_out[0].step, 2);
   EXPECT_EQ(after.held_out[0].loss, 1.0 / 7.0);

@@ -107,7 +107,7 @@ TEST(Report, SaysTheKeyFigures) {
 TEST(Report, SaysWhatIsNotAsItShouldBe) {
   auto run = synthetic_run();
   run.held_out_loss = 2.6;
-  run.history.steps[3].ran_again = true;
+  run.history.steps[3].ran_again = 1;
   for (std::size_t i = 300; i < 400; ++i) run.history.steps[i].loss = i % 2 == 0 ? kNan : kInfinity;
   const auto text = checked(report_html(run)).text;
   EXPECT_TRUE(contains(text, "0.087 above bigram’s 2.513"));
