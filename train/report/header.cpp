@@ -34,7 +34,7 @@ double seconds_of_steps(const RunSummary& run) {
   return seconds;
 }
 
-// Of what the history holds: a run that was resumed has trained on more.
+// Averages over the steps in the history: a resumed run has trained on more.
 double tokens_a_second(const RunSummary& run) {
   double tokens = 0.0;
   for (const StepRecord& record : run.history.steps) {
