@@ -1,13 +1,13 @@
-# Brings the libraries that libswitchyard.so needs into the package's folder, but for those of the
-# system and of g++. Each gets a name of its own there, so that a process that also has another
-# version of it keeps the two apart. Their copyright files go to the folder `licences`.
+# Copies the libraries that libswitchyard.so needs into the package's folder, except those of the
+# system and of g++. Each copy gets a unique name, so that a process that also loads another version
+# keeps the two apart. The copyright files go to the folder `licences`.
 set(folder $ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/switchyard)
 find_program(patchelf patchelf NO_CACHE REQUIRED)
 file(GET_RUNTIME_DEPENDENCIES LIBRARIES ${folder}/libswitchyard.so
   RESOLVED_DEPENDENCIES_VAR libraries
   PRE_EXCLUDE_REGEXES "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so" "^ld-linux")
 
-# Debian's packages have their terms in a file each.
+# Each Debian package has a copyright file.
 function(copy_licence library name)
   find_program(dpkg_query dpkg-query NO_CACHE)
   if(dpkg_query)

@@ -1,5 +1,5 @@
-# Writes the project's own text to OUTPUT: the files that LIST names, one a line and relative to
-# ROOT, each after a line with its name.
+# Writes the project's own text to OUTPUT: the files listed in LIST (one per line, relative to
+# ROOT), each after a line with its name.
 file(STRINGS "${LIST}" names)
 set(text "")
 foreach(name IN LISTS names)

@@ -1,4 +1,4 @@
-# Writes the first C++ program of the README to OUTPUT, so that what it shows is compiled and run.
+# Writes the README's first C++ program to OUTPUT, so that it is compiled and run.
 file(READ ${README} text)
 string(REGEX MATCH "```cpp\n([^`]*)```" block "${text}")
 if(NOT block)

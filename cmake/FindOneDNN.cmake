@@ -1,9 +1,9 @@
-# Finds oneDNN's C++ library. Debian's own package file for it also demands OpenCL's headers, which
-# nothing here needs.
+# Finds oneDNN's C++ library. Debian's own CMake package for it also requires OpenCL headers, which
+# are not needed here.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.h)
 find_library(OneDNN_LIBRARY dnnl)
-# The OpenMP runtime whose threads oneDNN uses, to tell it how many. Another compiler than g++ has a
-# runtime of its own, or none; Debian's oneDNN uses g++'s.
+# The OpenMP runtime that oneDNN uses, needed to set its number of threads. Compilers other than g++
+# have their own runtime or none; Debian's oneDNN uses that of g++.
 find_library(OneDNN_OPENMP_LIBRARY gomp PATHS ${CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES})
 mark_as_advanced(OneDNN_INCLUDE_DIR OneDNN_LIBRARY OneDNN_OPENMP_LIBRARY)
 

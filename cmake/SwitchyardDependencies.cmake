@@ -1,8 +1,8 @@
-# Finds what the library is built on. Nothing is downloaded.
+# Finds the library's dependencies. Nothing is downloaded.
 find_package(Threads REQUIRED)
 
-# switchyard_find_headers(fmt fmt::fmt fmt/format.h): the package, or where that is not installed its
-# headers alone, in the usual places or in SWITCHYARD_HEADERS.
+# switchyard_find_headers(fmt fmt::fmt fmt/format.h): finds the package, or if it is not installed
+# only its headers, in the usual places or in SWITCHYARD_HEADERS.
 set(SWITCHYARD_HEADERS "" CACHE PATH "Folder with headers of fmt, CLI11 and nlohmann-json, for \
 machines without their packages")
 macro(switchyard_find_headers package library header)
@@ -23,7 +23,7 @@ switchyard_find_headers(fmt fmt::fmt fmt/format.h)
 if(TARGET fmt_headers)
   target_compile_definitions(fmt_headers INTERFACE FMT_HEADER_ONLY)
 endif()
-# Headers only: users of the library need none of it.
+# Header-only, so users of the library do not need it.
 switchyard_find_headers(nlohmann_json nlohmann_json::nlohmann_json nlohmann/json.hpp)
 set(SWITCHYARD_PRIVATE_LIBRARIES fmt::fmt)
 
@@ -44,7 +44,7 @@ endmacro()
 switchyard_find(MPI MPI::MPI_CXX MPI COMPONENTS CXX)
 switchyard_find(ONEDNN OneDNN::dnnl OneDNN)
 switchyard_find(CUDA CUDA::cudart_static CUDAToolkit)
-set(least_cuda 12.5)  # older compilers do not know what the kernels are written in
+set(least_cuda 12.5)  # older compilers lack features that the kernels use
 if(SWITCHYARD_HAS_CUDA AND CUDAToolkit_VERSION VERSION_LESS least_cuda)
   set(reason "Switchyard needs CUDA ${least_cuda} or newer, but the toolkit that was found is \
 ${CUDAToolkit_VERSION} (${CUDAToolkit_BIN_DIR})")
@@ -56,7 +56,8 @@ ${CUDAToolkit_VERSION} (${CUDAToolkit_BIN_DIR})")
   list(REMOVE_ITEM SWITCHYARD_PRIVATE_LIBRARIES CUDA::cudart_static)
 endif()
 if(SWITCHYARD_HAS_CUDA)
-  # Machine code for what the kernels are written for, and PTX of the oldest for all that is newer.
+  # Machine code for the architectures that the kernels target, and PTX of the oldest for newer
+  # GPUs.
   set(SWITCHYARD_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPUs to compile kernels for")
   set(CMAKE_CUDA_ARCHITECTURES ${SWITCHYARD_CUDA_ARCHITECTURES})
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)

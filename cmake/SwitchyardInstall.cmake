@@ -6,7 +6,7 @@ install(TARGETS switchyard EXPORT switchyardTargets)
 install(DIRECTORY include/switchyard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT switchyardTargets NAMESPACE switchyard:: DESTINATION ${config_dir})
 
-# A static library leaves linking its dependencies to its user.
+# Users of a static library must link its dependencies themselves.
 set(SWITCHYARD_FIND_DEPENDENCIES "")
 if(NOT BUILD_SHARED_LIBS)
   string(APPEND SWITCHYARD_FIND_DEPENDENCIES "find_dependency(Threads)\nfind_dependency(fmt)\n")
@@ -30,7 +30,7 @@ install(FILES ${PROJECT_BINARY_DIR}/switchyardConfig.cmake
   ${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake DESTINATION ${config_dir})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-# Paths from where the file lies, so that what is installed may be moved.
+# Paths are relative to the .pc file, so that the installation can be moved.
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH SWITCHYARD_PC_TO_INCLUDE
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})

@@ -1,7 +1,7 @@
-# Options, and what every target of the project is compiled with.
+# Build options, and the compile options of every target.
 include(GNUInstallDirs)
 
-if(PROJECT_IS_TOP_LEVEL)  # in another project its own default counts
+if(PROJECT_IS_TOP_LEVEL)  # otherwise the parent project decides
   option(BUILD_SHARED_LIBS "Build a shared library" ON)
 endif()
 option(SWITCHYARD_BUILD_CLI "Build the switchyard command" ${PROJECT_IS_TOP_LEVEL})
@@ -14,7 +14,7 @@ option(SWITCHYARD_UNITY "Compile the sources of a layer together, in half the ti
 option(SWITCHYARD_HARDEN "Make faults in memory harder to exploit: full RELRO, stack protector, FORTIFY" ON)
 set(SWITCHYARD_SANITIZE "" CACHE STRING "Sanitizers to build with, such as address,undefined")
 
-# AUTO uses what is found; ON makes a miss an error; OFF does not look.
+# AUTO uses the feature if it is found, ON fails if it is not, OFF does not look.
 foreach(feature MPI ONEDNN CUDA)
   set(SWITCHYARD_${feature} AUTO CACHE STRING "Use ${feature}: AUTO, ON or OFF")
   set_property(CACHE SWITCHYARD_${feature} PROPERTY STRINGS AUTO ON OFF)
@@ -29,15 +29,15 @@ if(SWITCHYARD_SANITIZE)
                       -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SWITCHYARD_SANITIZE})
   if(SWITCHYARD_SANITIZE MATCHES "undefined")
-    # These two cost g++ most of a build's time. The address sanitizer reports null dereferences
-    # and reads beyond an object without them.
+    # These two checks take most of g++'s compile time. Without them, the address sanitizer still
+    # reports null dereferences and out-of-bounds reads.
     add_compile_options(-fno-sanitize=null,object-size)
   endif()
 endif()
 
-# The command finds the library by the same path in the build tree and where it is installed. CMake
-# then replaces no path when it installs: for that it would end the build tree's with an empty entry,
-# which is the current folder, and libraries that lie there would be loaded.
+# The command finds the library by the same relative path in the build tree and once installed, so
+# CMake does not rewrite the path on install. To allow rewriting, CMake would end the build tree's
+# path with an empty entry. That means the current folder, and libraries there would be loaded.
 file(RELATIVE_PATH SWITCHYARD_BIN_TO_LIB ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 function(switchyard_set_rpath target)
   set_target_properties(${target} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
@@ -45,7 +45,7 @@ function(switchyard_set_rpath target)
   if(type STREQUAL "EXECUTABLE")
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/${SWITCHYARD_BIN_TO_LIB}")
   endif()
-  # As from cli/, where the command is built unless somebody chose another folder.
+  # Relative to cli/, where the command is built by default.
   if(SWITCHYARD_BIN_TO_LIB MATCHES "^\\.\\./[^.]" AND PROJECT_IS_TOP_LEVEL
      AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_RUNTIME_OUTPUT_DIRECTORY
      AND NOT CMAKE_LIBRARY_OUTPUT_DIRECTORY)
@@ -59,16 +59,18 @@ endfunction()
 function(switchyard_configure_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
-  # A product and a sum are rounded apart on every instruction set, so that bits agree.
+  # No fused multiply-add: products and sums are rounded separately, so results have the same bits
+  # on every instruction set.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off -Wall
     -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
     $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror>>)
-  # 554: a conversion of views to themselves, which C++20 rules out by a constraint.
+  # 554: a view's conversion operator to its own type, which a C++20 constraint excludes.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -lineinfo
     -diag-suppress=554 -Xcompiler=-Wall,-Wextra $<$<BOOL:${SWITCHYARD_WERROR}>:-Werror=all-warnings>>)
 endfunction()
 
-# For what is shipped. Sanitizers look closer by themselves, and FORTIFY needs an optimiser.
+# Hardens the targets that are shipped. Skipped under sanitizers, which check more, and for fuzzers.
+# FORTIFY needs optimisation.
 function(switchyard_harden target)
   if(NOT SWITCHYARD_HARDEN OR SWITCHYARD_SANITIZE OR SWITCHYARD_BUILD_FUZZERS)
     return()
@@ -81,8 +83,8 @@ function(switchyard_harden target)
   endif()
 endfunction()
 
-# For targets that are built to be tested: -O0 under a sanitizer, and otherwise, unless this is a
-# release, the options given. The library holds all the code that must be fast.
+# Optimises a target less in test builds: -O0 under a sanitizer, otherwise the given options unless
+# this is a release build. All performance-critical code is in the library.
 function(switchyard_optimise_less target)
   if(SWITCHYARD_SANITIZE)
     target_compile_options(${target} PRIVATE -O0)
@@ -91,14 +93,15 @@ function(switchyard_optimise_less target)
   endif()
 endfunction()
 
-# Compiles the sources of a layer as one, such as src/comm or src/device/cpu with the folders below:
-# a header is then read once per layer. Call it once all sources of the target are known.
+# Compiles the sources of a layer (such as src/comm, or src/device/cpu and its subfolders) as one
+# unit, so that each header is parsed once per layer. Call it after all sources have been added to
+# the target.
 function(switchyard_unite_layers target)
   if(NOT SWITCHYARD_UNITY)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # It takes a source that another one includes for a header.
+  # g++ mistakes an included source for a header and warns about it.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   get_target_property(sources ${target} SOURCES)
   switchyard_unite_kernels(${target} ${sources})
@@ -111,8 +114,8 @@ function(switchyard_unite_layers target)
   endforeach()
 endfunction()
 
-# The same for the .cu files of a folder, which CMake does not unite itself: a third of nvcc's time
-# goes to headers. Hopper's kernels stay apart, as each takes longer than all headers.
+# Does the same for the .cu files of a folder, since CMake cannot: headers take a third of nvcc's
+# time. Hopper's kernels stay separate, as each takes longer to compile than all the headers.
 function(switchyard_unite_kernels target)
   set(sources ${ARGN})
   list(FILTER sources INCLUDE REGEX "\\.cu$")
@@ -135,7 +138,7 @@ function(switchyard_unite_kernels target)
   endforeach()
 endfunction()
 
-# Kernels that are one source, compiled for each instruction set and chosen at run time.
+# Adds kernels that are compiled from one source for each instruction set and chosen at run time.
 function(switchyard_add_kernels target name)
   set(folder src/device/cpu/simd)
   set_source_files_properties(${folder}/${name}_baseline.cpp PROPERTIES

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What CI checks beyond the tests: includes, format, lint, fuzzers, and the tests under sanitizers.
+# Runs CI's checks beyond the tests: includes, format, lint, fuzzers, and tests under sanitizers.
 #   check.sh [includes] [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
-#   check.sh separate    compiles every source by itself; CI does that for the library alone
-#   check.sh wheel       builds the Python package, installs it, and runs the Python tests with it;
-#                        CI does so for changes of the packaging alone
+#   check.sh separate    compiles every source separately; CI does that for the library only
+#   check.sh wheel       builds and installs the Python package, and runs the Python tests with it;
+#                        CI does so only for changes to the packaging
 #   check.sh faults      breaks every collective of a training step in every way, kills MPI ranks at
-#                        every call, and does the long forms of other tests; takes an hour
-#   check.sh mutants     breaks each promise once, and expects its test to notice; takes minutes
-#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     so long for each fuzzer, instead of 7
+#                        every call, and runs the long forms of other tests; takes an hour
+#   check.sh mutants     breaks each promise once, and expects its test to fail; takes minutes
+#   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     300 s per fuzzer instead of 7
 . "$(dirname "$0")/lib.sh"
 
 ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
@@ -22,9 +22,10 @@ check_format() {
   git ls-files '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 }
 
-# Lints the library, the model and the command, a layer at once as they are compiled: a header is
-# then read once per layer. Kernels, which are one source for several instruction sets, are linted
-# for one of them. The analyzer looks at fewer paths than by default, which halves the time.
+# Lints the library, the model and the command. Each layer is linted as one unit, as it is compiled,
+# so that a header is parsed once per layer. Kernels, which compile from one source for several
+# instruction sets, are linted for one of them. The analyzer explores fewer paths than by default,
+# which halves the time.
 check_lint() {
   say "Lint"
   [ -f build/dev/compile_commands.json ] || cmake --preset dev
@@ -39,14 +40,15 @@ LIST
       --extra-arg={-Wno-unknown-warning-option,-Xclang,-analyzer-config,-Xclang,max-nodes=20000}
 }
 
-# Every source by itself.
+# Compiles every source separately.
 check_separate() {
   build_preset separate
 }
 
-# Hostile files. What is found beyond the corpus stays in build/fuzz, and is where the next run
-# begins; an input that fails is left there as crash-…, and belongs into the corpus once mended.
-# The reader of recorded cases is fuzzed by its replay alone, until fuzz_golden has run for long.
+# Fuzzes the file readers with hostile input. Inputs found beyond the corpus stay in build/fuzz,
+# where the next run starts. A failing input is left there as crash-…; add it to the corpus once the
+# bug is fixed. The reader of recorded cases is fuzzed only by replaying its corpus, until
+# fuzz_golden has run for a long time.
 check_fuzz() {
   build_preset fuzz
   say "Fuzzing what reads files, ${SWITCHYARD_FUZZ_SECONDS:-7} s for each target"
@@ -72,21 +74,21 @@ fuzz_target() {
     sed "s/^/$target: /"
 }
 
-# Address and undefined behaviour: every suite, at the numbers of ranks that tests/CMakeLists.txt
-# picks, and no examples. LeakSanitizer is on but for runs under MPI.
+# Address and undefined-behaviour sanitizers: every suite, at the numbers of ranks that
+# tests/CMakeLists.txt picks, without the examples. LeakSanitizer is on except under MPI.
 check_asan() {
   timed asan-compile build_preset asan
   UBSAN_OPTIONS=print_stacktrace=1 timed asan-tests run_tests asan
 }
 
-# Data races: every suite over threads.
+# Thread sanitizer: every suite over threads.
 check_tsan() {
   timed tsan-compile build_preset tsan
   TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1" \
     timed tsan-tests run_tests tsan
 }
 
-# The package is tested as its users get it: without the source tree's own, and beside torch.
+# Tests the package as users get it: without the source tree's copy, and alongside torch.
 check_wheel() {
   local environment=build/wheel-venv
   say "Building the wheel"
@@ -106,7 +108,7 @@ check_wheel() {
   )
 }
 
-# The long forms of tests whose short ones CI runs. Shows what each did.
+# Runs the long forms of tests whose short forms CI runs, and prints what each did.
 check_faults() {
   build_preset dev
   local tests=build/dev/tests command=build/dev/cli/switchyard
@@ -127,9 +129,9 @@ check_faults() {
   mpirun -n 4 --mca orte_allowed_exit_without_sync 1 "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}" --comm mpi
 }
 
-# Applies each patch of tests/mutations to a copy of the sources, one at a time. Its "Test:" line is
-# a program of build/…/tests and its arguments, which must pass without the patch and fail with it;
-# a "Target:" line names what to build where that is not the program's name.
+# Applies each patch in tests/mutations to a copy of the sources, one at a time. Its "Test:" line
+# gives a program in build/…/tests and its arguments, which must pass without the patch and fail
+# with it. A "Target:" line names the build target if it differs from the program's name.
 check_mutants() {
   local copy=$root/build/mutants patch missed=()
   mkdir -p "$copy"
@@ -148,14 +150,14 @@ check_mutants() {
   printf '\nEvery mutant was noticed.\n'
 }
 
-# Runs the test that a patch names in the copy.
+# Runs a patch's test in the copy.
 mutant_passes() {
   local copy=$1 patch=$2 command
   read -r -a command < <(sed -n 's/^Test: //p' "$patch")
   (cd "$copy/build/dev/tests" && timeout 300 ./"${command[@]}") >"$copy/build/mutant.log" 2>&1
 }
 
-# The patch is taken back whatever happens, so that the next one finds the sources as they are.
+# Always reverts the patch, so that the next one finds the original sources.
 is_noticed() {
   local copy=$1 patch=$2 log=$1/build/mutant.log target result=1
   target=$(sed -n 's/^Target: //p' "$patch")
@@ -174,7 +176,7 @@ is_noticed() {
 [ $# -gt 0 ] || set -- includes format lint fuzz asan tsan
 for check in "$@"; do
   case $check in
-    asan | tsan) "check_$check" ;;  # of two stages
+    asan | tsan) "check_$check" ;;  # these time their own two stages
     *) timed "$check" "check_$check" ;;
   esac
 done

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Checks that includes point one way, that they name files, and that folders stay small.
+"""Checks that includes point one way, that they name existing files, and that folders stay small.
 check_includes.py [ROOT]     without ROOT: the repository that this file is in"""
 import os
 import re
 import sys
 
 MOST_FILES = 30
-DATA = {"tests/data", "tests/fuzz/corpus"}  # files to be read, as many as there are
-# The folders, and where the compiler looks for "…" after the folder of the file itself.
+DATA = {"tests/data", "tests/fuzz/corpus"}  # data files, unlimited in number
+# For each folder, where the compiler searches for "…" after the including file's own folder.
 SEARCHED = {"include": ["include"], "src": ["src", "include"], "train": ["train", "include"],
             "cli": ["cli", "train", "include"],
             "tests": ["tests", "src", "cli", "train", "include"],
             "bench": ["cli", "src", "include"], "examples": ["include"]}
-# Lowest first; layers of one line may not include each other.
+# Lowest first. Layers in the same list may not include each other.
 LAYERS = [["src/core"], ["src/io"], ["src/comm", "src/device"], ["src/peer"], ["src/moe"],
           ["src/checkpoint", "src/parallel"], ["src/c"], ["train"], ["cli"]]
 LEVELS = {layer: level for level, line in enumerate(LAYERS) for layer in line}
@@ -24,7 +24,7 @@ def layer_of(path):
 
 
 def broken_rule(path, quote, name):
-    """What an include does wrong in the file at `path`, or None."""
+    """Returns the rule that an include in the file at `path` breaks, or None."""
     allowed = re.fullmatch(r"switchyard/.*" if quote == '"' else r"\w+|stdint\.h", name)
     if path.startswith("include/") and not allowed:
         return "public headers include switchyard/… and the standard library only"
@@ -44,7 +44,7 @@ def broken_rule(path, quote, name):
 
 
 def find_circle(header, includes, path):
-    """The first circle of includes that is reached from `header`, as a list, or None."""
+    """Returns the first include cycle that is reachable from `header` as a list, or None."""
     if header in path:
         return path[path.index(header):] + [header]
     found = (find_circle(h, includes, path + [header]) for h in includes.get(header, []))

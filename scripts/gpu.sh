@@ -1,24 +1,23 @@
 #!/usr/bin/env bash
-# Builds, tests and benchmarks on a machine with a GPU; a short table comes last.
+# Builds, tests and benchmarks on a machine with a GPU, and ends with a short summary.
 #   gpu.sh [build] [test] [sanitize] [bench] [compare] [python]    without arguments: all but sanitize
-#   gpu.sh verified      whether the CUDA code at hand is what bench/gpu-verified says has run
-#   gpu.sh headers       copies the headers of fmt, CLI11 and nlohmann-json that are installed here
-#                        to build/headers, which a machine without these packages builds with
-# test runs the device suite, and verify at 1, 2 and 4 ranks, twice: with the kernels of the GPU's
-# own kind, and with portable ones alone. Then it runs ranks that are processes, in turns and by way
-# of MPS, and jobs that fail, and prints a sum of the CUDA code, which bench/gpu-verified holds when
-# that is the code that ran. bench runs the layer at one rank and over several, and dispatch and
-# combine alone over 8, with ranks as threads and as processes. compare runs bench/gpu_compare.py
-# whole, and needs a python3 with torch; python runs the tests of the Python package there, and
-# bench/gpu_torch_ranks.py and bench/gpu_torch.py; sanitize runs the kernel tests under
-# compute-sanitizer.
+#   gpu.sh verified      checks that the CUDA code is the code that bench/gpu-verified records
+#   gpu.sh headers       copies the installed headers of fmt, CLI11 and nlohmann-json to
+#                        build/headers, for building on a machine without these packages
+# test runs the device suite, and verify at 1, 2 and 4 ranks, both with the best kernels for the GPU
+# and with the portable ones. Then it tests ranks as processes, time-sliced and under MPS, and jobs
+# that fail. It ends with a checksum of the CUDA code; bench/gpu-verified holds that of the code
+# that last ran. bench runs the layer on one rank and several, and dispatch and combine alone on 8,
+# with ranks as threads and as processes. compare runs all of bench/gpu_compare.py, which needs a
+# python3 with torch. python runs the Python package's tests there, bench/gpu_torch_ranks.py and
+# bench/gpu_torch.py. sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
 results=${SWITCHYARD_GPU_RESULTS:-build/gpu-results}
 shapes=(qwen3-30b olmoe mixtral dsv3-slice)
-ranks=(2 4 8)                    # of the layer at the first of them
-dispatched_tokens=(4096 128 16)  # on each of 8 ranks, of dispatch and combine alone
+ranks=(2 4 8)                    # for the layer with the first shape
+dispatched_tokens=(4096 128 16)  # per rank, for dispatch and combine alone on 8 ranks
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 processes=(mpirun --oversubscribe --bind-to none -n)
 
@@ -46,11 +45,11 @@ build_targets() {
   ! has_mpi || cmake --build "$binaries" --target switchyard_process_tests
 }
 
-# Whether the build has MPI, so that ranks can be processes.
+# True if the build has MPI, so that ranks can be processes.
 has_mpi() { cmake --build "$binaries" --target help | grep switchyard_process_tests >/dev/null; }
 
 run_test() {
-  build_targets  # so that the sum below is of the code that runs
+  build_targets  # so that the sum below matches the code that runs
   say "Testing on the GPU"
   "$binaries/cli/switchyard" info
   test_with best
@@ -69,7 +68,8 @@ run_test() {
   kernel_sum
 }
 
-# Identifies the CUDA code at hand by 16 digits of a checksum. Comments and blanks do not count.
+# Identifies the CUDA code: the first 16 digits of a checksum over its files without comments and
+# white space.
 kernel_sum() {
   { find src/device/cuda -type f; ls src/device/{device_backend,peer_memory}.h; } | LC_ALL=C sort |
     while read -r file; do
@@ -106,7 +106,7 @@ test_many_processes() {
   test_processes 4 'CudaRanks/CudaRanksForms*:CudaRanks/CudaRanks.*:*CudaParallel*/4_ranks'
 }
 
-# Runs a function while processes share the GPU at once, by an MPS of its own.
+# Runs a function with its own MPS daemon, so that processes share the GPU concurrently.
 under_mps() {
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
   CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
@@ -124,9 +124,9 @@ quit_mps() {
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-# Memory checks of everything but the largest tensors; checks for races, which take a hundred times
-# as long, of the smaller tests. The sanitizer runs one kernel of a process at a time, so ranks that
-# are threads would wait for ever: ranks are processes here.
+# Checks memory accesses in everything except the largest tensors, and races, which takes a hundred
+# times as long, in the smaller tests. The sanitizer runs one kernel of a process at a time, so
+# thread ranks would wait for each other forever: ranks are processes here.
 run_sanitize() {
   sanitize memcheck 'Cuda*:-*Large*:*Syncs*:*Ranks*:CudaParallel*:CudaGate*'
   ! has_mpi || sanitize_processes
@@ -187,8 +187,8 @@ bench_processes() {
   done
 }
 
-# bench_layer SHAPE OPTION VALUE [LAUNCHER...]: the option says how many ranks there are, or how
-# they are connected.
+# bench_layer SHAPE OPTION VALUE [LAUNCHER...]: OPTION sets the number of ranks or how they are
+# connected.
 bench_layer() {
   "${@:4}" "$binaries/cli/switchyard" bench layer --device cuda --dtype bf16 --sizing bounded \
     --shape "$1" "$2" "$3"
@@ -214,7 +214,7 @@ run_python() {
     --json "$results/torch.json" | tee "$results/torch.txt"
 }
 
-# A Qwen3-MoE block over 4 processes, beside one.
+# Benchmarks a Qwen3-MoE block over 4 processes against one.
 bench_torch_ranks() {
   timeout 180 torchrun --nproc-per-node 4 bench/gpu_torch_ranks.py \
     --json "$results/torch-ranks.json" | tee "$results/torch-ranks.txt"
@@ -254,7 +254,7 @@ for shape in "${shapes[@]}"; do
   printf '%-12s ' "$shape"
   grep -E '^forward\+backward' "$results/bench-$shape.txt"
 done
-# A step, or dispatch and combine, and the line after it: the same as graphs.
+# Prints the line of a step, or of dispatch and combine, and the next one: the same as a graph.
 sum_up() {
   local file=$1 line=$2 name=$3
   [ -f "$results/$file.txt" ] || return 0

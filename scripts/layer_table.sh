@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the layer's speed over ranks, threads and types, beside the matrix library's own, as a table.
+# Prints a table of the layer's speed by ranks, threads and dtypes, beside the matrix library's own.
 # usage: scripts/layer_table.sh [PATH OF switchyard] [SHAPE…]
 set -euo pipefail
 switchyard=${1:-build/release/cli/switchyard}

@@ -1,10 +1,10 @@
-# What the scripts share. Sourced, not run.
+# Functions shared by the scripts. Sourced, not run.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
-# mpirun refuses root, and more ranks than cores, unless told.
+# By default mpirun refuses to run as root, or with more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
 
@@ -15,7 +15,7 @@ check_packages=(patch rsync clang-format-14 clang-tidy-16 clang-16 libclang-rt-1
 
 say() { printf '\n== %s\n' "$*"; }
 
-# Installs the packages that are missing; with all there it takes a moment and no network.
+# Installs missing packages. If none are missing, it takes a moment and needs no network.
 ensure_packages() {
   local missing=() package
   for package in "$@"; do
@@ -35,8 +35,9 @@ ensure_packages() {
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
-# timed STAGE COMMAND…: runs it; its seconds go to the file that SWITCHYARD_TIMES names, if any.
-# The subshell keeps `set -e` at work within it, as `COMMAND || status=$?` would not.
+# timed STAGE COMMAND…: runs the command, and appends its time in seconds to the file
+# $SWITCHYARD_TIMES, if set. The subshell keeps `set -e` active in the command;
+# `COMMAND || status=$?` would disable it.
 timed() {
   local stage=$1 begin=$SECONDS status
   shift
@@ -49,8 +50,8 @@ timed() {
   return "$status"
 }
 
-# make_python FOLDER: a virtual environment with what the Python tests need, from PyPI. torch comes
-# first, as python/requirements-test.txt says.
+# make_python FOLDER: makes a virtual environment with the dependencies of the Python tests, from
+# PyPI. torch is installed first, as python/requirements-test.txt explains.
 make_python() {
   local requirements=python/requirements-test.txt
   python3 -m venv "$1" &&
@@ -58,8 +59,8 @@ make_python() {
     "$1/bin/pip" install --progress-bar off -r "$requirements"
 }
 
-# Makes build/python unless it has what the Python tests need. Without PyPI it stays unfinished, and
-# scripts/python_tests.sh skips.
+# Makes build/python unless it already has the dependencies of the Python tests. Without PyPI it
+# stays unfinished, and scripts/python_tests.sh skips the tests.
 ensure_python() {
   local finished=build/python/requirements-test.txt
   ! cmp -s python/requirements-test.txt "$finished" || return 0
@@ -72,7 +73,7 @@ ensure_python() {
   fi
 }
 
-# Configures a preset once, then builds what has changed.
+# Configures a preset if needed, then builds what has changed.
 build_preset() {
   local preset=$1
   shift
@@ -84,8 +85,9 @@ build_preset() {
   cmake --build --preset "$preset"
 }
 
-# Runs a preset's tests; ends with ctest's summary and the skipped tests with their reasons. A skip
-# that tests/known_skips.txt does not list is a failure; those of Cuda… are listed by their reason.
+# Runs a preset's tests, then prints ctest's summary and the skipped tests with their reasons. A
+# skip that is not listed in tests/known_skips.txt is a failure; Cuda… tests are listed by their
+# reason.
 run_tests() {
   local preset=$1
   shift
@@ -112,8 +114,8 @@ run_tests() {
   return "$status"
 }
 
-# "  test: reason" for every test in ctest's log that GoogleTest skipped, and "  file: reason" for
-# those of pytest. Python's tests of a GPU are called Cuda here, too.
+# Prints "  test: reason" for every test in ctest's log that GoogleTest skipped, and
+# "  file: reason" for those that pytest skipped. Python's GPU tests are named Cuda here, too.
 list_skips() {
   awk '
     /^\[ RUN      \] / { test = $4 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs `switchyard ARGS…`; without arguments the main job.
+# Installs missing packages, builds, and runs `switchyard ARGS…`; without arguments, trains a model.
 caller=$PWD
 . "$(dirname "$0")/lib.sh"
 
@@ -7,5 +7,5 @@ ensure_packages "${build_packages[@]}" >&2
 build_preset release >&2
 
 [ $# -gt 0 ] || exec build/release/cli/switchyard train --report build/report.html
-cd "$caller"  # paths are the caller's
+cd "$caller"  # paths are relative to the caller's folder
 exec "$root/build/release/cli/switchyard" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a picture of a report with Chromium, as wide as told and as high as the page, or as told.
+# Takes a picture of a report with Chromium, by default 1200 pixels wide and as high as the page.
 # usage: scripts/screenshot.sh REPORT.html OUT.png [light|dark] [WIDTH] [HEIGHT]
 set -euo pipefail
 [[ $# -ge 2 && $# -le 5 ]] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
@@ -15,7 +15,7 @@ command -v chromium >/dev/null || { echo "chromium is not on the PATH" >&2; exit
 
 profile=$(mktemp -d)
 trap 'rm -rf "$profile"' EXIT
-# Nothing is looked up on a network, and what the page complains of is on the standard error.
+# Blocks all network access. The page's errors go to stderr.
 browse() {
   chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --no-first-run \
     --disable-background-networking --disable-component-update --disable-sync \
@@ -23,7 +23,8 @@ browse() {
     --blink-settings=preferredColorScheme="$scheme" --enable-logging=stderr "$@"
 }
 
-# A copy tells how high it is. In a frame: windows are never narrower than 500 pixels.
+# A copy of the page reports its height. It runs in a frame, as windows are never narrower than 500
+# pixels.
 sed "s|</body>|<script>parent.postMessage(document.documentElement.scrollHeight, '*');</script></body>|" \
   "$report" >"$profile/copy.html"
 cat >"$profile/frame.html" <<END

@@ -1,4 +1,4 @@
-// Every verdict is made on gathered values alone, so that all ranks reach the same.
+// Every decision uses gathered values alone, so that all ranks reach the same one.
 #include "comm/agreement.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-// What a rank tells of an error: a letter for its kind, and its words.
+// A rank reports an error as one letter for its kind, followed by its message.
 constexpr char kStorageError = 'S';
 constexpr char kUnsupported = 'U';
 constexpr char kInvalidArgument = 'I';
@@ -22,7 +22,8 @@ std::string told(char kind, std::string_view words) {
   return kind + std::string(words.empty() ? "an error that does not say what it is" : words);
 }
 
-// Empty: it throws nothing.
+// Runs `work` and returns its error in that form, or an empty string if it succeeds. Lets a
+// CommunicationError pass.
 std::string error_of(const std::function<void()>& work) {
   try {
     require(work != nullptr, "work is no function");
@@ -35,7 +36,7 @@ std::string error_of(const std::function<void()>& work) {
     return told(kUnsupported, error.what());
   } catch (const std::exception& error) {
     return told(kInvalidArgument, error.what());
-  } catch (...) {  // of an engine's own
+  } catch (...) {  // any other type, e.g. one of the engine's own
     return told(kInvalidArgument, {});
   }
   return {};
@@ -48,7 +49,7 @@ std::string error_of(const std::function<void()>& work) {
 }
 
 constexpr char kSeparator = '\0';
-constexpr std::size_t kOwnFields = 2;  // behind those that were added: the rank, whether it objects
+constexpr std::size_t kOwnFields = 2;  // after the items: the rank's name, whether it objects
 
 std::vector<std::string_view> split(std::string_view joined) {
   std::vector<std::string_view> parts;
@@ -60,7 +61,7 @@ std::vector<std::string_view> split(std::string_view joined) {
   return parts;
 }
 
-// "operation: ", or nothing.
+// Returns "operation: ", or an empty string if there is no operation.
 std::string prefix_of(std::string_view operation) {
   return operation.empty() ? std::string() : std::string(operation) + ": ";
 }
@@ -153,7 +154,7 @@ void Agreement::require_equal(std::size_t count) {
   require_equal(count, ranks);
 }
 
-// Every rank comes here for the same list, since all have compared the same values.
+// Every rank gets here for the same list, since all compared the same values.
 void Agreement::refuse_list(const ComparedList& list, int first, int other) {
   std::string joined;
   for (std::size_t i = 0; i < list.size; ++i) joined += list.text_of(i) + kSeparator;

@@ -1,5 +1,5 @@
-// How ranks agree, and what of it the library keeps to itself. Whatever can be compared or checked
-// before a collective is agreed on, and the communicator stays usable; what fails later on one rank
+// Agreement between ranks, for use inside the library. Ranks agree on anything that can be compared
+// or checked before a collective, and the communicator stays usable. A later failure on one rank
 // alone aborts it.
 #pragma once
 
@@ -21,8 +21,8 @@
 
 namespace switchyard {
 
-// Aborts every communicator that has other ranks. With an error that names ranks, those are blamed
-// instead of this one.
+// Aborts every communicator that has other ranks. If `error` names ranks, they are blamed instead
+// of this one.
 inline void abort_all(const std::vector<Communicator*>& comms, const std::string& reason,
                       const std::exception* error = nullptr) {
   for (Communicator* comm : comms) {
@@ -35,9 +35,10 @@ inline void abort_all(const std::vector<Communicator*>& comms, const std::string
   }
 }
 
-// Not collective. Runs what may fail on this rank alone, and returns what it returns. The ranks of
-// these communicators must not wait for a rank that failed: they learn why, and the communicators
-// are unusable. A rank that is alone keeps its own: nobody waits, and it may try again.
+// Not collective. Runs `work`, which may fail on this rank alone, and returns its result. If it
+// throws an `Error`, aborts `comms` and rethrows: peers learn the reason instead of waiting, and
+// the communicators are unusable. A single-rank communicator stays usable: no peer is waiting, so
+// the caller may retry.
 template <typename Error = std::exception, typename Work>
 auto or_abort(const std::vector<Communicator*>& comms, std::string_view operation, Work work) {
   try {
@@ -45,7 +46,7 @@ auto or_abort(const std::vector<Communicator*>& comms, std::string_view operatio
   } catch (const Error& error) {
     abort_all(comms, std::string(operation) + ": " + error.what(), &error);
     throw;
-  } catch (...) {  // of a caller's own
+  } catch (...) {  // any other type, e.g. one of the caller's own
     if constexpr (std::is_same_v<Error, std::exception>) {
       abort_all(comms, std::string(operation) + ": an exception that is not a std::exception");
     }
@@ -53,8 +54,8 @@ auto or_abort(const std::vector<Communicator*>& comms, std::string_view operatio
   }
 }
 
-// The same for collective work whose other errors all ranks have: for want of memory, and when its
-// device fails, a rank is alone.
+// or_abort() for collective work. Only running out of memory or a device failure can hit one rank
+// alone, so only these abort; all ranks see any other error.
 template <typename Work>
 auto or_abort_alone(const std::vector<Communicator*>& comms, std::string_view operation,
                     Work work) {
@@ -62,7 +63,8 @@ auto or_abort_alone(const std::vector<Communicator*>& comms, std::string_view op
                                [&] { return or_abort<std::bad_alloc>(comms, operation, work); });
 }
 
-// The same for checks of this rank's arguments to an operation, which this rank's error names, too.
+// or_abort() for checks of this rank's arguments. An InvalidArgument names the operation on this
+// rank too.
 template <typename Checks>
 void check_arguments(const std::vector<Communicator*>& comms, std::string_view operation,
                      Checks checks) {
@@ -73,52 +75,52 @@ void check_arguments(const std::vector<Communicator*>& comms, std::string_view o
   }
 }
 
-// A number that all ranks must have alike, and what an error calls it.
+// A number that must be equal on all ranks, and its name in errors.
 struct Field {
   std::string_view name;
   std::int64_t value = 0;
 };
-// Collective. Throws what require_equal() does for the first field that differs.
+// Collective. Throws the error of require_equal() for the first field that differs.
 void require_equal_fields(Communicator& comm, std::span<const Field> fields);
 
-// A list that is compared by its hash. Its texts must tell apart whatever its hash does; they are
-// asked for only where hashes differ.
+// A list compared by its hash. Lists with different hashes must have different texts; `text_of` is
+// called only if hashes differ.
 struct ComparedList {
   std::string_view all = {};  // "tensors"
-  std::string_view one = {};  // "tensor": an error names the first that differs, "tensor 2"
+  std::string_view one = {};  // "tensor": an error names the first that differs, as in "tensor 2"
   std::int64_t hash = 0;
   std::size_t size = 0;
   std::function<std::string(std::size_t)> text_of = {};
 };
 
-// Of words; they must outlive the list.
+// Makes a ComparedList of `texts`, which must outlive it.
 ComparedList list_of(std::string_view all, std::string_view one,
                      std::span<const std::string> texts);
-// "f32 [2,4]"
+// Returns dtype and shape, as in "f32 [2,4]".
 std::string form_text(const ConstTensorView& tensor);
 
-// What the ranks of an operation must have alike: numbers are compared, and where those differ the
-// words behind them, so that an error names what differs.
+// Compares values on which all ranks of an operation must agree. It gathers numbers first; only
+// where hashes differ does it gather the texts behind them, so that the error names the difference.
 class Agreement {
  public:
-  // Messages begin with the operation, if it is not empty.
+  // Messages begin with `operation` unless it is empty.
   Agreement(Communicator& comm, std::string_view operation) : comm_(comm), operation_(operation) {}
 
-  // Before gather(). Names must outlive this.
+  // Call before gather(). Names must outlive this object.
   void add(const Field& field);
   void add(ComparedList list);
-  // This rank's own objection, if not empty.
+  // Sets this rank's own objection; empty means none.
   void object(std::string objection) { objection_ = std::move(objection); }
 
-  // Collective. Throws if any rank objects. Messages call this rank `rank`, its number elsewhere.
+  // Collective. Throws if any rank objects. Messages refer to this rank as `rank`, for example its
+  // number in a larger group.
   void gather(int rank);
   void gather() { gather(comm_.rank()); }
-  // Of a rank of the communicator, in the order of add().
+  // Returns the values gathered from a rank of the communicator, in the order of add().
   std::span<const std::int64_t> values_of(int rank) const;
 
   // Collective, after gather(). Throws the same InvalidArgument on every rank of the communicator
-  // if one of these ranks differs from the first of them in one of the first `count` that were
-  // added.
+  // if one of `ranks` differs from the first of them in one of the first `count` items added.
   void require_equal(std::size_t count, std::span<const int> ranks);
   void require_equal(std::size_t count);  // among all ranks
   void require_equal() { require_equal(items_.size()); }
@@ -132,13 +134,13 @@ class Agreement {
 
   Communicator& comm_;
   std::string_view operation_;
-  std::vector<ComparedList> items_;  // fields have no texts: their hash is their value
+  std::vector<ComparedList> items_;  // a field has no texts: its hash is its value
   std::string objection_;
-  Tensor values_of_rank_;  // [ranks, items, then the rank's name and whether it objects]
+  Tensor values_of_rank_;  // [ranks, items + 2]: the items, the rank's name, whether it objects
 };
 
-// Tells apart objects that are made over one communicator in the same order everywhere: the number
-// is equal on all ranks that have asked for one equally often.
+// Numbers the objects made over one communicator. Ranks that have called next() equally often get
+// the same number, so objects must be made in the same order everywhere.
 struct ObjectIds {
   static std::int64_t next(Communicator& comm) { return comm.num_objects_++; }
 };

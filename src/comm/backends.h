@@ -1,5 +1,5 @@
-// The communicator backends of this build. A new one is its folder, a declaration here and a line
-// in registry.cpp.
+// The communicator backends of this build. To add one, create its folder, declare it here and list
+// it in registry.cpp.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,10 @@
 
 namespace switchyard {
 
-// Longer ones are cut to this: a point of time that far off can still be computed.
+// Longer timeouts are cut to this, so that the deadline can still be represented.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
-// Every rank of a thread group needs a stack of its own, so a group has at most this many.
+// The most ranks of a thread group: each needs a stack of its own.
 constexpr int kMostThreadRanks = 4096;
 
 struct Availability {

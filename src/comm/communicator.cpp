@@ -1,4 +1,4 @@
-// What all backends share: checks, sequence numbers, poisoning, and reductions in rank order.
+// Code shared by all backends: checks, sequence numbers, poisoning, and reductions in rank order.
 #include "switchyard/communicator.h"
 
 #include <algorithm>
@@ -20,10 +20,11 @@
 namespace switchyard {
 namespace {
 
-// Below this a reduction gathers whole tensors: one exchange instead of two, same order of sums.
+// Up to this size a reduction gathers whole tensors: one exchange instead of two, with the same
+// order of additions.
 constexpr std::int64_t kGatherReduceBytes = 64 * 1024;
 
-// Bytes that a backend can copy as one.
+// Requires memory that a backend can copy as one block of host bytes.
 void require_bytes(const ConstTensorView& view, std::string_view what) {
   require(view.is_contiguous(), "{} {} is not contiguous (row stride {})", what, view.shape(),
           view.row_stride());
@@ -37,7 +38,7 @@ void require_same_rows(const ConstTensorView& send, const ConstTensorView& recv)
           "send {} and recv {} have rows of different length", send.shape(), recv.shape());
 }
 
-// Their sum, which is no more than the view has.
+// Returns the sum of `rows`, which has one entry per rank. Throws if the view has fewer rows.
 std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view what, int size,
                          const ConstTensorView& view) {
   require(rows.size() == static_cast<std::size_t>(size), "{} has {} entries for {} ranks", what,
@@ -78,7 +79,7 @@ A apply(ReduceOp op, A a, A b) {
   switch (op) {
     case ReduceOp::sum:
       if constexpr (std::is_integral_v<A>) {
-        using Unsigned = std::make_unsigned_t<A>;  // wraps instead of being undefined
+        using Unsigned = std::make_unsigned_t<A>;  // wraps; signed overflow would be undefined
         return static_cast<A>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
       } else {
         return a + b;
@@ -110,7 +111,8 @@ void require_reducible(Dtype dtype, ReduceOp op) {
   require<Unsupported>(dtype != Dtype::f16, "f16 is not reduced: convert it to f32 or bf16 first");
 }
 
-// pieces [ranks, n] → result, n elements: ((p0 ∘ p1) ∘ p2) ∘ …, in f32 for bf16, rounded once.
+// Reduces pieces [ranks, n] into the n elements of `result`: ((p0 ∘ p1) ∘ p2) ∘ …. bf16 is
+// accumulated in f32 and rounded once.
 void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& result, ReduceOp op) {
   switch (pieces.dtype()) {
     case Dtype::f32:
@@ -126,13 +128,13 @@ void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& resul
   }
 }
 
-// The number of a world's rank that is not in a group, and back.
+// Encodes a world rank outside this group as a negative number, and decodes it.
 int elsewhere(int rank) { return -1 - rank; }
 
-// Backends take both directions as mutable bytes; the sending side is only read.
+// Backends take both directions as mutable bytes, but only read the sending side.
 std::byte* read_only(const std::byte* data) { return const_cast<std::byte*>(data); }
 
-// For as long as a collective runs.
+// Held while a collective runs. The constructor throws if another thread holds it.
 class OneThread {
  public:
   OneThread(std::atomic<bool>& is_in_use, std::string_view operation) : is_in_use_(is_in_use) {
@@ -151,10 +153,10 @@ class OneThread {
 
 }  // namespace
 
-// The first failure of any group of a world, on this rank.
+// The first failure that this rank has seen in any group of the world.
 struct Communicator::World {
   std::optional<std::string> failure;
-  std::vector<int> culprits;  // numbers of the world
+  std::vector<int> culprits;  // world ranks
 };
 
 Communicator::Communicator(int rank, int size, std::chrono::milliseconds timeout)
@@ -197,7 +199,7 @@ void Communicator::run_collective(std::string_view operation, std::string detail
   } catch (const std::exception& error) {
     give_up(error.what(), {rank_});
     throw;
-  } catch (...) {  // callers may catch it and go on, so the peers must learn of it here
+  } catch (...) {  // the caller may catch it and go on, so peers must learn of it here
     give_up("an exception that is not a std::exception", {rank_});
     throw;
   }
@@ -214,12 +216,12 @@ void Communicator::give_up(std::string_view reason, const std::vector<int>& culp
     world_->failure = error.what();
     world_->culprits = error.world_ranks();
   }
-  if (fork_generation_ != fork_generation()) return;  // the group is the other process's
+  if (fork_generation_ != fork_generation()) return;  // the group belongs to the parent process
   FailureListeners::tell(*this, *failure_);
   do_abort(*failure_, culprits);
 }
 
-// A rank that gives up because of others names them, and not itself.
+// Blames the ranks that `error` names if it comes from this world, and this rank otherwise.
 void Communicator::give_up_for(const std::string& reason, const std::exception& error) {
   const auto* const failed = dynamic_cast<const CommunicationError*>(&error);
   const bool is_of_this_world = failed != nullptr && failed->world_.lock() == world_;
@@ -230,7 +232,7 @@ void Communicator::give_up_if_unwinding() noexcept {
   if (failure_ || !world_->failure || std::uncaught_exceptions() <= num_exceptions_) return;
   try {
     give_up(*world_->failure, ranks_here(world_->culprits));
-  } catch (const std::exception&) {  // no memory for words: the others see that this rank leaves
+  } catch (const std::exception&) {  // no memory for a message: peers see that this rank leaves
   }
 }
 
@@ -244,7 +246,7 @@ std::vector<int> Communicator::ranks_here(const std::vector<int>& world_ranks) c
   return ranks;
 }
 
-// Readers think in the numbers that ranks have in the job.
+// Adds the world rank wherever it differs, since users know ranks by their world numbers.
 CommunicationError Communicator::make_error(std::string what, const std::vector<int>& ranks) const {
   std::vector<int> here;
   std::vector<int> world_ranks;
@@ -342,7 +344,8 @@ void Communicator::reduce_scatter(const ConstTensorView& send, const TensorView&
                  });
 }
 
-// send holds one piece for each rank; recv becomes the reduction of the pieces for this one.
+// `send` holds one piece for each rank. Writes to `recv` the reduction of all ranks' pieces for
+// this rank.
 void Communicator::reduce_pieces(const ConstTensorView& send, const TensorView& recv, ReduceOp op) {
   const std::vector<std::int64_t> one_each(static_cast<std::size_t>(size_), 1);
   Tensor pieces({size_, recv.shape().num_elements()}, recv.dtype());

@@ -1,4 +1,5 @@
-// Objects over a communicator that other ranks may be waiting in, besides its collectives.
+// Listeners that learn when a communicator fails: objects outside its collectives in which other
+// ranks may be waiting.
 #pragma once
 
 #include <exception>
@@ -14,15 +15,16 @@ namespace switchyard {
 class FailureListener {
  public:
   virtual ~FailureListener() = default;
-  // This rank gives up, or knows of one that has. Called once, before the communicator tells the
-  // other ranks.
+  // Called once, when this rank gives up or learns that another has, before the communicator tells
+  // the other ranks.
   virtual void on_failure(std::string_view reason) noexcept = 0;
-  // Whether nobody can be waiting any more.
+  // True if no rank can still be waiting.
   virtual bool is_over() const noexcept = 0;
 };
 
-// Those of a communicator and of all that were split off it. It keeps them: an error unwinds a
-// rank's objects, and the communicators that were split off, before it reaches those who abort.
+// The listeners of a communicator and of all that were split off it. They are kept alive here: an
+// error destroys a rank's objects and split-off communicators before it reaches the code that
+// aborts.
 class FailureListeners {
  public:
   static void add(Communicator& comm, const std::shared_ptr<FailureListener>& listener) {
@@ -38,15 +40,14 @@ class FailureListeners {
   static void tell(Communicator& comm, std::string_view reason) {
     for (const auto& listener : all(comm)) listener->on_failure(reason);
   }
-  // Makes the communicator unusable on every rank, for a failure that was found elsewhere, and
-  // throws.
+  // Makes the communicator unusable on every rank because of a failure found elsewhere, and throws.
   [[noreturn]] static void fail(Communicator& comm, const std::string& reason,
                                 const std::vector<int>& culprits) {
     comm.give_up(reason, culprits);
     throw comm.make_error(reason, culprits);
   }
-  // The same for an error of this rank, without a throw. The ranks that the error names are named
-  // here too, by their numbers here.
+  // Like fail(), for an error of this rank, but does not throw. Blames the ranks that the error
+  // names, translated to their numbers in this communicator.
   static void abort_for(Communicator& comm, const std::string& reason,
                         const std::exception& error) {
     comm.give_up_for(reason, error);
@@ -59,7 +60,7 @@ class FailureListeners {
   }
 
   std::vector<std::shared_ptr<FailureListener>> all_;
-  std::shared_ptr<FailureListeners> whole_;  // of the communicator that this was split off
+  std::shared_ptr<FailureListeners> whole_;  // listeners of the communicator that was split
 };
 
 }  // namespace switchyard

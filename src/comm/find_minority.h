@@ -1,12 +1,12 @@
-// Whom to blame where ranks disagree.
+// Decides which ranks to blame when ranks disagree.
 #pragma once
 
 #include <vector>
 
 namespace switchyard {
 
-// The smaller part; of equally large ones, that without the lowest rank. Ranks ascend, and neither
-// part is empty.
+// Returns the smaller part; of equally large parts, the one without the lowest rank. Both parts are
+// in ascending order and not empty.
 inline std::vector<int> find_minority(std::vector<int> some, std::vector<int> others) {
   const bool others_are_right =
       others.size() != some.size() ? others.size() > some.size() : others.front() < some.front();

@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// Collective. Returns every rank's numbers as [ranks, n], i64; n is the same on all ranks. Numbers
-// travel with a checksum: where it does not match, this rank aborts the communicator and throws a
+// Collective. Returns every rank's numbers as [ranks, n], i64; n must be the same on all ranks. The
+// numbers travel with a checksum. On a mismatch this rank aborts the communicator and throws a
 // CommunicationError that names the sender.
 Tensor gather_numbers(Communicator& comm, std::span<const std::int64_t> own);
 

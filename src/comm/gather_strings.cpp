@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// Of the first exchange: a length, and as many bytes as fit behind it.
+// The first exchange carries the length and as many bytes as fit behind it.
 constexpr std::int64_t kHeadWords = 64;
 constexpr std::size_t kWordBytes = sizeof(std::int64_t);
 constexpr std::size_t kShortBytes = (kHeadWords - 1) * kWordBytes;

@@ -1,4 +1,4 @@
-// Tells all ranks what each has to say, however long it is.
+// Gathers strings of any length from all ranks.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace switchyard {
 
-// Collective. Every rank's bytes, by rank: one exchange where all are short, otherwise two.
+// Collective. Returns every rank's bytes, indexed by rank. Takes one exchange if all are short,
+// otherwise two.
 std::vector<std::string> gather_strings(Communicator& comm, std::string_view own);
 
 }  // namespace switchyard

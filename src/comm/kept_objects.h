@@ -1,4 +1,4 @@
-// Objects over a communicator that later calls over it use again.
+// Objects cached in a communicator for later calls over it.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ class KeptObject {
   virtual ~KeptObject() = default;
 };
 
-// They go with the communicator, whose size and rank they may still ask for then.
+// The objects are destroyed with the communicator, whose size and rank they may still query then.
 struct KeptObjects {
   static std::vector<std::shared_ptr<KeptObject>>& of(Communicator& comm) {
     return comm.kept_objects_;

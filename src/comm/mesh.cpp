@@ -26,7 +26,7 @@ Mesh::Mesh(Communicator& world, std::vector<MeshAxis> axes)
     require(std::ranges::count(axes_, axis.name, &MeshAxis::name) == 1,
             "mesh {} has axis \"{}\" twice", describe(axes_), axis.name);
     strides_[i] = static_cast<int>(ranks);
-    ranks *= axis.size;  // of two numbers below 2^31
+    ranks *= axis.size;  // cannot overflow: both factors are below 2^31
     require(ranks <= world.size(), "mesh {} needs more ranks than the {} of the world",
             describe(axes_), world.size());
   }
@@ -60,7 +60,7 @@ Communicator& Mesh::comm(const std::vector<std::string>& axes) {
           describe(axes_));
   auto& comm = comms_[axes];
   if (!comm) {
-    // Its ranks agree in every coordinate along other axes.
+    // Ranks get the same color if they agree in every coordinate along the other axes.
     int color = world_.rank();
     for (const std::size_t axis : inside) color -= coordinate_at(axis) * strides_[axis];
     comm = world_.split(color, world_.rank());

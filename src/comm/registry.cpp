@@ -12,8 +12,9 @@ namespace {
 
 std::array<BackendEntry, 2> backends() { return {threads::backend(), mpi::backend()}; }
 
-// Ranks of other versions may not understand each other, and with other instructions an expert's
-// bits would depend on the rank that owns it.
+// Throws Unsupported unless all ranks have the same version and CPU numerics. Different versions
+// may not understand each other, and with different instructions an expert's bits would depend on
+// its owner.
 void require_same_library(Communicator& comm) {
   if (comm.size() == 1) return;
   const auto all =

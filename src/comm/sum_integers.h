@@ -1,4 +1,4 @@
-// Adds whole numbers up over ranks.
+// Sums integers over ranks.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace switchyard {
 
-// Collective: one exchange for all of them, which have the same sizes on every rank.
+// Collective. Replaces all numbers by their sums over the ranks, in one exchange. The spans must
+// have the same sizes on every rank.
 void sum_integers(Communicator& comm, std::initializer_list<std::span<std::int64_t>> numbers);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Every activation, and clamped_swiglu with the numbers of several models.
+// Every activation, and clamped_swiglu with the parameters of several models.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ struct ActivationForm {
   float gate_alpha = 1.702F;
   float up_offset = 1.0F;
 
-  // Options of experts or of a layer, with this form.
+  // Returns options of experts or of a layer with this form set.
   template <typename Options>
   Options in(Options options) const {
     options.activation = activation;
@@ -29,7 +29,7 @@ inline constexpr std::array kActivationForms{
     ActivationForm{Activation::swiglu},
     ActivationForm{Activation::clamped_swiglu},
     ActivationForm{Activation::clamped_swiglu, 1.0F, 0.0F},    // DeepSeek-V4
-    ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F},  // no model's: far from the others
+    ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F},  // no model; far from the others
     ActivationForm{Activation::limited_swiglu},
     ActivationForm{Activation::geglu},
     ActivationForm{Activation::geglu_tanh},

@@ -1,4 +1,4 @@
-// Runs something in a process of its own: with other limits, as another user, or to be killed.
+// Runs code in a child process: with other limits, as another user, or to be killed.
 #pragma once
 
 #include <sys/wait.h>
@@ -10,7 +10,7 @@
 
 namespace switchyard::testing {
 
-// What the body returns in a child, or the message of what it throws.
+// Runs `body` in a child process. Returns its result, or the message of the exception it throws.
 inline std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";

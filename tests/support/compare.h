@@ -1,4 +1,4 @@
-// Comparison of tensors, to the bit and within a tolerance.
+// Compares tensors bit by bit or within a tolerance.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,13 +15,13 @@ namespace switchyard::testing {
 ::testing::AssertionResult near(const ConstTensorView& actual, const ConstTensorView& expected,
                                 double tolerance);
 
-// Success if no element differs by more than this: for values that may cancel to nearly nothing.
+// Success if no element differs by more than `most`. For values that may cancel to almost nothing.
 ::testing::AssertionResult within(const ConstTensorView& actual, const ConstTensorView& expected,
                                   double most);
 
-// Fills a tensor with NaNs (or, for integers, a large number) that a test will notice.
+// Fills a tensor with NaNs (integers: a large number), so that a test notices what was not written.
 void poison(const TensorView& tensor);
-// A new one, in the host's memory.
+// Returns a new poisoned tensor in host memory.
 Tensor poisoned(const Shape& shape, Dtype dtype);
 
 }  // namespace switchyard::testing

@@ -1,4 +1,4 @@
-// Views that say they are in the memory of a GPU, for what must refuse them before it looks.
+// Views that claim to be in GPU memory, for functions that must reject them before they read.
 #pragma once
 
 #include "switchyard/tensor.h"
@@ -11,7 +11,7 @@ BasicTensorView<Byte> elsewhere(const BasicTensorView<Byte>& view) {
 }
 inline TensorView elsewhere(Tensor& tensor) { return elsewhere(tensor.view()); }
 
-// How an error goes on that names such a tensor.
+// The error message about such a tensor, after its name.
 inline constexpr const char* kGivenToTheCpu =
     " is in gpu memory, but the device works in host memory; give the GPU's device along with it";
 

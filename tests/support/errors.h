@@ -1,11 +1,11 @@
-// Catches an error of a type and returns its message.
+// Catches an error of a given type and returns its message.
 #pragma once
 
 #include <string>
 
 namespace switchyard::testing {
 
-// "no error" if nothing was thrown; other types of errors pass through.
+// Returns "no error" if nothing was thrown. Other exception types pass through.
 template <typename Error, typename Fn>
 std::string error_of(Fn fn) {
   try {

@@ -37,7 +37,7 @@ bool is_ours(int descriptor) {
   return size > 0 && is_ours(std::string_view(path.data(), static_cast<std::size_t>(size)));
 }
 
-// Whether this call is the one; then errno is set.
+// Counts the call. If it is the one to fail, sets errno and returns true.
 bool fails(const char* name) {
   if (g_calls_left.fetch_sub(1) != 0) return false;
   g_failed = name;

@@ -1,5 +1,5 @@
-// Calls of the system that fail when a test says so. The program that has failing_calls.cpp in it
-// makes these calls by way of it; others are as ever.
+// System calls that fail on demand. Linking failing_calls.cpp into a program replaces these calls;
+// all others are unaffected.
 #pragma once
 
 #include <string>
@@ -10,23 +10,23 @@ enum class Fault {
   no_space,     // ENOSPC
   io_error,     // EIO
   interrupted,  // EINTR
-  short_write,  // half of the bytes are written; of no other call
+  short_write,  // half of the bytes are written; affects no other call
 };
 
-// What the system says of it.
+// Returns the system's message for the fault.
 std::string words_for(Fault fault);
 
-// Those that name or write a file under `folder`: opening, making room, writing, syncing, renaming,
-// linking, making a folder. Calls are counted over all threads.
+// While it exists, makes one call fail that names or writes a file under `folder`: open, allocate,
+// write, sync, rename, link or mkdir. Calls are counted over all threads.
 class FailingCalls {
  public:
-  // The n-th from now on fails, counted from 0; of those that the fault can befall.
+  // The n-th call from now on fails, counting from 0 and only calls that the fault can affect.
   FailingCalls(std::string folder, Fault fault, int n, bool can_exchange_names = true);
   ~FailingCalls();
   FailingCalls(const FailingCalls&) = delete;
   FailingCalls& operator=(const FailingCalls&) = delete;
 
-  // The name of the call; empty: there were fewer.
+  // Returns the name of the call that failed; empty if there were fewer calls.
   static std::string failed();
 };
 

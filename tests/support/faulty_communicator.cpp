@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// A friend of Communicator: it forwards the calls of one to another as they are.
+// A friend of Communicator, so that it can forward calls unchanged to another one.
 class FaultyCommunicator final : public Communicator, public MappedBuffers {
  public:
   using Fault = testing::Fault;
@@ -46,7 +46,7 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
   }
   void do_all_gather(const Bytes& send, const Bytes& recv) override {
     const Damaged damaged(*this, send.data, send.bytes);
-    // Where the call is lost, it looks as if all had sent the same.
+    // If the call is dropped, it looks as if all ranks had sent the same bytes.
     for (int r = 0; r < size() && is_time(Fault::drop); ++r) {
       std::copy_n(send.data, send.bytes, recv.data + r * send.bytes);
     }
@@ -79,7 +79,7 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
     return detail().find("i32") != std::string::npos || detail().find("i64") != std::string::npos;
   }
 
-  // Flips a bit of what is sent, and back afterwards.
+  // Flips a bit of the data to send, and flips it back on destruction.
   class Damaged {
    public:
     Damaged(FaultyCommunicator& comm, std::byte* data, std::int64_t bytes) {
@@ -106,7 +106,7 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
                            (detail().empty() ? "" : " (" + detail() + ")"));
   }
 
-  // A message that is lost, or comes twice, within one call of the base.
+  // Makes one call of the base, in which the message may be lost or sent twice.
   void forward_to_base(const std::function<void()>& call) {
     forward([&] {
       base_.run_collective(operation(), detail(), [&] {
@@ -123,13 +123,13 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
     if (is_time(Fault::silence)) plan_->be_silent();
     if (is_time(Fault::silence) || is_time(Fault::leave)) {
       plan_->has_left = true;
-      throw CommunicationError("left");  // which no caller in the library catches
+      throw CommunicationError("left");  // the library never catches this
     }
     if (is_time(Fault::throw_error)) throw std::runtime_error("out of coffee");
     if (is_time(Fault::throw_other)) throw 42;
     call();
   }
-  // A call of the base of its own is lost, or made twice.
+  // Calls the base once, or not at all if dropped, or twice if duplicated.
   void forward_whole(const std::function<void()>& call) {
     forward([&] {
       if (!is_time(Fault::drop)) call();

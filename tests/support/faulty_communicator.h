@@ -1,4 +1,4 @@
-// A communicator in which something goes wrong at a chosen call, around any other.
+// Wraps a communicator so that something goes wrong at a chosen call.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,27 @@ namespace switchyard::testing {
 
 enum class Fault {
   none,
-  delay,      // the rank comes late
-  drop,       // its message is lost: it goes on as if the call were complete (not in a split)
-  duplicate,  // its message goes out twice (not in a split)
-  corrupt,    // a bit of the integers that it sends has flipped
+  delay,      // the rank arrives late
+  drop,       // its message is lost; it continues as if the call had completed (not in a split)
+  duplicate,  // its message is sent twice (not in a split)
+  corrupt,    // a bit flips in the integers that it sends
   throw_error,
-  throw_other,  // something that is not a std::exception
-  leave,        // the rank ends without a word
-  silence       // the rank never comes, and never says why
+  throw_other,  // throws something that is not a std::exception
+  leave,        // the rank ends without telling anyone
+  silence       // the rank never arrives and never says why
 };
 std::string name_of(Fault fault);
 constexpr Fault kFaults[] = {Fault::delay,   Fault::drop,        Fault::duplicate,
                              Fault::corrupt, Fault::throw_error, Fault::throw_other,
                              Fault::leave,   Fault::silence};
 
-// What goes wrong on one rank, and the calls it has made over its communicator and all that were
+// The fault of one rank, and the calls that it has made over its communicator and all that were
 // split off it.
 struct FaultPlan {
   Fault fault = Fault::none;
   int at_call = 0;                       // counted from 1
-  std::function<void()> be_silent = {};  // returns when the others have ended
-  bool has_left = false;                 // set by leave and silence; the rank tells nobody
+  std::function<void()> be_silent = {};  // returns once the other ranks have ended
+  bool has_left = false;                 // set by leave and silence, which notify nobody
   std::vector<std::string> calls = {};   // "all_gather (i32)"
 };
 

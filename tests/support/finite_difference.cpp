@@ -3,7 +3,8 @@
 namespace switchyard::testing {
 namespace {
 
-// Truncation costs step² and rounding 1e-16 / step: both far below what f32 can show.
+// The truncation error is about step², the rounding error 1e-16 / step: both are far below f32
+// precision.
 constexpr double kStep = 1e-5;
 
 }  // namespace

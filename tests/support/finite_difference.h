@@ -1,4 +1,4 @@
-// Gradients of a scalar by central differences, in double precision: good to about nine digits.
+// Gradients of a scalar by central differences in double precision, accurate to about nine digits.
 #pragma once
 
 #include <functional>
@@ -9,13 +9,13 @@ namespace switchyard::testing {
 
 using Loss = std::function<double()>;
 
-// ∂loss/∂value for every value that is given; none gives none. The loss reads what is varied here,
-// and the values are afterwards as before.
+// Returns ∂loss/∂value for every tensor that is given, and none for the others. `loss` must read
+// the values passed here, which are restored afterwards.
 Doubles numeric_gradient(Doubles& values, const Loss& loss);
 ReferenceExpert numeric_gradient(ReferenceExpert& expert, const Loss& loss);
 ReferenceRouter numeric_gradient(ReferenceRouter& router, const Loss& loss);  // no score bias
 
-// Of ⟨y, d_y⟩ of a whole layer, the choice of experts held fixed.
+// Gradients of ⟨y, d_y⟩ for a whole layer, with the choice of experts fixed.
 struct NumericLayerGradients {
   Doubles d_x;
   Doubles d_weights;  // [T, K] of the routing weights

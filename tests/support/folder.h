@@ -1,4 +1,4 @@
-// A folder of the test's own.
+// A temporary folder for a test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 namespace switchyard::testing {
 
-// Made empty, and removed with all it holds.
+// Created empty, and removed with its contents on destruction.
 class Folder {
  public:
   Folder() {
@@ -24,7 +24,7 @@ class Folder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  // The names in it, hidden ones too.
+  // Returns the names of its entries, including hidden ones.
   std::set<std::string> names() const { return names_in(path_); }
   static std::set<std::string> names_in(const std::filesystem::path& path) {
     std::set<std::string> names;

@@ -1,4 +1,4 @@
-// Test main: under mpirun it joins the world before the tests and leaves it after.
+// Test main. Under mpirun it joins the world before the tests and leaves it afterwards.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include "switchyard/communicator.h"
 
 int main(int argc, char** argv) {
-  if (!switchyard::testing::under_mpirun()) {  // ranks that are threads wait for each other
+  if (!switchyard::testing::under_mpirun()) {  // thread ranks wait for each other
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   }
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   if (switchyard::testing::under_mpirun()) {
     world = switchyard::connect({.backend = "mpi", .timeout = switchyard::testing::kTestTimeout});
     switchyard::testing::set_mpi_world(world.get());
-    if (world->rank() != 0) {  // one report is enough; failures of other ranks are printed still
+    if (world->rank() != 0) {  // one report is enough, but print the failures of every rank
       auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
       delete listeners.Release(listeners.default_result_printer());
       class Failures : public ::testing::EmptyTestEventListener {

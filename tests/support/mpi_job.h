@@ -1,5 +1,5 @@
-// A job under mpirun whose ranks write what they saw to rank<N> of a folder, and their pids to
-// pid<N>.
+// A job under mpirun. Each rank N writes its outcome to the file rank<N> of a folder, and its pid
+// to pid<N>.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@ class MpiJob {
   MpiJob(const MpiJob&) = delete;
   MpiJob& operator=(const MpiJob&) = delete;
 
-  // Starts ranks of a program, whose first argument is the folder; mpirun lets the survivors of a
-  // death live on.
+  // Starts ranks of a program, passing the folder as its first argument. When a rank dies, mpirun
+  // lets the others live.
   void start(const std::string& mpirun, int num_ranks, const std::string& program,
              const std::string& arguments) {
     num_ranks_ = num_ranks;
@@ -38,7 +38,7 @@ class MpiJob {
     });
   }
 
-  // Ends the job, if one runs, so that another can be started.
+  // Ends the running job, if any, so that another can start.
   void restart() {
     end();
     std::filesystem::remove_all(folder_);
@@ -46,7 +46,7 @@ class MpiJob {
     make_folder();
   }
 
-  // What a rank wrote, when it has; empty if it has not within the time.
+  // Waits for a rank's outcome and returns it; empty if it did not come in time.
   std::string outcome_of(int rank, std::chrono::seconds wait) const {
     const auto file = folder_ / ("rank" + std::to_string(rank));
     wait_until(wait, [&] { return std::filesystem::exists(file) || has_ended_; });

@@ -1,4 +1,4 @@
-// What a rank of an MpiJob writes.
+// The files that a rank of an MpiJob writes.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@ inline void write_outcome(const std::filesystem::path& folder, int rank, const s
                           double seconds) {
   const auto name = "rank" + std::to_string(rank);
   std::ofstream(folder / (name + ".part")) << outcome << "\nseconds: " << seconds << "\n";
-  std::filesystem::rename(folder / (name + ".part"), folder / name);  // whole or not there
+  std::filesystem::rename(folder / (name + ".part"), folder / name);  // atomic: complete or absent
 }
 
-// What work returns, or the error that it throws. The ranks of a communicator, if there is one,
-// hear of this rank's own errors.
+// Writes the result of `work`, or the error that it throws. If `comm` is given, an error of this
+// rank's own aborts it, so that the other ranks learn of it.
 inline void write_what_happens(const std::filesystem::path& folder, int rank, Communicator* comm,
                                const std::function<std::string()>& work) {
   const auto begin = std::chrono::steady_clock::now();

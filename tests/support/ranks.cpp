@@ -48,7 +48,7 @@ void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)
   if (mpi_world == nullptr || mpi_world->size() != rank_case.size) {
     throw std::logic_error("the MPI world does not have the size of the test");
   }
-  // A test that fails on one rank alone must not let the others run ahead into the next.
+  // A test that fails on one rank only must not let the others run ahead into the next test.
   mpi_world->barrier();
   body(*mpi_world);
   mpi_world->barrier();

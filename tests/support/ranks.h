@@ -20,34 +20,34 @@ struct RankCase {
 };
 void PrintTo(const RankCase& rank_case, std::ostream* out);  // for GoogleTest
 
-// Sizes 1, 2, 3, 4, 7, 8 over threads; under mpirun, its one size over MPI.
+// Returns sizes 1, 2, 3, 4, 7, 8 over threads; under mpirun, its one size over MPI.
 std::vector<RankCase> rank_cases();
-// The same, but only with so many ranks.
+// Returns only the cases with `size` ranks.
 std::vector<RankCase> rank_cases_of(int size);
-// Names the instances of a parametrised suite: threads4.
+// Names the instances of a parametrised suite, such as "threads4".
 std::string rank_case_name(const ::testing::TestParamInfo<RankCase>& param);
 
 bool under_mpirun();
 
 constexpr auto kTestTimeout = std::chrono::seconds(30);
 
-// Calls body on each rank, and returns when all have ended.
+// Calls `body` on each rank, and returns when all have finished.
 void on_ranks(const RankCase& rank_case, const std::function<void(Communicator&)>& body);
 
-// What each rank of a group of threads saw.
+// The outcome on each rank of a group of threads.
 struct Outcome {
-  // Of those that threw a CommunicationError, and whom it named.
+  // The ranks that threw a CommunicationError: its message, and the ranks it named.
   std::map<int, std::string> messages;
   std::map<int, std::vector<int>> named;
-  std::string reported;  // by run_ranks
+  std::string reported;  // message thrown by run_ranks
   std::chrono::duration<double> time{};
 
-  void expect_same(std::size_t num_ranks) const;  // the error on so many
+  void expect_same(std::size_t num_ranks) const;  // the same error on `num_ranks` ranks
 };
 Outcome outcome_of(int num_ranks, std::chrono::milliseconds timeout,
                    const std::function<void(Communicator&)>& body);
 
-// The movers that a communicator allows.
+// Returns the movers that a communicator supports.
 std::vector<MoverKind> movers_of(Communicator& comm);
 
 // Set by main under mpirun.

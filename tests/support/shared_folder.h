@@ -1,4 +1,4 @@
-// A folder that all ranks of a test use, be they threads or processes.
+// A folder shared by all ranks of a test, whether threads or processes.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace switchyard::testing {
 
-// Made outside of on_ranks, so that it stays until all ranks have ended.
+// Construct it outside on_ranks, so that it outlives all ranks.
 class SharedFolder {
  public:
-  // Collective: where it is. Rank 0 makes it, once.
+  // Returns the folder's path. Rank 0 creates it on the first call. Collective.
   std::filesystem::path path(Communicator& comm) {
     if (comm.rank() == 0 && !folder_) folder_ = std::make_unique<Folder>();
     return gather_strings(comm, comm.rank() == 0 ? folder_->path().string() : "").front();

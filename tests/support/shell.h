@@ -1,4 +1,4 @@
-// Runs commands of a shell.
+// Runs shell commands.
 #pragma once
 
 #include <sys/wait.h>
@@ -11,7 +11,7 @@ namespace switchyard::testing {
 
 struct Outcome {
   int status = -1;
-  std::string output;  // on the standard output
+  std::string output;  // stdout
 };
 
 inline Outcome shell(const std::string& command) {

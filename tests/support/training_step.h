@@ -1,5 +1,5 @@
-// One step that makes every kind of collective call a training run makes, for tests of what happens
-// when one of them goes wrong.
+// One step with every kind of collective call that a training run makes, for tests in which one of
+// them fails.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace switchyard::testing {
 
-// Collective. Splits the world into dp = 2 × ep, trains a layer for a step over this mover, saves
-// its weights to `checkpoint` and loads them again. Returns a hash of all results of this rank,
-// which are the same in every run.
+// Splits the world into dp = 2 × ep, trains a layer for one step with this mover, saves its weights
+// to `checkpoint` and loads them again. Returns a hash of all of this rank's results, which is the
+// same in every run. Collective.
 std::int64_t train_a_step(Communicator& world, MoverKind mover,
                           const std::filesystem::path& checkpoint);
 

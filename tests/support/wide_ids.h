@@ -1,4 +1,4 @@
-// Ids as other systems have them.
+// Expert ids in the form that other systems use.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace switchyard::testing {
 
-// The same in i64, with `none` in place of −1.
+// Converts ids to i64, with `none` in place of −1.
 inline Tensor wide_ids(const Tensor& ids, std::int64_t none = -1) {
   Tensor wide(ids.shape(), Dtype::i64);
   const auto from = ids.span<std::int32_t>();

@@ -30,7 +30,8 @@ constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::string_view kSetAside = ".set-aside";
 constexpr std::size_t kDigits = 8;
 
-// Of "step-00000100.safetensors"; none: it has not the form of such a name.
+// Returns the step in a name such as "step-00000100.safetensors", or nullopt if the name has
+// another form.
 std::optional<std::int64_t> step_in(std::string_view name) {
   if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
   if (name.size() < kPrefix.size() + kDigits + kSuffix.size()) return std::nullopt;
@@ -94,7 +95,7 @@ struct OpenFile {
   int number;
 };
 
-// None where the file system knows no such locks.
+// Returns null if the file system does not support such locks.
 FolderLock locked(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return nullptr;
@@ -110,7 +111,7 @@ bool is_in(const fs::path& path, const fs::path& folder) {
   return fs::equivalent(fs::is_directory(path, ignored) ? path : folder_of(path), folder, ignored);
 }
 
-// What Checkpoint says, without the path that it begins with.
+// Strips the leading path from a message of Checkpoint.
 std::string_view without_path(std::string_view what, const std::string& path) {
   if (!what.starts_with(path)) return what;
   what.remove_prefix(path.size());
@@ -203,7 +204,7 @@ std::string words_for_last_good(const fs::path& folder, std::int64_t step) {
   std::vector<fs::path> all;
   try {
     all = list_checkpoints(folder);
-  } catch (const InvalidArgument&) {  // there is an error to report already
+  } catch (const InvalidArgument&) {  // the caller already has an error to report
   }
   const auto last = std::ranges::find_if(
       all, [&](const fs::path& path) { return step_of(path) < step && can_be_opened(path); });

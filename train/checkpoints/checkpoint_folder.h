@@ -1,4 +1,5 @@
-// The files of a folder of checkpoints: their names, which may go, and which is left to go on from.
+// The files in a checkpoint folder: their names, which ones to remove, and which one to resume
+// from.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +13,21 @@ std::filesystem::path folder_of(const std::filesystem::path& checkpoint);
 // folder/step-00000100.safetensors
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 
-// Removes all but the newest `keep` of those up to `step`, which itself stays; what cannot be
-// removed stays too. Later ones are those of a run that went on from where this one did: they are
-// renamed to step-00000100.safetensors.set-aside, so that the newest is this run's.
+// Removes all but the newest `keep` checkpoints up to `step`, and never that of `step` itself.
+// Checkpoints after `step` belong to an earlier run that resumed from the same point. They are
+// renamed to step-00000100.safetensors.set-aside, so that the newest one is this run's. Errors are
+// ignored: a file that cannot be removed or renamed stays.
 void prune_checkpoints(const std::filesystem::path& folder, std::int64_t step, std::int64_t keep);
 
-// Removes what saving left under hidden names when a run was killed. Where nothing tells whether
-// others are saving now, only what nobody has written to for an hour.
+// Removes the hidden temporary files that killed runs left behind. If `others_may_save`, removes
+// only files last written more than an hour ago.
 void remove_leftovers(const std::filesystem::path& folder, bool others_may_save);
 
-// What to say of a checkpoint that is damaged: that, and which other to go on from.
+// Returns the message for a damaged checkpoint: what is wrong with it, and which other one to use.
 std::string words_for_damage(const std::filesystem::path& path, std::string_view what);
 
-// What to say after that of `step` could not be saved: which is the last good one.
+// Returns the end of the message for a failed save at `step`: which checkpoint is the last good
+// one.
 std::string words_for_last_good(const std::filesystem::path& folder, std::int64_t step);
 
 }  // namespace switchyard::train

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// To be raised when tensors, their names or fields change.
+// Increment when tensors, their names or the metadata fields change.
 constexpr std::string_view kFormat = "1";
 constexpr const char* kFormatField = "train.format";
 constexpr const char* kVersionField = "train.version";
@@ -37,7 +37,7 @@ constexpr const char* kMetadataSumField = "train.metadata_sum";
 
 std::string in_hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
 
-// A file's name may be any bytes, but metadata is JSON.
+// Replaces invalid UTF-8. Metadata is JSON, but a file name may hold any bytes.
 std::string as_utf8(const std::string& text) {
   using Json = nlohmann::json;
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace))
@@ -50,7 +50,7 @@ const std::string& field(const Metadata& metadata, const char* name) {
   return found->second;
 }
 
-// 0 … the largest of T.
+// Parses a non-negative number that fits T.
 template <typename T>
 T number(const Metadata& metadata, const char* name, int base = 10) {
   const auto& text = field(metadata, name);
@@ -71,7 +71,8 @@ TrainConfig config_from(const Metadata& metadata) {
   return config;
 }
 
-// Every step draws a window at least, and a batch has a limit.
+// Checks the position against the step: every step draws at least one window, and the batch size is
+// limited.
 Progress progress_from(const Metadata& metadata) {
   const Progress progress{.step = number<std::int64_t>(metadata, kStepField),
                           .position = number<std::int64_t>(metadata, kPositionField)};
@@ -125,7 +126,7 @@ fs::path newest_in(const fs::path& folder) {
                                     checkpoint_path({}, 400).string(), folder.string()));
 }
 
-// Of what a model computes with, without what only training needs.
+// Returns the bytes of the model's parameters, without the tensors that only training needs.
 std::int64_t bytes_of_parameters(const Checkpoint& checkpoint) {
   std::int64_t bytes = 0;
   for (const auto& name : checkpoint.names()) {
@@ -136,8 +137,8 @@ std::int64_t bytes_of_parameters(const Checkpoint& checkpoint) {
   return bytes;
 }
 
-// Before anything is made as large as the options say. Where no more than half is missing, loading
-// names the tensor.
+// Rejects a config that describes a much larger model than the file holds, before that much memory
+// is allocated. If at most half is missing, loading fails later and names the tensor.
 void require_held(const Checkpoint& checkpoint, const ModelConfig& model) {
   const auto needed = size_of(model).bytes;
   const auto held = bytes_of_parameters(checkpoint);
@@ -156,7 +157,7 @@ Checkpoint open_checkpoint(const fs::path& file) {
       throw InvalidArgument(fmt::format("{} was removed while it was read", file.string()));
     }
     const std::string_view what = error.what();
-    if (what.starts_with("cannot open")) throw;  // that says nothing about what it holds
+    if (what.starts_with("cannot open")) throw;  // says nothing about the contents
     throw DamagedCheckpoint(words_for_damage(file, what));
   }
 }
@@ -175,7 +176,8 @@ CheckpointHeader header_of(const fs::path& file) {
 
 }  // namespace
 
-// Over our fields but itself: others, such as "format", are not ours.
+// Sums over the "train." fields, except the sum itself. Other fields, such as "format", are not
+// ours.
 std::string sum_of(const Metadata& metadata) {
   std::uint64_t sum = 0;
   for (const auto& [name, value] : metadata) {
@@ -217,7 +219,8 @@ CheckpointHeader read_header(const fs::path& path) {
     throw InvalidArgument(fmt::format("there is no checkpoint {}", path.string()));
   }
   if (!fs::is_directory(status)) return header_of(path);
-  // A run that saves there removes old ones only when there are newer ones.
+  // Retry if the file has vanished: a run that saves here removes old checkpoints only after
+  // writing newer ones.
   constexpr int kMostTries = 16;
   for (int tries = 1;; ++tries) {
     const auto newest = newest_in(path);

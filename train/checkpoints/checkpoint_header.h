@@ -1,4 +1,4 @@
-// What a checkpoint says about itself, as metadata of its file.
+// The header of a checkpoint, stored as metadata of its file.
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,14 @@ namespace switchyard::train {
 
 using Metadata = std::map<std::string, std::string>;
 
-// With a sum of its own, so that a bit that is wrong shows.
+// Includes a checksum over the metadata, so that a flipped bit is detected.
 Metadata to_metadata(const CheckpointHeader& header);
 
-// What train.metadata_sum of these must be.
+// Returns the expected value of train.metadata_sum.
 std::string sum_of(const Metadata& metadata);
 
-// InvalidArgument names the file, and the field that is missing or makes no sense; or both formats,
-// where it is another than this version's.
+// Throws an InvalidArgument that names the file and the missing or invalid field, or both formats
+// if the file's differs from this version's.
 CheckpointHeader header_from(const Metadata& metadata, const std::filesystem::path& path);
 
 }  // namespace switchyard::train

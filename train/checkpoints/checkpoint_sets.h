@@ -1,4 +1,4 @@
-// Sets of parameters as parts of checkpoints.
+// Saves and loads parameter sets as parts of checkpoints.
 #pragma once
 
 #include <map>
@@ -10,19 +10,19 @@
 
 namespace switchyard::train {
 
-// A set, and what its names in a checkpoint begin with.
+// A parameter set and the prefix of its names in a checkpoint.
 struct NamedSet {
   std::string prefix;
   ParameterSet& set;
 };
 
-// What belongs to no MoE layer, by its name in a checkpoint.
+// Returns the tensors outside the MoE layers, by their names in a checkpoint.
 std::map<std::string, TensorView> dense_tensors(const NamedSet& named);
-// Of an MoE layer's names in a checkpoint.
+// Returns the prefix of an MoE layer's names in a checkpoint.
 std::string prefix_of(const NamedSet& named, const MoeBlock& block);
 
 void add_set(CheckpointContents& contents, const NamedSet& named);
-// This rank's part. Errors are those of load_tensor and load_block.
+// Loads this rank's part. Throws as load_tensor and load_block do.
 void load_set(const Checkpoint& checkpoint, const NamedSet& named);
 
 }  // namespace switchyard::train

@@ -37,7 +37,7 @@ std::map<std::string, TensorView> balancer_tensors(Trainer& trainer) {
   return tensors;
 }
 
-// Over all that only training needs, with these tensors of rank 0. Collective.
+// Sums over everything that only training needs, with rank 0's `history` tensors. Collective.
 std::uint64_t training_sum(Trainer& trainer,
                            const std::map<std::string, ConstTensorView>& history) {
   ContentSum sum(trainer.mesh().world());
@@ -53,13 +53,14 @@ std::uint64_t parameters_sum(Transformer& model) {
   return sum.total();
 }
 
-// Collective. Errors are the checkpoint's: it fitted when it was saved.
+// Runs `work` and reports its errors as damage to the checkpoint, since the trainer accepted these
+// tensors when they were saved. Collective.
 void or_damaged(Communicator& world, const CheckpointHeader& header,
                 const std::function<void()>& work) {
   agree(world, [&] {
     try {
       work();
-    } catch (const StorageError&) {  // it was whole when it was opened
+    } catch (const StorageError&) {  // not damage: the file was intact when it was opened
       throw;
     } catch (const Error& error) {
       throw InvalidArgument(words_for_damage(header.path, error.what()));
@@ -74,7 +75,7 @@ void require_sum(Communicator& world, const CheckpointHeader& header, bool is_ri
   });
 }
 
-// A copy: views of a file must not be touched if it may be shortened.
+// Returns a copy. Reading through a view of the file is unsafe, as the file may be truncated.
 Tensor loaded(const Checkpoint& checkpoint, const std::string& name) {
   const auto view = checkpoint.tensor(name);
   Tensor copy(view.shape(), view.dtype());
@@ -97,7 +98,7 @@ Checkpoint file_of(const CheckpointHeader& header) {
 CheckpointHeader read_header(Communicator& world, const fs::path& path) {
   CheckpointHeader header;
   constexpr int kMostTries = 16;
-  // A run may save there meanwhile, and some ranks see what others do not yet.
+  // Another run may be saving here, so ranks can see different newest checkpoints for a moment.
   for (int tries = 0; tries < kMostTries; ++tries) {
     agree(world, [&] { header = read_header(path); });
     if (is_same_on_all(world, header.progress.step)) break;
@@ -126,7 +127,7 @@ void save(Trainer& trainer, const fs::path& folder, std::int64_t keep) {
                                    .corpus_hash = trainer.corpus().hash(),
                                    .parameters_sum = parameters_sum(trainer.model()),
                                    .training_sum = training_sum(trainer, history)});
-  std::error_code ignored;  // without a folder, saving says what is wrong
+  std::error_code ignored;  // if this fails, saving reports the error
   if (world.rank() == 0) fs::create_directories(folder, ignored);
   try {
     save_checkpoint(world, checkpoint_path(folder, step), contents);

@@ -1,4 +1,4 @@
-// A folder of a run's checkpoints: saving, choosing one to go on from, and going on.
+// Saves a run's checkpoints to a folder, picks one to resume from, and loads it.
 #pragma once
 
 #include <cstdint>
@@ -16,60 +16,63 @@
 
 namespace switchyard::train {
 
-// The checkpoints of a folder, the newest first: "step-00000100.safetensors". None where there is
-// no such folder.
+// Returns the checkpoints in a folder ("step-00000100.safetensors"), newest first. Empty if the
+// folder does not exist.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& folder);
 
-// The names of an optimizer's tensors begin so, and go on as those of the parameters.
+// Prefix of the optimizer's tensors. The parameter's name follows.
 constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
-// A checkpoint's own config, progress and marks, before a trainer is made from it.
+// A checkpoint's config, progress and checksums, read before a trainer is made from it.
 struct CheckpointHeader {
   std::filesystem::path path;
   TrainConfig config;
   Progress progress;
-  std::string corpus;  // what it was called
+  std::string corpus;  // its name
   std::uint64_t corpus_hash = 0;
   std::uint64_t parameters_sum = 0;  // over all bytes of the parameters
-  std::uint64_t training_sum = 0;    // and over those that only training needs
-  // As it was opened: it stays readable when its name is removed. None: it was not read.
+  std::uint64_t training_sum = 0;    // over all bytes that only training needs
+  // The open file, which stays readable after its name is removed. Empty if it was not read from a
+  // file.
   std::optional<Checkpoint> file = std::nullopt;
 };
-// Names a checkpoint that is not what was saved, and the one before it.
+// Thrown when a checkpoint differs from what was saved. The message names it and the one before it.
 class DamagedCheckpoint : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
-// `path` is a checkpoint, or a folder: then the newest that a run which saves there does not remove
-// meanwhile. Not collective. InvalidArgument names a path that leads to none of ours, and one whose
-// options ask for more than it holds.
+// Reads the header of the checkpoint `path`, or of the newest checkpoint in the folder `path`.
+// Retries if a run that saves there removes the file in the meantime. Not collective. Throws an
+// InvalidArgument if the path leads to no checkpoint of this trainer, or if the checkpoint's config
+// needs more than the file holds.
 CheckpointHeader read_header(const std::filesystem::path& path);
-// The same, collective: every rank reads it, and errors are the same on all. One that is another on
-// some rank is an InvalidArgument.
+// Collective: every rank reads the header, and errors are the same on all ranks. Throws
+// InvalidArgument if ranks read different checkpoints.
 CheckpointHeader read_header(Communicator& world, const std::filesystem::path& path);
 
-// While rank 0 has one, no other run begins to save into that folder; a process that ends gives it
-// back.
+// While rank 0 holds this lock, no other run can start saving to the folder. It is released when
+// the process ends.
 using FolderLock = std::shared_ptr<const void>;
 
-// Collective, before a run begins that will save into `folder`, so that what would stop it later
-// stops it now: makes the folder, and removes what killed runs left there under hidden names; where
-// the file system knows no locks, only what is an hour old. `resumed` is the checkpoint that the
-// run goes on from, or empty. A folder that holds checkpoints, but not that one, is another run's,
-// as is one that is locked: an InvalidArgument. StorageError if the folder cannot be made or
-// written to. The same on every rank.
+// Prepares `folder` before a run that saves to it, so that the run fails early rather than at its
+// first save. Creates the folder and removes the hidden files that killed runs left there; if the
+// file system does not support locks, only those older than an hour. `resumed` is the checkpoint
+// that the run resumes from, or empty. Throws InvalidArgument if the folder is locked by another
+// run, or holds checkpoints and the run does not resume from it. Throws StorageError if the folder
+// cannot be created or written to. Collective; errors are the same on every rank.
 FolderLock prepare_folder(Communicator& world, const std::filesystem::path& folder,
                           const std::filesystem::path& resumed);
 
-// Collective. Writes folder/step-00000100.safetensors, say: parameters, moments, balancers,
-// history, progress, and sums over all bytes. Then removes all but the newest `keep`. A
-// StorageError says which checkpoint is still good.
+// Writes a checkpoint such as folder/step-00000100.safetensors: parameters, moments, balancers,
+// history, progress, and checksums over all bytes. Then removes all but the newest `keep`. Throws a
+// StorageError that names the last good checkpoint. Collective.
 void save(Trainer& trainer, const std::filesystem::path& folder, std::int64_t keep);
 
-// Collective. Whatever mesh it was saved with. InvalidArgument, the same on every rank, names a
-// checkpoint that is damaged, also where only a bit of a weight is, and the one before it.
+// Restores the trainer from a checkpoint saved with any mesh. If the checkpoint is damaged, even by
+// a single bit, throws an InvalidArgument that names it and the one before it. Collective; errors
+// are the same on every rank.
 void load(Trainer& trainer, const CheckpointHeader& header);
-// The parameters alone, for sampling.
+// Loads only the parameters, for sampling.
 void load_values(Transformer& model, const CheckpointHeader& header);
 
 }  // namespace switchyard::train

@@ -8,11 +8,11 @@
 namespace switchyard::train {
 namespace {
 
-// Every step of it can be undone, so that no word's change is lost on the way.
+// Every operation is invertible, so a change in one word always changes the hash.
 std::uint64_t absorb(std::uint64_t hash, std::uint64_t word) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15U;
   const std::uint64_t product = (hash ^ word) * kFactor;
-  return product ^ (product >> 29);  // or the highest bits would stay where they are
+  return product ^ (product >> 29);  // otherwise the highest bits would never mix into lower ones
 }
 
 std::uint64_t absorb_all(std::uint64_t hash, std::span<const std::byte> bytes) {
@@ -73,7 +73,7 @@ void ContentSum::add_block(const std::string& prefix, const MoeBlock& block) {
   }
 }
 
-// Whether rank 0 of the world is among its ranks.
+// True if the block's communicator contains rank 0 of the world.
 bool ContentSum::is_of_first_copy(const MoeBlock& block) const {
   std::int64_t first_rank = world_.rank();
   if (block.comm != nullptr) block.comm->broadcast(TensorView(&first_rank, {1}), 0);

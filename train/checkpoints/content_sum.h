@@ -1,4 +1,5 @@
-// A number over all bytes of a model's tensors, the same however they are divided over ranks.
+// A checksum over all bytes of a model's tensors that does not depend on how they are divided over
+// ranks.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +14,21 @@
 
 namespace switchyard::train {
 
-// Of named bytes: another number if one word of 8 bytes differs, whatever it holds, and almost
-// surely so if more do.
+// Returns a hash of a name and its bytes. It always changes if a single 8-byte word does, and
+// almost surely if more do.
 std::uint64_t content_hash(std::string_view name, std::span<const std::byte> bytes);
 
-// The sum of hashes. Whole tensors are counted by rank 0, and experts by the ranks of their first
-// copy, so that everything counts once.
+// A sum of content hashes. Rank 0 counts whole tensors, and the ranks of an expert's first copy
+// count that expert, so everything counts once.
 class ContentSum {
  public:
   explicit ContentSum(Communicator& world) : world_(world) {}
 
-  // A contiguous tensor that rank 0 has whole.
+  // Adds a contiguous tensor that rank 0 holds in full.
   void add_whole(const std::string& name, const ConstTensorView& view);
   // Collective.
   void add(const NamedSet& named);
-  // Collective, the same on every rank.
+  // Returns the same sum on every rank. Collective.
   std::uint64_t total();
 
  private:

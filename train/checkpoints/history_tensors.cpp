@@ -38,7 +38,7 @@ struct Reader {
   }
 };
 
-// In the order in which they are kept: another one is another format of checkpoints.
+// The order defines the checkpoint format: changing it changes the format.
 template <typename Visit>
 void visit_fields(StepRecord& r, Visit& visit) {
   visit(r.step);
@@ -71,7 +71,7 @@ void visit_fields(LoadRecord& r, Visit& visit) {
   }
 }
 
-// A record of the model's sizes; all others are like it.
+// Returns a record with the sizes of this model, which every stored record has.
 LoadRecord empty_load(const ModelConfig& config) {
   LoadRecord record;
   for (int layer = 0; layer < config.layers; ++layer) {

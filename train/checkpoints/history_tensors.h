@@ -1,4 +1,4 @@
-// A run's history as tensors of a checkpoint, to the last bit.
+// Converts a run's history to tensors of a checkpoint and back, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@
 
 namespace switchyard::train {
 
-// By name, all i64: a row a record. Numbers that are no integers lie there as their bits.
+// Returns i64 tensors by name, one row per record. Floating-point numbers are stored as their bits.
 std::map<std::string, Tensor> to_tensors(const History& history, const ModelConfig& config);
 
-// InvalidArgument names a tensor that is missing or has not the form of this model's.
+// Throws an InvalidArgument that names a tensor that is missing or does not have the shape that
+// this model needs.
 History history_from(const std::map<std::string, Tensor>& tensors, const ModelConfig& config);
 
-// Steps come in order, up to `last_step`, and nobody was picked less than never: InvalidArgument
-// names the tensor that says otherwise.
+// Checks that steps are in order and at most `last_step`, and that no pick count is negative.
+// Throws an InvalidArgument that names the offending tensor.
 void require_sound(const History& history, std::int64_t last_step);
 
 }  // namespace switchyard::train

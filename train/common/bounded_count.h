@@ -1,4 +1,4 @@
-// Counts of things that options ask for, which may be more than a number can hold.
+// Counts derived from options, which may exceed the range of an integer.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace switchyard::train {
 
-// Not negative. Sums and products beyond the largest number are the largest number.
+// A count that is not negative. Sums and products saturate at the largest std::int64_t.
 class BoundedCount {
  public:
   constexpr BoundedCount(std::int64_t value) : value_(value) {}  // NOLINT: it stands for a number

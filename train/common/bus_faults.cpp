@@ -11,12 +11,12 @@
 namespace switchyard::train {
 namespace {
 
-// All that a signal handler may use: no memory of the heap, and calls of the system.
+// Safe in a signal handler: it makes a system call and uses no heap memory.
 void say(std::string_view text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-// Reads a line of /proc/self/maps, which is cut where it does not fit.
+// Reads /proc/self/maps line by line. A line that does not fit is cut.
 class MapLines {
  public:
   MapLines() : file_(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
@@ -66,7 +66,8 @@ std::uintptr_t hex_number(std::string_view& text) {
   return number;
 }
 
-// "7f00-7f10 r--p 00000000 08:01 1234   /a/path": says the path if the address is in the range.
+// Prints the path in a line such as "7f00-7f10 r--p 00000000 08:01 1234   /a/path" and returns true
+// if the address is in its range.
 bool say_path_of(std::string_view line, std::uintptr_t address) {
   const auto first = hex_number(line);
   if (line.empty()) return false;
@@ -79,7 +80,7 @@ bool say_path_of(std::string_view line, std::uintptr_t address) {
 }
 
 void explain(int number, siginfo_t* info, void* /*context*/) {
-  ::signal(number, SIG_DFL);  // what faulted is tried again when this returns, and ends the process
+  ::signal(number, SIG_DFL);  // on return the access is retried, and ends the process
   if (info->si_code != BUS_ADRERR) return;
   say("switchyard: a file was shortened while it was read, or its disk failed: ");
   MapLines lines;

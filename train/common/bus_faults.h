@@ -1,10 +1,10 @@
-// Words for a process that ends because a file it had mapped was shortened.
+// Explains why a process ends when a file that it has mapped is shortened.
 #pragma once
 
 namespace switchyard::train {
 
-// From now on, touching a part of a mapped file that is gone says so, and names the file, on the
-// standard error; the process then ends by SIGBUS as before.
+// From now on, touching a missing part of a mapped file prints an explanation with the name of the
+// file to stderr. The process then ends by SIGBUS as before.
 void explain_bus_faults();
 
 }  // namespace switchyard::train

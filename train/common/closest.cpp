@@ -6,7 +6,7 @@
 namespace switchyard::train {
 namespace {
 
-// How many letters one has to change, add or leave out.
+// Returns the edit distance: the number of letters to change, add or remove.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -1,4 +1,4 @@
-// Finds the name that was meant by one that there is not.
+// Finds the name that an unknown one was probably meant to be.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace switchyard::train {
 
-// The first of those that take the fewest letters to change, add or leave out. There must be one.
+// Returns the name with the smallest edit distance; the first of them on a tie. `names` must not be
+// empty.
 std::string closest_to(std::string_view name, const std::vector<std::string>& names);
 
 }  // namespace switchyard::train

@@ -8,7 +8,7 @@ namespace {
 
 struct Character {
   std::size_t bytes = 1;
-  std::uint32_t code = 0;  // 0 as well where there is none
+  std::uint32_t code = 0;  // also 0 if the bytes are not valid UTF-8
 };
 
 Character first_of(std::string_view text) {

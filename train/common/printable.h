@@ -1,4 +1,4 @@
-// Text that somebody else wrote, fit for a terminal.
+// Makes text from elsewhere safe to print on a terminal.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace switchyard::train {
 
-// With "?" for every control character, those of C1 and those that turn the direction of text among
-// them, and for every byte that is no UTF-8.
+// Replaces with "?" every control character, including those of C1 and those that change the
+// direction of text, and every byte that is not valid UTF-8.
 std::string printable(std::string_view text);
-// The same, but newlines and tabs stay.
+// Like printable(), but keeps newlines and tabs.
 std::string printable_lines(std::string_view text);
 
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// Random numbers that are a function of a seed and an index alone.
+// Random numbers that depend only on a seed and an index.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace switchyard::train {
 
-// The index-th of a seed's numbers.
+// Returns the index-th random number of a seed.
 constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index) {
   std::uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15U;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -14,12 +14,12 @@ constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index) {
   return z ^ (z >> 31);
 }
 
-// In [0, 1).
+// Returns a number in [0, 1).
 constexpr double random_unit(std::uint64_t seed, std::uint64_t index) {
   return static_cast<double>(random_bits(seed, index) >> 11) * 0x1p-53;
 }
 
-// A seed for what is called `name`.
+// Derives the seed for `name`.
 constexpr std::uint64_t seed_of(std::string_view name, std::uint64_t seed) {
   std::uint64_t result = random_bits(seed, 0);
   for (const char c : name) result = random_bits(result, static_cast<unsigned char>(c));

@@ -1,4 +1,4 @@
-// Where a step's time goes on one rank.
+// The time that each stage of a step takes on one rank.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ struct StageTime {
   double seconds = 0.0;
 };
 
-// Stages in the order in which they were first seen.
+// Keeps stages in the order in which they were first seen.
 class StageTimes {
  public:
   void add(std::string_view name, double seconds) {
@@ -25,7 +25,7 @@ class StageTimes {
     }
     stages_.push_back({std::string(name), seconds});
   }
-  // Calls fn and adds the time it takes.
+  // Calls fn, adds the time it takes and returns its result.
   template <typename Fn>
   decltype(auto) timed(std::string_view name, const Fn& fn) {
     struct Clock {
@@ -40,7 +40,7 @@ class StageTimes {
     return fn();
   }
   const std::vector<StageTime>& stages() const { return stages_; }
-  // 0 if there was no such stage.
+  // Returns 0 if there was no such stage.
   double seconds_of(std::string_view name) const {
     for (const auto& stage : stages_) {
       if (stage.name == name) return stage.seconds;

@@ -1,4 +1,4 @@
-// Sums of a few numbers over ranks, in double precision and in rank order.
+// Sums a few numbers over ranks, in double precision and in rank order.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace switchyard::train {
 
-// Collective: the same on every rank.
+// Collective. Returns the same sums on every rank.
 std::vector<double> sum_over_ranks(Communicator& comm, std::span<const double> values);
 
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// Which tokens a rank has of a batch of sequences.
+// The tokens that a rank gets from a batch of sequences.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,17 @@
 
 namespace switchyard::train {
 
-// This rank's part of a batch: its sequences, and of each its piece along sp.
+// This rank's part of a batch: its sequences, and its piece of each along sp.
 struct TokenBatch {
   SequenceShard shard;
   std::vector<std::uint8_t> tokens;   // [shard.num_tokens()]
-  std::vector<std::uint8_t> targets;  // [shard.num_tokens()]: the byte after each
-  std::int64_t total_tokens = 0;      // of the batch, over all ranks
+  std::vector<std::uint8_t> targets;  // [shard.num_tokens()]: the byte after each token
+  std::int64_t total_tokens = 0;      // tokens in the batch, over all ranks
 };
 
-// windows: the whole batch, each of length + 1 bytes, the same on every rank. Sequences are cut
-// evenly over (dp, ep), in order, whether or not they divide; each is cut over sp.
+// Returns this rank's part of `windows`, the whole batch: each of length + 1 bytes, the same on
+// every rank. Sequences are divided over (dp, ep) in order and as evenly as possible; each is cut
+// over sp.
 TokenBatch cut_batch(Mesh& mesh, std::span<const std::string_view> windows, std::int64_t length);
 
 }  // namespace switchyard::train

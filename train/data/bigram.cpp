@@ -10,7 +10,7 @@ namespace switchyard::train {
 namespace {
 
 constexpr std::size_t kBytes = 256;
-// How many bigrams the guess from single bytes counts for; the loss hardly depends on it.
+// The weight of the single-byte prior, in bigrams; the loss hardly depends on it.
 constexpr double kPrior = 8.0;
 
 class Bigrams {

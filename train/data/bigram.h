@@ -1,4 +1,4 @@
-// The baseline: a byte predicted from the one before it.
+// The baseline: predicts a byte from the one before it.
 #pragma once
 
 #include <span>
@@ -6,8 +6,8 @@
 
 namespace switchyard::train {
 
-// Mean −log p of every byte after the first of each window, under the bigrams of `training`,
-// smoothed by its single bytes.
+// Returns the mean −log p of every byte after the first of each window, under the bigrams of
+// `training`, smoothed with its single-byte frequencies.
 double bigram_loss(std::string_view training, std::span<const std::string_view> windows);
 
 }  // namespace switchyard::train

@@ -28,7 +28,7 @@ constexpr std::size_t kOneInHeldOut = 10;
       fmt::format("the corpus {} cannot be read: {}", path.string(), error.message()));
 }
 
-// Up to `most` bytes of the file.
+// Reads up to `most` bytes of the file.
 std::string read_file(const fs::path& path, std::uintmax_t most) {
   errno = 0;
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
@@ -47,7 +47,7 @@ std::string read_file(const fs::path& path, std::uintmax_t most) {
 
 bool is_text(const fs::path& path) { return read_file(path, 8192).find('\0') == std::string::npos; }
 
-// The text files of a folder, in order of path.
+// Returns the text files below a folder, sorted by path.
 std::vector<fs::path> text_files(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -112,8 +112,8 @@ std::shared_ptr<const Corpus> shared_corpus(const std::string& path) {
   return corpus;
 }
 
-// Text comes in chunks, of 4 KiB or a twentieth of it, and the last of every ten is held out: so
-// that what is held out comes from everywhere, however little there is.
+// Cuts the text into chunks of 4 KiB, or of a twentieth of it if that is less, and holds out the
+// last of every ten. Held-out text thus comes from everywhere, however little text there is.
 Corpus::Corpus(std::string name, std::string_view text)
     : name_(std::move(name)), hash_(hash_of(text)) {
   const auto chunk = std::min(kLongestChunk, text.size() / (2 * kOneInHeldOut));

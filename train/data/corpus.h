@@ -1,4 +1,4 @@
-// The text that is trained on: this project's own, or what the user gave.
+// The text to train on: this project's own, or the user's.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace switchyard::train {
 
-// Text in two parts: pieces of it, spread over the whole, are held out and never trained on.
+// Text in two parts: for training, and held out. Held-out pieces are spread over the whole text and
+// never trained on.
 class Corpus {
  public:
-  // The sources and documents of this project, as they were when it was built.
+  // Returns the sources and documents of this project, as they were when it was built.
   static Corpus embedded();
-  // A file, or all text files of a folder and those below it, in order of path; files that are not
-  // text (a NUL byte in their first 8 KiB), links and hidden ones are left out. InvalidArgument
-  // names a path that cannot be read, or that holds too little.
+  // Reads a file, or all text files below a folder in order of path. Skips links, hidden files and
+  // files that are not text (a NUL byte in the first 8 KiB). Throws InvalidArgument that names a
+  // path that cannot be read, or that holds too little or too much text.
   static Corpus read(const std::filesystem::path& path);
-  // `name` is what reports call it.
+  // Reports show the text as `name`.
   Corpus(std::string name, std::string_view text);
 
   const std::string& name() const { return name_; }
@@ -28,7 +29,7 @@ class Corpus {
   std::int64_t bytes() const {
     return static_cast<std::int64_t>(training_.size() + held_out_.size());
   }
-  // Tells texts apart.
+  // A hash of the whole text, to tell corpora apart.
   std::uint64_t hash() const { return hash_; }
 
  private:
@@ -38,20 +39,20 @@ class Corpus {
   std::uint64_t hash_ = 0;
 };
 
-// Of a path, or embedded where it is empty. All ranks of a process that hold it have the same one;
-// who comes while it is read waits.
+// Returns the corpus at `path`, or the embedded one if it is empty. All ranks of a process share
+// one object; callers block while another reads it.
 std::shared_ptr<const Corpus> shared_corpus(const std::string& path);
 
-// The windows of `length` + 1 bytes that training sees: all of a text once, in an order of the
-// seed's, then again in another. Window n is a function of (text, length, seed, n) alone, so n is
-// all that a checkpoint keeps.
+// The sequence of windows of `length` + 1 bytes that training sees: the whole text once in an order
+// derived from the seed, then again in another. Window n depends only on (text, length, seed, n),
+// so n is all that a checkpoint stores.
 class WindowOrder {
  public:
-  // The text must outlive this, and be longer than `length`.
+  // `text` must outlive this object and be longer than `length`.
   WindowOrder(std::string_view text, std::int64_t length, std::uint64_t seed);
 
   std::int64_t windows_in_an_epoch() const { return num_windows_; }
-  // InvalidArgument if n is negative.
+  // Throws InvalidArgument if n is negative.
   std::string_view window(std::int64_t n) const;
 
  private:
@@ -61,7 +62,8 @@ class WindowOrder {
   std::int64_t num_windows_;
 };
 
-// Up to `most` windows spread evenly over held-out text: the same for every run of a length.
+// Returns up to `most` windows spread evenly over held-out text, the same in every run with this
+// length.
 std::vector<std::string_view> held_out_windows(std::string_view text, std::int64_t length,
                                                std::int64_t most);
 

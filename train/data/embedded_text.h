@@ -1,11 +1,11 @@
-// This project's sources and documents, put into the library by its build.
+// This project's sources and documents, embedded by the build.
 #pragma once
 
 #include <string_view>
 
 namespace switchyard::train {
 
-// Each file after a line with its name.
+// Returns all files, each after a line with its name.
 std::string_view embedded_text();
 
 }  // namespace switchyard::train

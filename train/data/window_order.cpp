@@ -1,4 +1,4 @@
-// Which windows of a text are seen, and when.
+// Decides which windows of a text are seen, and when.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace switchyard::train {
 namespace {
 
-// The finalizer of SplitMix64: every bit of x moves about half of those of the result.
+// The finalizer of SplitMix64: every bit of x flips about half of the bits of the result.
 std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15U;
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
@@ -18,8 +18,8 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31U);
 }
 
-// Where i goes in a permutation of 0 … n − 1: a Feistel network permutes the numbers of an even
-// number of bits, and is walked until one is below n.
+// Returns the image of i under a permutation of 0 … n − 1. A Feistel network permutes numbers with
+// an even number of bits; it is applied until the result is below n.
 std::uint64_t permuted(std::uint64_t i, std::uint64_t n, std::uint64_t key) {
   const auto half = static_cast<unsigned>(std::bit_width(n - 1) + 1) / 2;
   const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
@@ -36,7 +36,8 @@ std::uint64_t permuted(std::uint64_t i, std::uint64_t n, std::uint64_t key) {
   return i;
 }
 
-// A window is followed by the byte that its last one predicts.
+// Returns the number of windows in a text. A window is followed by the byte that its last one
+// predicts.
 std::int64_t windows_of(std::string_view text, std::int64_t length, std::string_view what) {
   const auto size = static_cast<std::int64_t>(text.size());
   if (length >= 1 && size > length) return (size - 1) / length;

@@ -8,18 +8,18 @@
 namespace switchyard::train {
 namespace {
 
-// Queries, keys and values, or what belongs to them, of tokens in rows.
+// One item each for queries, keys and values.
 template <typename View>
 using Thirds = std::array<View, 3>;
 
-// Of [3·H, H].
+// Splits [3·H, H] into three views [H, H].
 template <typename View>
 Thirds<View> thirds_of(const View& qkv) {
   const auto hidden = qkv.shape()[1];
   return {qkv.slice(0, hidden), qkv.slice(hidden, 2 * hidden), qkv.slice(2 * hidden, 3 * hidden)};
 }
 
-// [batch, tokens, H] as [batch · tokens, H].
+// Views [batch, tokens, H] as [batch · tokens, H].
 template <typename View>
 View flat(const View& view) {
   const auto& shape = view.shape();
@@ -44,7 +44,7 @@ void projections_backward(Compute& compute, const AttentionWeights& weights,
         .a = d_out[i], .b = args.x, .c = gradients[i], .a_layout = MatrixLayout::transposed};
   }
   compute.multiply(products);
-  // One after the other, since all three add to d_x.
+  // These run one after the other, since all three add to d_x.
   auto mode = GradientMode::overwrite;
   const auto matrices = thirds_of(weights.qkv);
   for (std::size_t i = 0; i < products.size(); ++i) {
@@ -60,7 +60,7 @@ void Attention::forward(Compute& compute, const AttentionWeights& weights,
                         AttentionSaved& saved) const {
   const Shape rows{shard.num_tokens(), shape_.hidden};
   const Shape piece{shard.batch(), shard.count(), shape_.hidden};
-  // Where sequences are whole, a piece's keys and values are all there are.
+  // If sequences are not cut, this rank's keys and values are all there are.
   const bool is_whole = shard.sp_size() == 1;
   Tensor own_keys;
   Tensor own_values;

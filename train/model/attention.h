@@ -1,4 +1,4 @@
-// Causal attention with rotary positions over sequences that are cut over the ranks of sp.
+// Causal attention with rotary positions, over sequences that are cut over the ranks of sp.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct BasicAttentionTensors {
   View out;  // [H, H]
 };
 using AttentionWeights = BasicAttentionTensors<ConstTensorView>;
-using AttentionViews = BasicAttentionTensors<TensorView>;  // to be read and written
-using AttentionGradients = AttentionViews;                 // which receive gradients
+using AttentionViews = BasicAttentionTensors<TensorView>;  // for reading and writing
+using AttentionGradients = AttentionViews;                 // outputs of backward
 
 struct AttentionShape {
   std::int64_t hidden = 0;
@@ -25,21 +25,21 @@ struct AttentionShape {
   float rotary_base = 10000.0F;
 };
 
-// Of one forward, for its backward; T is the shard's tokens. x is not copied.
+// Saved by forward for backward; T is the number of tokens in the shard. x is not copied.
 struct AttentionSaved {
   Tensor queries;  // [T, H] rotated
-  Tensor keys;     // [batch, length, H] rotated: of whole sequences
+  Tensor keys;     // [batch, length, H] rotated; whole sequences
   Tensor values;   // [batch, length, H]
-  Tensor mixed;    // [T, H] before the last product
+  Tensor mixed;    // [T, H] input of the output projection
 };
 
 // Collective over `sp`, which cuts sequences as `shard` says: keys and values are gathered, and
-// their gradients added back. A rank whose piece, or batch, is empty takes part like any other.
+// their gradients summed back. A rank with an empty piece or batch takes part like any other.
 class Attention {
  public:
   Attention(const AttentionShape& shape, Communicator& sp) : shape_(shape), sp_(sp) {}
 
-  // y [T, H] is added to: it holds the residual.
+  // Adds its result to y [T, H], which holds the residual.
   void forward(Compute& compute, const AttentionWeights& weights, const SequenceShard& shard,
                const ConstTensorView& x, const TensorView& y, AttentionSaved& saved) const;
 

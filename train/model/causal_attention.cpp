@@ -1,5 +1,5 @@
-// Scores are made for some heads and queries at a time, in blocks that leave out most of the keys
-// that come after a query. Backward makes probabilities again, rather than that they are kept.
+// Computes scores for some heads and queries at a time, in blocks that skip most of the keys after
+// a query. Backward recomputes the probabilities instead of keeping them.
 #include "model/causal_attention.h"
 
 #include <algorithm>
@@ -13,21 +13,21 @@ namespace {
 
 constexpr auto kAccumulate = GradientMode::accumulate;
 
-constexpr std::int64_t kBlock = 64;                          // positions of one product
-constexpr std::int64_t kMostScores = std::int64_t{1} << 17;  // at once, for each thread
+constexpr std::int64_t kBlock = 64;                          // positions per product
+constexpr std::int64_t kMostScores = std::int64_t{1} << 17;  // scores held at once, per thread
 
-// Where the block of this position ends.
+// Returns the end of the block that contains this position.
 std::int64_t block_end(std::int64_t position) { return (position / kBlock + 1) * kBlock; }
 
-// Rows first … last − 1 of a sequence, and of these the columns of a head: a pair is
-// sequence · heads + head.
+// Rows first … last − 1 of a sequence, in the columns of one head. A pair is sequence · heads +
+// head.
 struct Rows {
   std::int64_t pair = 0;
   std::int64_t first = 0;
   std::int64_t last = 0;
 };
 
-// Of [batch · tokens, H].
+// Returns `rows` of a view [batch · tokens, H].
 template <typename View>
 View head_rows(const View& view, std::int64_t batch, std::int64_t heads, const Rows& rows) {
   const auto tokens = view.rows() / batch;
@@ -39,13 +39,14 @@ View head_rows(const View& view, std::int64_t batch, std::int64_t heads, const R
           view.row_stride()};
 }
 
-// How far a query's row of scores reaches: its keys, and the block that the last of them is in.
+// The extent of a query's row of scores: its keys, and the end of the block that holds the last of
+// them.
 struct Reach {
   std::int64_t keys = 0;
   std::int64_t block = 0;
 };
 
-// What is computed at once: some queries of some pairs, each with all keys.
+// A unit of work: some queries of some pairs, each with all keys.
 class Part {
  public:
   Part(const SequenceShard& shard, std::int64_t heads, const Rows& rows, std::int64_t last_pair)
@@ -58,7 +59,7 @@ class Part {
   View head(const View& view, const Rows& rows) const {
     return head_rows(view, shard_.batch(), heads_, rows);
   }
-  // Of scores: some queries with keys first_key … last_key − 1.
+  // Returns the block of `scores` for `queries` and keys first_key … last_key − 1.
   TensorView block(Tensor& scores, const Rows& queries, std::int64_t first_key,
                    std::int64_t last_key) const {
     const auto row =
@@ -68,7 +69,7 @@ class Part {
             {queries.last - queries.first, last_key - first_key},
             shard_.length()};
   }
-  // The query of a row of scores.
+  // Returns the query that a row of scores belongs to.
   Rows query(std::int64_t row) const {
     const auto count = rows_.last - rows_.first;
     const auto first = rows_.first + row % count;
@@ -79,7 +80,7 @@ class Part {
     return {position + 1, std::min(block_end(position), shard_.length())};
   }
 
-  // fn(queries, last_key): blocks of queries, and where their keys end.
+  // Calls fn(queries, last_key) for each block of queries; their keys end at last_key.
   template <typename Fn>
   void for_each_query_block(const Fn& fn) const {
     for (auto pair = rows_.pair; pair < last_pair_; ++pair) {
@@ -91,7 +92,7 @@ class Part {
       }
     }
   }
-  // fn(keys, queries): blocks of keys, and the queries at or after the first of them.
+  // Calls fn(keys, queries) for each block of keys, with the queries at or after the first key.
   template <typename Fn>
   void for_each_key_block(const Fn& fn) const {
     const auto end = shard_.offset() + rows_.last;
@@ -110,8 +111,8 @@ class Part {
   std::int64_t last_pair_;
 };
 
-// fn(part) for all parts. How rows are cut does not depend on threads: gradients of keys are added
-// up over such parts.
+// Calls fn(part) for all parts. How rows are cut does not depend on the number of threads, since
+// gradients of keys are summed over these parts.
 template <typename Fn>
 void for_each_part(const Compute& compute, const SequenceShard& shard, std::int64_t heads,
                    const Fn& fn) {
@@ -134,14 +135,14 @@ float scale_of(const ConstTensorView& queries, std::int64_t heads) {
   return 1.0F / std::sqrt(static_cast<float>(size));
 }
 
-// Scores become probabilities, and zeros for the keys of the block that come after the query.
+// Turns scores into probabilities. Keys of the block that come after the query get zeros.
 void softmax_row(float* row, const Reach& reach, float scale) {
   const float inverse = 1.0F / exp_row(row, reach.keys, scale).sum;
   for (std::int64_t i = 0; i < reach.keys; ++i) row[i] *= inverse;
   std::fill(row + reach.keys, row + reach.block, 0.0F);
 }
 
-// Gradients of probabilities become those of scores: p · (d_p − Σ p · d_p) · scale.
+// Turns gradients of probabilities into those of scores: p · (d_p − Σ p · d_p) · scale.
 void softmax_row_backward(const float* row, float* d_row, const Reach& reach, float sum,
                           float scale) {
   for (std::int64_t i = 0; i < reach.keys; ++i) d_row[i] = row[i] * (d_row[i] - sum) * scale;
@@ -173,7 +174,6 @@ void forward_part(Compute& compute, const CausalForward& args, const Part& part)
   compute.multiply(products);
 }
 
-// Probabilities, and the gradients of scores.
 struct BackwardScores {
   Tensor probabilities;
   Tensor d_scores;
@@ -200,7 +200,7 @@ BackwardScores backward_scores(Compute& compute, const CausalBackward& args, con
       const auto query = part.query(row);
       float* probabilities = row_of(result.probabilities.view(), row);
       softmax_row(probabilities, part.reach(query), scale);
-      // Σ p · d_p over keys is the product of what the values were mixed to and its gradient.
+      // Σ p · d_p over keys equals the dot product of the mixed values and their gradient.
       const auto mixed = part.head(args.mixed, query);
       const auto d_mixed = part.head(args.d_mixed, query);
       const float sum = dot_of(row_of(mixed, 0), row_of(d_mixed, 0), mixed.shape()[1]);

@@ -1,5 +1,5 @@
-// The attention of every head over keys that are there whole: softmax over a query's own and
-// earlier positions, and its gradients.
+// Causal attention of every head over the keys of whole sequences, and its gradients. The softmax
+// covers a query's own and earlier positions.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace switchyard::train {
 
-// T is the shard's tokens; head h has columns h · H / heads and on.
+// T is the number of tokens in the shard; head h starts at column h · H / heads.
 struct CausalForward {
   const SequenceShard& shard;
   std::int64_t heads = 1;
@@ -30,8 +30,8 @@ struct CausalBackward {
   ConstTensorView mixed;
   ConstTensorView d_mixed;  // [T, H]
   TensorView d_queries;     // out [T, H]
-  TensorView d_keys;        // [batch · length, H]: added to
-  TensorView d_values;      // [batch · length, H]: added to
+  TensorView d_keys;        // [batch · length, H], accumulated
+  TensorView d_values;      // [batch · length, H], accumulated
 };
 void causal_attention_backward(Compute& compute, const CausalBackward& args);
 

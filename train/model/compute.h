@@ -1,4 +1,4 @@
-// A rank's device, and how long its matrix products take.
+// A rank's device, and the time that its matrix products take.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ class Compute {
 
   void multiply(const Matmul& product) { multiply({&product, 1}); }
   void multiply(std::span<const Matmul> products);
-  // piece(first, last) over parts of 0 … count − 1, on all threads.
+  // Calls piece(first, last) for parts of 0 … count − 1, on all threads.
   void for_each(std::int64_t count,
                 const std::function<void(std::int64_t, std::int64_t)>& piece) const {
     device_.parallel_for(count, piece);
   }
 
-  // Of all products so far.
+  // Returns the time of all products so far.
   double product_seconds() const { return product_seconds_; }
 
  private:

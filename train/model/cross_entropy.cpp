@@ -10,7 +10,8 @@
 namespace switchyard::train {
 namespace {
 
-// −log of what softmax gives the target; the row becomes exponentials, and `sum` theirs.
+// Returns −log softmax(row)[target]. Replaces the row by its exponentials and sets `sum` to their
+// sum.
 double loss_of_row(float* row, std::int64_t n, std::uint8_t target, float& sum) {
   const double logit = row[target];
   const auto exps = exp_row(row, n, 1.0F);
@@ -18,7 +19,7 @@ double loss_of_row(float* row, std::int64_t n, std::uint8_t target, float& sum) 
   return std::log(static_cast<double>(sum)) + exps.largest - logit;
 }
 
-// row_loss(t) of all rows, added in order.
+// Returns the sum of row_loss(t) over all rows, added in order.
 template <typename RowLoss>
 double sum_of_rows(Compute& compute, std::size_t rows, const RowLoss& row_loss) {
   std::vector<double> losses(rows);

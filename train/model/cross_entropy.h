@@ -9,11 +9,12 @@
 
 namespace switchyard::train {
 
-// Σ over rows of −log softmax(logits)[target], in double: logits [T, V]; targets [T].
+// Returns Σ over rows of −log softmax(logits)[target], added in double. logits is [T, V], targets
+// [T].
 double cross_entropy(Compute& compute, const ConstTensorView& logits,
                      std::span<const std::uint8_t> targets);
 
-// The same, and logits become the gradient of scale · that sum.
+// Returns the same sum, and replaces logits by the gradient of scale · sum.
 double cross_entropy_with_gradient(Compute& compute, const TensorView& logits,
                                    std::span<const std::uint8_t> targets, float scale);
 

@@ -18,7 +18,7 @@ void embed(Compute& compute, const ConstTensorView& table, std::span<const std::
 
 void embed_backward(Compute& compute, std::span<const std::uint8_t> tokens,
                     const ConstTensorView& d_y, const TensorView& d_table) {
-  // Cut by columns: threads share no element, and tokens come in order.
+  // Split by columns, so that threads share no element and tokens are added in order.
   compute.for_each(d_table.shape()[1], [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t t = 0; t < d_y.rows(); ++t) {
       const float* from = row_of(d_y, t);

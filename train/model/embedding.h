@@ -1,4 +1,4 @@
-// Rows of a table by token, and the gradient of the table.
+// Embedding lookup, and the gradient of the table.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace switchyard::train {
 
-// y[t] = table[tokens[t]]: table [V, H], y [T, H].
+// y[t] = table[tokens[t]], with table [V, H] and y [T, H].
 void embed(Compute& compute, const ConstTensorView& table, std::span<const std::uint8_t> tokens,
            const TensorView& y);
 
-// d_table[v] += Σ of d_y[t] over the t with tokens[t] = v, in order.
+// d_table[v] += Σ of d_y[t] over all t with tokens[t] = v, in order.
 void embed_backward(Compute& compute, std::span<const std::uint8_t> tokens,
                     const ConstTensorView& d_y, const TensorView& d_table);
 

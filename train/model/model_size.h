@@ -1,4 +1,4 @@
-// How large a model is, known from its options before any of it is made.
+// The size of a model, computed from its options before any of it is allocated.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace switchyard::train {
 
-// Those beyond the largest number are the largest number.
+// Counts saturate at the largest std::int64_t.
 struct ModelSize {
-  std::int64_t parameters = 0;         // of the whole model
-  std::int64_t active_parameters = 0;  // that one token uses
-  std::int64_t in_experts = 0;         // of the parameters, those that ranks divide
-  // Of one set of tensors as checkpoints hold it: parameters, and the biases of the choice.
+  std::int64_t parameters = 0;         // the whole model
+  std::int64_t active_parameters = 0;  // used by one token
+  std::int64_t in_experts = 0;         // the part of `parameters` that ranks divide
+  // Bytes of one set of tensors as stored in checkpoints: parameters and score biases.
   std::int64_t bytes = 0;
 };
 ModelSize size_of(const ModelConfig& config);

@@ -12,7 +12,7 @@
 namespace switchyard::train {
 namespace {
 
-// Evenly distributed in ±bound.
+// Fills `values` with uniform random numbers in ±bound.
 void fill(const TensorView& values, std::string_view name, std::uint64_t seed, double bound) {
   const auto own_seed = seed_of(name, seed);
   std::uint64_t i = 0;
@@ -66,7 +66,7 @@ MoeLayerOptions moe_options(const ModelConfig& c) {
           .shared_intermediate = c.shared_intermediate,
           .losses = {.balance = c.balance == Balance::loss ? BalanceLoss::batch : BalanceLoss::none,
                      .z = c.z_weight > 0.0F},
-          // One sequence always fits; training's first step finds out what it needs.
+          // One sequence always fits; run_step() raises the capacity when training needs more.
           .sizing =
               c.sizing == BufferSizing::bounded ? Sizing::bounded(c.context * c.top_k) : Sizing{}};
 }
@@ -120,7 +120,7 @@ void ParameterSet::lay_out() {
 ParameterSet ParameterSet::random(const ModelConfig& config, std::uint64_t seed, Mesh& mesh,
                                   const std::vector<std::string>& expert_axes) {
   ParameterSet set(config);
-  // What is added to the residual begins smaller the more often it is added.
+  // Matrices whose output is added to the residual start smaller in a model with more layers.
   const double added = 1.0 / std::sqrt(2.0 * config.layers);
   for (const ParameterView& view : set.views()) {
     if (view.values.shape().rank() == 1) {

@@ -1,4 +1,4 @@
-// All parameters of a model on one rank, or what is kept for each of them: gradients, moments.
+// All parameters of a model on one rank, or the values kept for each: gradients, moments.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard::train {
 
-// The layer that a config's MoE layers are made as.
+// Returns the options of the MoE layers of a model.
 MoeLayerOptions moe_options(const ModelConfig& config);
 
 // One tensor of a set.
@@ -23,28 +23,28 @@ struct ParameterView {
   TensorView values;  // contiguous f32
   bool decays = false;
   int layer = -1;
-  int expert = -1;  // the id of the expert that it belongs to; −1: the same on every rank
+  int expert = -1;  // id of the expert it belongs to; −1: the tensor is the same on every rank
 };
 
-// A model's tensors on this rank. Sets of one model have the same tensors in the same order:
-// values, gradients and an optimizer's moments are four sets.
+// A model's tensors on this rank. All sets of a model have the same tensors in the same order:
+// values, gradients and the optimizer's two moments are four sets.
 class ParameterSet {
  public:
   struct Layer {
     TensorView attention_norm;  // [H]
     AttentionViews attention;
     TensorView feed_forward_norm;  // [H]
-    ExpertViews dense = {};        // of a layer without experts
+    ExpertViews dense = {};        // only in a layer without experts
     int moe = -1;                  // index in moe_blocks(), or −1
   };
 
-  // Zeros, whole: nothing is divided.
+  // Makes a set of zeros in which no tensor is divided over ranks.
   explicit ParameterSet(const ModelConfig& config);
-  // The values that training begins with, made whole and then divided over the mesh: an expert's,
-  // like all others, depend on its name and the seed alone. Collective over the mesh's world.
+  // Returns the values that training starts from, made whole and then divided over the mesh. The
+  // values of a tensor depend on its name and the seed alone. Collective over the mesh's world.
   static ParameterSet random(const ModelConfig& config, std::uint64_t seed, Mesh& mesh,
                              const std::vector<std::string>& expert_axes);
-  // Zeros for each of these.
+  // Returns a set of zeros with the same tensors.
   ParameterSet like() const;
 
   TensorView embedding() const { return embedding_; }    // [V, H]
@@ -55,13 +55,14 @@ class ParameterSet {
   const std::vector<MoeBlock>& blocks() const { return blocks_; }
   std::vector<MoeBlock*> moe_blocks();
 
-  // All that every rank has whole, except what belongs to MoE layers: one piece of memory [n].
+  // All tensors that are whole on every rank, except those of MoE layers, as one block of memory
+  // [n].
   TensorView dense() { return dense_; }
-  // Every tensor that is trained; those of experts are this rank's.
+  // Returns every trained tensor; of the experts, those on this rank.
   std::vector<ParameterView> views();
 
  private:
-  // With experts divided as in those blocks; null: whole.
+  // Divides experts as `divided` does; null: not at all.
   ParameterSet(const ModelConfig& config, const std::vector<MoeBlock>* divided);
 
   TensorView take(std::int64_t& offset, const Shape& shape);

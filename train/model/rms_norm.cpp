@@ -8,7 +8,7 @@
 namespace switchyard::train {
 namespace {
 
-constexpr float kEpsilon = 1e-5F;  // added to the mean square: a row of zeros stays one
+constexpr float kEpsilon = 1e-5F;  // added to the mean square: a row of zeros stays zero
 
 void d_x_of_row(const RmsNormBackward& args, std::int64_t t) {
   const auto hidden = args.x.shape()[1];
@@ -45,7 +45,7 @@ void rms_norm_backward(Compute& compute, const RmsNormBackward& args) {
   compute.for_each(args.x.rows(), [&](std::int64_t first, std::int64_t last) {
     for (auto t = first; t < last; ++t) d_x_of_row(args, t);
   });
-  // Cut by columns, so that each is added up in the order of tokens.
+  // Split by columns, so that each is summed in token order.
   compute.for_each(args.x.shape()[1], [&](std::int64_t first, std::int64_t last) {
     float* d_weight = row_of(args.d_weight, 0);
     std::fill(d_weight + first, d_weight + last, 0.0F);

@@ -19,7 +19,7 @@ struct RmsNormBackward {
   ConstTensorView weight;
   ConstTensorView inverse_rms;
   ConstTensorView d_y;  // [T, H]
-  TensorView d_x;       // [T, H]: added to, since the residual's part is there already
+  TensorView d_x;       // [T, H], accumulated: it already holds the gradient of the residual
   TensorView d_weight;  // out [H]: over this rank's tokens
 };
 void rms_norm_backward(Compute& compute, const RmsNormBackward& args);

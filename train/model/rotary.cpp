@@ -17,7 +17,8 @@ Rotary::Rotary(const SequenceShard& shard, std::int64_t head_size, float base)
                                   -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
     const auto step = std::polar(1.0, angle);
     std::complex<double> turned = 1.0;
-    // From position 0 wherever the shard begins: products are cheaper than sines, and as exact.
+    // Starts at position 0 wherever the shard begins. Products are cheaper than sines, and as
+    // exact.
     for (std::int64_t p = 0; p < shard.offset() + count_; ++p, turned *= step) {
       if (p < shard.offset()) continue;
       const auto at = static_cast<std::size_t>((p - shard.offset()) * half_ + i);

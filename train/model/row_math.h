@@ -1,5 +1,5 @@
-// Loops over one row of floats that are fast on every CPU. Sums go by lanes, in an order that
-// depends on the row's length alone.
+// Loops over one row of floats that are fast on every CPU. Sums are kept in vector lanes, in an
+// order that depends only on the row's length.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ inline const float* row_of(const ConstTensorView& view, std::int64_t row) {
   return reinterpret_cast<const float*>(view.row(row));
 }
 
-// eˣ of x ≤ 0, to a unit in the last place or two; 0 below −87, where floats end. NaN stays NaN.
+// Returns eˣ for x ≤ 0, accurate to one or two units in the last place. Returns 0 below −87, where
+// normal floats end. NaN stays NaN.
 inline float exp_of_negative(float x) {
   constexpr float kLeast = -87.0F;
   constexpr float kToInteger = 12582912.0F;  // adding 1.5·2²³ rounds to an integer
@@ -40,7 +41,7 @@ inline float exp_of_negative(float x) {
   return x < kLeast ? 0.0F : p * power;
 }
 
-// Four floats that every CPU joins at once.
+// A vector of four floats, which every CPU processes at once.
 using Lanes = float __attribute__((vector_size(16)));
 constexpr std::int64_t kLanes = 4;
 
@@ -50,10 +51,11 @@ inline Lanes lanes_at(const float* from) {
   return lanes;
 }
 
-// Joins term(at) over a row of n: term takes a function that gives Lanes or a float at a pointer.
+// Reduces term(i, at) over i in 0 … n − 1 with `join`. `at` loads either Lanes or one float from a
+// pointer.
 template <typename Term, typename Join>
 float reduce(std::int64_t n, float begin, const Term& term, const Join& join) {
-  constexpr std::int64_t kSums = 4;  // side by side, since one would wait for itself
+  constexpr std::int64_t kSums = 4;  // independent accumulators, to hide the latency of each
   std::array<Lanes, kSums> sums;
   sums.fill(Lanes{begin, begin, begin, begin});
   const auto lanes = [](const float* from) { return lanes_at(from); };
@@ -87,7 +89,7 @@ inline float dot_of(const float* a, const float* b, const float* c, std::int64_t
       n, 0.0F, [&](std::int64_t i, const auto& at) { return at(a + i) * at(b + i) * at(c + i); },
       kAdd);
 }
-// Of n > 0 values.
+// Returns the largest of n > 0 values.
 inline float max_of(const float* a, std::int64_t n) {
   return reduce(
       n, a[0], [&](std::int64_t i, const auto& at) { return at(a + i); },
@@ -95,10 +97,10 @@ inline float max_of(const float* a, std::int64_t n) {
 }
 
 struct ExpRow {
-  float largest = 0.0F;  // of the row before
-  float sum = 0.0F;      // of the row after
+  float largest = 0.0F;  // maximum of the original row
+  float sum = 0.0F;      // sum of the new row
 };
-// row[i] becomes exp(scale · (row[i] − largest)). n > 0, scale > 0.
+// Replaces row[i] by exp(scale · (row[i] − largest)). Requires n > 0 and scale > 0.
 inline ExpRow exp_row(float* row, std::int64_t n, float scale) {
   const float largest = max_of(row, n);
   for (std::int64_t i = 0; i < n; ++i) row[i] = exp_of_negative((row[i] - largest) * scale);

@@ -100,7 +100,7 @@ void Transformer::backward(const TokenBatch& batch, Saved& saved, const Tensor& 
     backward_layer(layer, batch, saved.layers[static_cast<std::size_t>(layer)], d_x);
   }
   times_.timed("embedding", [&] {
-    // Where the head is tied to it, its gradient is there already.
+    // If the head is tied to the embedding, the buffer already holds the gradient of the head.
     if (!config_.tied) std::ranges::fill(gradients_.embedding().span<float>(), 0.0F);
     embed_backward(compute_, batch.tokens, d_x, gradients_.embedding());
   });
@@ -118,7 +118,7 @@ void Transformer::reduce_gradients() {
 }
 
 double Transformer::product_seconds() const {
-  const auto dense = dense_.seconds_spent();  // over all threads
+  const auto dense = dense_.seconds_spent();  // summed over all threads
   const double share = dense.gemm > 0.0 ? dense.gemm / (dense.gemm + dense.other) : 0.0;
   return compute_.product_seconds() + times_.seconds_of(kMoeExperts) +
          times_.seconds_of(kMoeShared) + share * times_.seconds_of(kDenseFeedForward);

@@ -19,10 +19,10 @@
 
 namespace switchyard::train {
 
-// What one training step gave besides gradients; of this rank.
+// The results of one training step on this rank, besides gradients.
 struct ModelLosses {
   double cross_entropy = 0.0;  // this rank's share of the mean over the whole batch
-  double balance = 0.0;        // mean over MoE layers, the same on every rank
+  double balance = 0.0;        // mean over MoE layers; the same on every rank
   double z = 0.0;
   bool ran_again = false;  // bounded buffers overflowed
 };
@@ -35,13 +35,13 @@ class Transformer {
               const Device& device, std::uint64_t seed);
   ~Transformer();
 
-  // Logits [T, V] of this rank's tokens.
+  // Returns the logits [T, V] of this rank's tokens.
   Tensor logits(const TokenBatch& batch);
-  // This rank's share of the mean loss over the whole batch.
+  // Returns this rank's share of the mean loss over the whole batch.
   double loss(const TokenBatch& batch);
-  // Writes gradients(): this rank's own, until reduce_gradients().
+  // Writes gradients(), which are this rank's own until reduce_gradients().
   ModelLosses loss_and_gradients(const TokenBatch& batch);
-  // Adds them up over the mesh.
+  // Sums gradients() over the mesh.
   void reduce_gradients();
 
   ParameterSet& values() { return values_; }
@@ -49,13 +49,13 @@ class Transformer {
   std::vector<MoeLayer*> moe_layers();  // in the order of values().blocks()
   Compute& compute() { return compute_; }
   Mesh& mesh() { return mesh_; }
-  // By stage, of training alone.
+  // Times by stage, in training only.
   const StageTimes& times() const { return times_; }
-  // Of training in MoE layers alone: "forward" and "backward".
+  // Times of the MoE layers in training only: "forward" and "backward".
   const StageTimes& moe_times() const { return moe_times_; }
-  // In matrix products so far; of MoE and dense layers in training.
+  // Seconds in matrix products so far. MoE and dense layers count only in training.
   double product_seconds() const;
-  std::int64_t moe_bytes() const { return moe_bytes_; }  // that this rank exchanged in them
+  std::int64_t moe_bytes() const { return moe_bytes_; }  // exchanged by this rank in MoE layers
   void add_time(std::string_view stage, double seconds) { times_.add(stage, seconds); }
   const ModelConfig& config() const { return config_; }
 
@@ -71,7 +71,7 @@ class Transformer {
     TensorView d_weight;
   };
 
-  // Runs a step, again if bounded buffers overflowed in it; returns whether it did.
+  // Runs a step, and runs it again if bounded buffers overflowed. Returns whether it ran again.
   bool run(const std::function<void()>& step);
   Tensor forward(const TokenBatch& batch, Saved& saved, ModelLosses& losses);
   void backward(const TokenBatch& batch, Saved& saved, const Tensor& d_logits);

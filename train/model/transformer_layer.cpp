@@ -1,5 +1,5 @@
-// One layer of the model: attention, then experts or a dense feed-forward, each after a norm and
-// added to the residual.
+// One layer of the model: attention, then experts or a dense feed-forward. Each follows a norm and
+// is added to the residual.
 #include <string>
 #include <utility>
 
@@ -25,7 +25,7 @@ ExpertWeights weights_of(const ExpertViews& tensors) {
   return {.gate = tensors.gate, .up = tensors.up, .down = tensors.down};
 }
 
-// All rows in the group of the one expert that a layer without routing is.
+// Puts all rows in one group, so that a layer without routing is a single expert.
 struct OneGroup {
   explicit OneGroup(std::int64_t num_rows)
       : offsets(Tensor::from<std::int32_t>({2}, {0, static_cast<std::int32_t>(num_rows)})),
@@ -36,7 +36,8 @@ struct OneGroup {
   Tensor rows;
 };
 
-// "combine_backward" counts as "MoE combine".
+// Adds stage times of a MoE layer. Backward counts with forward: "combine_backward" becomes "MoE
+// combine".
 void add_stages(StageTimes& times, const std::vector<LayerStats::Stage>& stages) {
   for (const auto& stage : stages) {
     std::string_view name = stage.name;

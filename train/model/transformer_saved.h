@@ -1,4 +1,4 @@
-// What a model's forward leaves for its backward.
+// The values that a model's forward saves for its backward.
 #pragma once
 
 #include <string_view>
@@ -11,7 +11,8 @@
 
 namespace switchyard::train {
 
-// Of one layer. Inputs are kept, and normed rows too: the products that follow read them again.
+// The values saved for one layer. Normed rows are kept besides inputs, since the products of
+// backward read them.
 struct Transformer::LayerSaved {
   Tensor x;  // [T, H] the layer's input
   Tensor attention_rms;
@@ -31,7 +32,7 @@ struct Transformer::Saved {
   Tensor normed;
 };
 
-// Stages that are mostly products.
+// Stages that consist mostly of matrix products.
 constexpr std::string_view kMoeExperts = "MoE experts";
 constexpr std::string_view kMoeShared = "MoE shared";
 constexpr std::string_view kDenseFeedForward = "dense feed-forward";

@@ -1,4 +1,4 @@
-// Whether the values of options fit each other.
+// Checks that the values of options fit each other.
 #include <fmt/format.h>
 
 #include <utility>

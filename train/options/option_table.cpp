@@ -1,4 +1,4 @@
-// All options: their names, limits and meanings, and how each kind of value is written and read.
+// All options: their names, limits and meanings, and how each kind of value is parsed and printed.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -23,7 +23,7 @@ constexpr float kLargestBeta = 0.9999F;
 
 using Options = std::vector<Option>;
 
-// Name, section, type and help; what is about values follows.
+// Makes an option with name, type and help; the caller fills in the rest.
 Option option(std::string name, std::string type, std::string help) {
   return {.name = std::move(name),
           .section = {},
@@ -39,7 +39,7 @@ struct Limits {
   T most;
 };
 
-// All of the text must be a number within the limits.
+// Parses the whole text as a number. Throws InvalidArgument if it is none or exceeds the limits.
 template <typename T>
 T parse_number(const std::string& name, const std::string& text, Limits<T> limits) {
   T number{};
@@ -86,7 +86,7 @@ Option choice_option(std::string name, T& value, std::vector<std::pair<std::stri
   return o;
 }
 
-// An empty path is written as `empty`. No text at all, as of a variable that is not set, is none.
+// An empty path is written as `empty`. Empty text, e.g. of a variable that is not set, is an error.
 Option path_option(std::string name, std::string& value, const std::string& empty,
                    std::string help) {
   Option o = option(std::move(name), "PATH", std::move(help));
@@ -232,7 +232,7 @@ void append(Options& all, const std::string& section, Options options) {
   }
 }
 
-// What the tensors of a checkpoint depend on.
+// Marks options that the tensors of a checkpoint depend on.
 Options fixed(Options options) {
   for (auto& option : options) option.is_fixed = true;
   return options;

@@ -26,13 +26,13 @@ Option& find(std::vector<Option>& options, const std::string& name) {
       fmt::format("\"{}\" is not an option; the closest is \"{}\"", name, closest_to(name, names)));
 }
 
-// Numbers and truth values are their own in JSON; all else is a string.
+// Numbers and booleans keep their JSON type; everything else is a string.
 Json json_of(const Option& option) {
   const bool is_string = option.type != "N" && option.type != "X" && option.type != "true|false";
   return is_string ? Json(option.get()) : Json::parse(option.get());
 }
 
-// Json keeps one of two equal keys, and does not say so.
+// Throws if a key occurs twice; the JSON library silently keeps one of them.
 Json parse_once(std::string_view text, std::string_view source) {
   std::set<std::string> keys;
   return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -142,7 +142,7 @@ TrainConfig resolve(const Assignments& file, const Assignments& flags) {
   if (given.resume.empty()) return given;
   auto checkpoint = read_header(given.resume);
   auto& save = checkpoint.config.save;
-  if (!save.empty()) save = folder_of(checkpoint.path).string();  // it may have been moved
+  if (!save.empty()) save = folder_of(checkpoint.path).string();  // the folder may have been moved
   return merge(checkpoint.config, file, flags);
 }
 

@@ -1,5 +1,4 @@
-// The names, values and meanings of a run's options: the same as flags, in files and in
-// checkpoints.
+// The names, values and meanings of a run's options, shared by flags, files and checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -20,42 +19,45 @@ struct Option {
   std::string section;  // "Model", "Optimizer", …: for help and reports
   std::string type;     // "N", "PATH", "bias|loss|none"
   std::string help;     // without the default
-  // Both about the config that options_of was given. set throws InvalidArgument that names the
+  // Both access the config passed to options_of(). `set` throws InvalidArgument that names the
   // option, the value and what is allowed.
   std::function<void(const std::string& value)> set;
   std::function<std::string()> get;
-  bool is_fixed = false;  // a run that is resumed must not change it
+  bool is_fixed = false;  // a resumed run must not change it
 };
 
-// Of every value of `config`, which must outlive them.
+// Returns an option for every value of `config`, which must outlive them.
 std::vector<Option> options_of(TrainConfig& config);
 
 using Assignments = std::vector<std::pair<std::string, std::string>>;  // option, value
 
-// InvalidArgument names an option that there is not, and the one that was meant.
+// Throws InvalidArgument for an unknown option, and names the closest known one.
 void assign(TrainConfig& config, const Assignments& values);
 
-// An object whose keys are names of options; InvalidArgument names the source and the key that is
-// wrong.
+// Converts options to and from a JSON object whose keys are their names. Parsing throws
+// InvalidArgument that names `source` and the offending key.
 std::string to_json(const TrainConfig& config);
 Assignments parse_config(std::string_view json, std::string_view source);
 
-// Defaults; what a checkpoint says, if one is resumed; the file's; the flags'. InvalidArgument
-// names an option that the checkpoint does not allow to change, and both values. What nobody gave
-// yields to what somebody did: a warm-up is never longer than the run, nor a final rate higher
-// than the highest. A run that saved goes on saving into the folder that it is resumed from.
+// Combines defaults, the resumed checkpoint if any, the file and the flags; later ones win. Throws
+// InvalidArgument if an option changes that the checkpoint fixes, naming both values, or if a given
+// warm-up is longer than the run. A final rate that was not given is lowered to the peak rate if
+// necessary. A run that saved continues to save into the folder that it is resumed from.
 TrainConfig resolve(const Assignments& file, const Assignments& flags);
-// The same of a checkpoint that was read already.
+// Like resolve(), with a checkpoint that has already been read.
 TrainConfig merge(const std::optional<TrainConfig>& checkpoint, const Assignments& file,
                   const Assignments& flags);
 
-// Of sizes that must fit each other; InvalidArgument names the options.
+// Checks that sizes fit each other. Throws InvalidArgument that names the options.
 void check(const ModelConfig& config);
-// Of values that must fit each other and the number of ranks; InvalidArgument names the options.
+// Checks that values fit each other and the number of ranks. Throws InvalidArgument that names the
+// options.
 void check(const TrainConfig& config, int num_ranks);
-// Gives up a mesh that a checkpoint had with another number of ranks, and checks the rest.
+// Discards the mesh of a checkpoint if it was made with another number of ranks, and checks the
+// rest.
 void fit_mesh(TrainConfig& config, int num_ranks);
-// (dp, ep, sp), outermost first. InvalidArgument where they are not so many ranks.
+// Returns (dp, ep, sp), outermost first. Throws InvalidArgument if their product is not
+// `num_ranks`.
 std::vector<MeshAxis> mesh_axes(const MeshConfig& config, int num_ranks);
 
 }  // namespace switchyard::train

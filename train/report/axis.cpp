@@ -11,20 +11,22 @@
 namespace switchyard::train {
 namespace {
 
-constexpr double kLargest = 1e100;  // differences of such are finite still
+constexpr double kLargest = 1e100;  // differences of such values are still finite
 
-// 1, 2 or 5 times a power of ten, so that at most `most` of them fit.
+// Returns 1, 2 or 5 times a power of ten, such that at most `most` steps of that size fit into
+// `span`.
 double round_distance(double span, int most) {
   const double least = span / most;
   const double power = std::pow(10.0, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 5.0}) {
-    // A thousandth: what is exact in decimals is not in binary.
+    // The 0.1% slack absorbs rounding: exact decimals are not exact in binary.
     if (factor * power >= least * 0.999) return factor * power;
   }
   return 10.0 * power;
 }
 
-// All labels of an axis have the same digits; `largest` is the size of its largest value.
+// Formats a tick label. All labels of an axis have the same number of decimals; `largest` is its
+// largest absolute value.
 std::string label_of(double value, double distance, double largest) {
   if (std::abs(value) < distance * 1e-6) return "0";
   if (distance < 1e-4 || largest >= 1e15) return fmt::format("{:.3g}", value);
@@ -41,7 +43,7 @@ double size_of(Interval interval) {
   return std::max(std::abs(interval.low), std::abs(interval.high));
 }
 
-// One value alone, or values that double cannot tell apart on an axis, get room around them.
+// Widens an interval that is empty or too narrow for doubles to resolve on an axis.
 Interval with_room(Interval interval) {
   const double size = size_of(interval);
   if (interval.high - interval.low > size * 1e-6) return interval;
@@ -92,7 +94,7 @@ Axis Axis::whole(Interval interval, int most_ticks) {
   axis.interval_ = interval;
   const double distance = std::max(1.0, round_distance(interval.high - interval.low, most_ticks));
   const double first = std::ceil(interval.low / distance);
-  if (first * distance - interval.low > 0.4 * distance) {  // so that the labels do not touch
+  if (first * distance - interval.low > 0.4 * distance) {  // so that labels do not touch
     axis.ticks_.push_back({interval.low, whole_text(interval.low)});
   }
   axis.add_ticks(first, std::floor(interval.high / distance), distance);

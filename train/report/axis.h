@@ -1,4 +1,4 @@
-// Where values lie along a side of a chart, and which of them are written there.
+// Maps values to positions along a side of a chart, and chooses its tick labels.
 #pragma once
 
 #include <span>
@@ -12,7 +12,8 @@ struct Interval {
   double high = 1.0;
 };
 
-// Of what is finite; {0, 1} of nothing. What is beyond ±1e100 counts as that.
+// Returns the range of the finite values, or {0, 1} if there are none. Values beyond ±1e100 are
+// clamped.
 Interval interval_of(std::span<const double> values);
 
 struct Tick {
@@ -22,21 +23,21 @@ struct Tick {
 
 class Axis {
  public:
-  // Ticks are at round values, at most `most_ticks` + 2 of them, and the first and last end the
+  // Places at most `most_ticks` + 2 ticks at round values. The first and last are the ends of the
   // axis.
   static Axis rounded(Interval interval, int most_ticks);
-  // Ends where the interval does, with ticks at whole numbers within; for steps.
+  // Ends where the interval ends, with ticks at whole numbers inside it. Used for steps.
   static Axis whole(Interval interval, int most_ticks);
-  // Powers of ten. The interval is of positive values.
+  // Places ticks at powers of ten. The interval must be positive.
   static Axis logarithmic(Interval interval, int most_ticks);
 
-  // 0 at the low end, 1 at the high one; never beyond.
+  // Returns 0 at the low end, 1 at the high end, and never less or more.
   double place(double value) const;
   const std::vector<Tick>& ticks() const { return ticks_; }
   Interval interval() const { return interval_; }
 
  private:
-  // At the multiples of `distance` from `first` to `last`; the interval is known.
+  // Adds ticks at `distance` times every integer from `first` to `last`. `interval_` must be set.
   void add_ticks(double first, double last, double distance);
 
   Interval interval_;

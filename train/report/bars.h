@@ -9,7 +9,7 @@ namespace switchyard::train {
 struct Bar {
   std::string name;
   double amount = 0.0;     // the longest fills the width
-  std::string first_text;  // beside it
+  std::string first_text;  // shown beside the bar
   std::string second_text;
 };
 
@@ -20,7 +20,7 @@ struct BarTable {
   std::vector<Bar> bars = {};
 };
 
-// The longest bar comes first.
+// Draws the bars, longest first.
 std::string bars_html(BarTable table);
 
 }  // namespace switchyard::train

@@ -11,7 +11,7 @@
 namespace switchyard::train {
 namespace {
 
-// The SVG is stretched to its box: a thousandth of either side is a unit.
+// The SVG is stretched to its box, so a unit is a thousandth of either side.
 constexpr double kUnits = 1000.0;
 
 std::string units(double place) {
@@ -25,7 +25,7 @@ std::string percent(double place) {
 double across_of(const Chart& chart, const Point& point) { return chart.across.place(point.step); }
 double down_of(const Chart& chart, double value) { return 1.0 - chart.up.place(value); }
 
-// A piece of its own after every gap. One point alone is a dot: its line has round ends.
+// Starts a new segment after every gap. A single point becomes a dot, since lines have round ends.
 std::string path_of(const Chart& chart, const Series& points) {
   std::string path;
   bool pen_is_down = false;

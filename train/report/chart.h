@@ -1,4 +1,4 @@
-// A chart of lines over steps, as HTML with an SVG inside that stretches while its text does not.
+// A line chart over steps: HTML with an SVG that stretches while its text does not.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 namespace switchyard::train {
 
 struct Line {
-  std::string name;       // in the legend and where the pointer is
-  std::string style;      // class that the style sheet has a colour for
-  Series points;          // few enough to be drawn
-  bool has_dots = false;  // at its points
+  std::string name;       // in the legend and the tooltip
+  std::string style;      // CSS class that sets its colour
+  Series points;          // thinned enough to draw
+  bool has_dots = false;  // marks its points
 };
 
-// A level that lines are compared with.
+// A horizontal line to compare with.
 struct Level {
   std::string label;
   double value = 0.0;
 };
 
 struct Chart {
-  std::string title;  // what it shows, for those who cannot see it
+  std::string title;  // description for screen readers
   std::vector<Line> lines;
   std::vector<Level> levels = {};
   Axis across;
@@ -34,7 +34,8 @@ struct Chart {
 
 std::string chart_html(const Chart& chart);
 
-// For every value of the lines and levels; logarithmic where a few spikes would hide the rest.
+// Returns an axis for all values of the lines and levels. It is logarithmic if a few spikes would
+// hide the rest.
 Axis upward_axis(const std::vector<Line>& lines, const std::vector<Level>& levels, int most_ticks);
 
 }  // namespace switchyard::train

@@ -25,7 +25,7 @@ Interval steps_of(const History& history) {
   return interval_of(steps);
 }
 
-// A run that diverges says so, and where.
+// Reports how often the loss was not finite, and where first.
 std::string gaps_html(const History& history) {
   const auto is_gap = [](const StepRecord& record) { return !std::isfinite(record.loss); };
   const auto& steps = history.steps;

@@ -28,7 +28,7 @@ std::string compared_with_bigram(const RunSummary& run) {
                      loss_text(run.bigram_loss));
 }
 
-// Counts the steps in the history alone: a run that was resumed has trained on more.
+// Averages over the steps in the history: a resumed run has trained on more.
 double tokens_a_second(const RunSummary& run) {
   double tokens = 0.0;
   run.history.for_each_step_record([&](const StepRecord& record, double num_steps) {

@@ -10,11 +10,11 @@ namespace {
 
 constexpr std::size_t kMostColumns = 200;
 constexpr std::size_t kFewestColumns = 24;
-constexpr std::size_t kMostRows = 64;        // of a layer
-constexpr std::size_t kMostCells = 150'000;  // of all layers: a byte each in the report
+constexpr std::size_t kMostRows = 64;        // per layer
+constexpr std::size_t kMostCells = 150'000;  // over all layers; each takes a byte in the report
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// Equal shares on either side of even are equally far from it.
+// Logarithmic, so that twice and half the even share are equally far from it.
 double distance_from_even(double share) {
   return share > 0.0 ? std::abs(std::log(share)) : std::numeric_limits<double>::infinity();
 }
@@ -70,7 +70,7 @@ LoadCells cells_of(std::span<const LoadRecord> records, std::size_t layer, std::
   return cells;
 }
 
-// What every record counted of a layer, had it counted all.
+// Returns the number of experts of every layer: the most that any record counted.
 std::vector<std::size_t> experts_of_layers(std::span<const LoadRecord> records) {
   std::vector<std::size_t> experts;
   for (const LoadRecord& record : records) {

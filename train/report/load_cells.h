@@ -1,4 +1,4 @@
-// Picks of experts as cells of a picture: few enough to be seen, with what is uneven kept.
+// Reduces pick counts to the cells of a picture: few enough to see, with the imbalance preserved.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace switchyard::train {
 
-// One layer. Shares are relative to an even one: 1 is even, NaN says that nothing was picked.
+// One layer. Shares are relative to an even load: 1 is even, NaN means that nothing was picked.
 struct LoadCells {
   int num_experts = 0;
-  int experts_a_row = 1;  // a row shows the one of them that is furthest from even
+  int experts_a_row = 1;  // a row shows the one furthest from even
   int num_rows = 0;
   std::vector<double> shares;  // [rows][columns]
-  double last_greatest = 0.0;  // share of the fullest expert in the last column; NaN: none
+  double last_greatest = 0.0;  // share of the fullest expert in the last column; NaN: no picks
 };
 
 struct LoadTable {
@@ -25,7 +25,7 @@ struct LoadTable {
 
 LoadTable load_table(std::span<const LoadRecord> records);
 
-// The share at which colours are strongest, and below even its reciprocal; what few cells exceed.
+// Returns the share at which colours saturate (below even: its reciprocal). Few cells exceed it.
 double strongest_share(const LoadTable& table);
 
 }  // namespace switchyard::train

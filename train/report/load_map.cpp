@@ -1,4 +1,4 @@
-// The report's pictures of the load.
+// The report's load pictures.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 namespace switchyard::train {
 namespace {
 
-// Pixels: 0 least, kEven even, 2 kEven most; then the one where nothing was picked. The script
-// that shows values knows them too.
+// Pixel values: 0 is the least, kEven an even load, 2 kEven the most, and kNothing stands for no
+// picks. The tooltip script in report.cpp relies on them.
 constexpr int kEven = 64;
 constexpr std::uint8_t kNothing = 2 * kEven + 1;
 constexpr Colour kUnder{46, 124, 214, 255};
 constexpr Colour kOver{226, 96, 24, 255};
 constexpr Colour kNoPicks{128, 128, 128, 90};
 
-// What is even is transparent, so that one picture serves a light and a dark page.
+// An even load is transparent, so that one picture works on light and dark pages.
 std::array<Colour, kNothing + 1> palette() {
   std::array<Colour, kNothing + 1> colours{};
   for (int i = 0; i <= 2 * kEven; ++i) {
@@ -100,7 +100,7 @@ std::string load_map_html(const RunSummary& run) {
   const auto first_step = std::min(run.history.steps.empty() ? 1 : run.history.steps.front().step,
                                    table.last_steps.front());
   std::string html = note_html(table, first_step) + key_html(strongest);
-  constexpr std::size_t kMostWide = 4;  // layers that get half of the page's width
+  constexpr std::size_t kMostWide = 4;  // up to this many layers get half the page width each
   html += fmt::format(
       "<div class=\"strips{}\" data-first=\"{}\" data-last=\"{}\" data-strongest=\"{}\">\n",
       table.layers.size() > kMostWide ? " many" : "", first_step, joined(table.last_steps),

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kDash = "–";
 constexpr double kThousand = 1000.0;
 
-// Three digits, without an exponent where there need not be one.
+// Prints three significant digits, without an exponent if possible.
 std::string three_digits(double value) {
   const double size = std::abs(value);
   if (size >= 999.5 && size < 1e6) return fmt::format("{:.0f}", value);

@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not finite is a dash.
+// Formats numbers for people. Values that are not finite become a dash.
 #pragma once
 
 #include <cstdint>
@@ -6,23 +6,23 @@
 
 namespace switchyard::train {
 
-// With three digits after the point: "1.642".
+// Three digits after the point: "1.642".
 std::string loss_text(double loss);
-// With two digits after the point: "1.15".
+// Two digits after the point: "1.15".
 std::string ratio_text(double ratio);
-// Rounded, with marks between thousands: "12,050".
+// Rounded, with thousands separators: "12,050".
 std::string whole_text(double value);
-// Whole below 10,000, else with three digits: "4,096", "1.64 M".
+// In full below 10,000, otherwise three significant digits: "4,096", "1.64 M".
 std::string count_text(double count);
 // In powers of 1000: "12.3 MB".
 std::string bytes_text(double bytes);
 // "820 ms", "9.4 s", "1 min 58 s", "2 h 3 min".
 std::string duration_text(double seconds);
-// With three digits: "0.0124", "29.5".
+// Three significant digits: "0.0124", "29.5".
 std::string short_text(double value);
 // "12.3 %".
 std::string percent_text(double share);
-// As programs read it, for attributes; 0 for what is not finite.
+// Machine-readable, for attributes. Returns "0" if the value is not finite.
 std::string plain_text(double value);
 
 }  // namespace switchyard::train

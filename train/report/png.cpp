@@ -42,7 +42,8 @@ void append_chunk(std::string& file, std::string_view type, std::string_view dat
   append_big_endian(file, crc32(body));
 }
 
-// A zlib stream of stored blocks, one for every row, which a filter of kind 0 precedes.
+// Returns a zlib stream with one stored (uncompressed) block per row. A filter byte of 0 precedes
+// each row.
 std::string image_data(std::span<const std::uint8_t> pixels, std::size_t width) {
   std::string stream = "\x78\x01";
   std::string plain;
@@ -67,7 +68,7 @@ std::string png_file(std::span<const std::uint8_t> pixels, std::uint32_t width,
   std::string header;
   append_big_endian(header, width);
   append_big_endian(header, static_cast<std::uint32_t>(pixels.size() / width));
-  header += std::string("\x08\x03\0\0\0", 5);  // eight bits a pixel, of a palette
+  header += std::string("\x08\x03\0\0\0", 5);  // 8-bit palette indices
   std::string colours;
   std::string opacities;
   for (const Colour& colour : palette) {

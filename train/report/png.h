@@ -1,4 +1,5 @@
-// A picture of few colours as a PNG file, uncompressed: simple, and scripts can read it too.
+// Writes a palette picture as an uncompressed PNG file: simple, and scripts can read the pixels
+// too.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ struct Colour {
   std::uint8_t opacity = 0;
 };
 
-// Of one byte a pixel, rows from the top; every pixel indexes the palette (at most 256 colours).
-// At least one pixel, at most 65535 bytes a row.
+// Encodes `pixels`: one palette index per byte, rows from the top, at most 256 colours. Needs at
+// least one pixel and at most 65535 bytes per row.
 std::string png_file(std::span<const std::uint8_t> pixels, std::uint32_t width,
                      std::span<const Colour> palette);
 

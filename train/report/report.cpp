@@ -8,7 +8,7 @@
 namespace switchyard::train {
 namespace {
 
-// So that a browser itself keeps the page from loading anything.
+// Makes the browser block the page from loading anything external.
 constexpr const char* kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
@@ -135,7 +135,7 @@ footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 )css";
 
-// Values where the pointer is. The page is whole without it.
+// Shows values under the pointer. The page is complete without it.
 constexpr const char* kScript = R"js(
 'use strict';
 const tip = document.body.appendChild(document.createElement('div'));

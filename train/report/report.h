@@ -1,4 +1,4 @@
-// A run as one HTML file that needs nothing else.
+// Renders a run as one self-contained HTML file.
 #pragma once
 
 #include <filesystem>
@@ -10,8 +10,8 @@ namespace switchyard::train {
 
 std::string report_html(const RunSummary& run);
 
-// Replaces a file at once, wherever links lead to it; a device or a pipe is written to as it is.
-// StorageError names what could not be written.
+// Replaces a regular file atomically, following symlinks. Writes directly to a device or a pipe.
+// Throws a StorageError that names the file if it cannot be written.
 void write_report(const std::filesystem::path& path, const RunSummary& run);
 
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// The parts of a report, in its order. Each is empty where the run has nothing for it.
+// The sections of a report, in order. Each is empty if the run has no data for it.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@ namespace switchyard::train {
 
 std::string header_html(const RunSummary& run);
 std::string loss_html(const RunSummary& run);
-// How evenly the experts of every layer were loaded, over time, as pictures.
+// Pictures of how evenly the experts of every layer were loaded over time.
 std::string load_map_html(const RunSummary& run);
 std::string stages_html(const RunSummary& run);
 std::string bytes_html(const RunSummary& run);
-// Learning rate, norm of the gradient and tokens a second.
+// Charts of the learning rate, the gradient norm and tokens per second.
 std::string progress_html(const RunSummary& run);
 std::string sample_html(const RunSummary& run);
 std::string configuration_html(const RunSummary& run);

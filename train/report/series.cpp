@@ -7,7 +7,7 @@
 namespace switchyard::train {
 namespace {
 
-// The least and the greatest of a stretch in their order; one that has neither is a gap.
+// Appends the minimum and maximum of a stretch in step order, or a gap if no value is finite.
 void append_extremes(Series& thin, std::span<const Point> stretch) {
   const Point* least = nullptr;
   const Point* greatest = nullptr;
@@ -30,7 +30,7 @@ double mean_of(std::span<const Point> points) {
   for (const Point& point : points) {
     if (!std::isfinite(point.value)) continue;
     count += 1.0;
-    sum += (point.value - sum) / count;  // a mean so far: sums of the greatest would overflow
+    sum += (point.value - sum) / count;  // running mean: a sum of huge values would overflow
   }
   return count > 0.0 ? sum : std::numeric_limits<double>::quiet_NaN();
 }

@@ -1,4 +1,4 @@
-// Values over steps, and fewer of them that draw the same.
+// Values over steps, and thinned versions of them that look the same when drawn.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@ namespace switchyard::train {
 
 struct Point {
   double step = 0.0;
-  double value = 0.0;  // not finite: a gap
+  double value = 0.0;  // a gap if not finite
 };
 
 using Series = std::vector<Point>;
 
 Series series_of(std::span<const StepRecord> steps, double (*value)(const StepRecord&));
 
-// At most `most` points, the least and the greatest of every stretch among them.
+// Returns at most `most` points, including the minimum and maximum of every stretch.
 Series thinned(const Series& series, std::size_t most);
 
-// Means of the finite values of up to `window` points around a point, at no more than `most`
-// places; gaps, the first and the last point stay as they are.
+// Returns centred moving averages of the finite values, each over up to `window` points, at no more
+// than `most` places. Gaps and the first and last points stay as they are.
 Series smoothed(const Series& series, std::size_t window, std::size_t most);
 
 }  // namespace switchyard::train

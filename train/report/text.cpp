@@ -10,15 +10,15 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// What may begin a character of more than one byte, and what its second byte may be: the rest of
-// the table of well-formed sequences in the Unicode standard (others follow in 80..BF).
+// The lead bytes of multi-byte characters and the allowed range of the second byte, from the
+// Unicode table of well-formed sequences. Further bytes are 80..BF.
 struct Lead {
   std::uint8_t first, last;
   std::size_t length;
   std::uint8_t second_from, second_to;
 };
 constexpr std::array<Lead, 9> kLeads{{
-    {0xC2, 0xC2, 2, 0xA0, 0xBF},  // U+0080 to U+009F are controls too
+    {0xC2, 0xC2, 2, 0xA0, 0xBF},  // excludes U+0080 to U+009F, which are controls too
     {0xC3, 0xDF, 2, 0x80, 0xBF},
     {0xE0, 0xE0, 3, 0xA0, 0xBF},
     {0xE1, 0xEC, 3, 0x80, 0xBF},
@@ -30,11 +30,12 @@ constexpr std::array<Lead, 9> kLeads{{
 }};
 
 struct Character {
-  std::size_t length = 1;  // what it takes of the bytes
+  std::size_t length = 1;  // bytes consumed
   bool is_valid = false;
 };
 
-// Of more than one byte. What is broken takes as many bytes as could have begun a character.
+// Decodes a multi-byte character. A broken one consumes the bytes that could have started a
+// character.
 Character character_at(std::string_view bytes) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(bytes[i]); };
   const auto* lead = std::find_if(kLeads.begin(), kLeads.end(), [&](const Lead& l) {
@@ -74,7 +75,7 @@ void append_ascii(std::string& text, char c) {
     text += "\xE2\x90\xA1";  // U+2421
   } else if (c >= ' ' || c == '\t' || c == '\n') {
     text += c;
-  } else {  // U+2400 and on are pictures of the controls, in order
+  } else {  // U+2400 onwards are pictures of the controls, in order
     text += "\xE2\x90";
     text += static_cast<char>(0x80 + c);
   }

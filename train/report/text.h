@@ -1,4 +1,4 @@
-// Arbitrary bytes as text of an HTML page.
+// Turns arbitrary bytes into text for an HTML page.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace switchyard::train {
 
-// Valid UTF-8 that stands for itself between tags and in quoted attributes: what is not UTF-8
-// becomes U+FFFD, and control characters but tab and line feed become visible.
+// Returns valid UTF-8, escaped for use between tags and in quoted attributes. Invalid UTF-8 becomes
+// U+FFFD, and control characters other than tab and line feed become visible.
 std::string escaped(std::string_view bytes);
 
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// The report's sums over the run: time by stage, bytes by kind.
+// The report's totals: time by stage, bytes by kind.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The report's texts that come from outside: the sample and the configuration.
+// The report's free text: the sample and the configuration.
 #include <fmt/format.h>
 
 #include "report/sections.h"

@@ -1,4 +1,4 @@
-// Puts a report in place of the one before at once, or leaves that alone.
+// Replaces the previous report atomically, or leaves it untouched on failure.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -24,7 +24,7 @@ auto retried(const Call& call) {
   return result;
 }
 
-// These return the error's number, 0 if there was none.
+// The functions below return an errno value, or 0 on success.
 int write_whole(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const auto written = retried([&] { return ::write(file, bytes.data(), bytes.size()); });
@@ -41,7 +41,7 @@ int sync_file(int file) {
 int close_file(int file) { return ::close(file) == 0 ? 0 : errno; }
 
 int write_new_file(const fs::path& path, std::string_view bytes) {
-  constexpr mode_t kMode = 0666;  // less what the user's mask takes away
+  constexpr mode_t kMode = 0666;  // minus the umask
   const int file = retried(
       [&] { return ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kMode); });
   if (file < 0) return errno;
@@ -60,21 +60,21 @@ int replace_file(const fs::path& path, std::string_view bytes) {
   return reason;
 }
 
-// A pipe that nobody reads is an error: waiting for a reader would stop the run.
+// Fails if nobody reads the pipe: waiting for a reader would stall the run.
 int write_in_place(const fs::path& path, std::string_view bytes) {
   const int file = retried([&] {
     return ::open(path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   });
   if (file < 0) return errno;
-  int reason = ::fcntl(file, F_SETFL, O_APPEND) == 0 ? 0 : errno;  // a slow reader is waited for
+  int reason = ::fcntl(file, F_SETFL, O_APPEND) == 0 ? 0 : errno;  // block on a slow reader
   if (reason == 0) reason = write_whole(file, bytes);
   const int closing = close_file(file);
   return reason != 0 ? reason : closing;
 }
 
-// Where links lead, whether anything is there or not.
+// Resolves symlinks, even if the final target does not exist.
 fs::path followed(fs::path path) {
-  constexpr int kMostLinks = 40;  // as the kernel has it
+  constexpr int kMostLinks = 40;  // the kernel's limit
   std::error_code error;
   for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
     path = path.parent_path() / fs::read_symlink(path, error);
@@ -87,8 +87,8 @@ bool is_open_as(int file, const struct stat& info) {
   return ::fstat(file, &own) == 0 && own.st_dev == info.st_dev && own.st_ino == info.st_ino;
 }
 
-// Only a file, or nothing, makes room for another: not a device or a pipe, nor the log that
-// /dev/stdout leads to. (rename refuses a folder by itself.)
+// Replaces only a regular file or a missing one. Writes directly to devices, pipes and whatever
+// stdout or stderr lead to, such as a log. (rename refuses a folder by itself.)
 int put_file(const fs::path& path, std::string_view bytes) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {

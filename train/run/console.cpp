@@ -25,14 +25,14 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// 80 where nobody knows.
+// Returns the terminal's width in columns, or 80 if it is unknown.
 std::size_t width_of(std::FILE* out) {
   winsize size{};
   const bool is_known = ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return is_known ? size.ws_col : 80;
 }
 
-// Waits for that a little while; a pipe then takes a line whole.
+// Waits briefly until `out` can take more. A pipe then takes a whole line.
 bool takes_more(std::FILE* out) {
   constexpr int kMilliseconds = 50;
   pollfd watch{::fileno(out), POLLOUT, 0};
@@ -70,7 +70,7 @@ nlohmann::ordered_json json_of(const StepRecord& r) {
           {"ran_again", r.ran_again > 0}};
 }
 
-// {"name": values}; paths may not be UTF-8.
+// Formats {"name": values}. Replaces invalid UTF-8, which paths may contain.
 std::string object_line(const char* name, const nlohmann::ordered_json& values) {
   return nlohmann::ordered_json{{name, values}}.dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -138,7 +138,7 @@ void Console::finish() {
   line_is_open_ = false;
 }
 
-// The first and the last step are shown always.
+// Always true for the first and the last step.
 bool Console::is_due(const StepRecord& record) {
   const double now = output_.clock();
   const double pause = mode_ == ConsoleMode::live ? kLiveSeconds : kPlainSeconds;
@@ -149,7 +149,7 @@ bool Console::is_due(const StepRecord& record) {
 
 void Console::print(const std::string& line) { put(output_.out, line + '\n'); }
 
-// A run goes on where nobody can be told of it.
+// Ignores write errors: the run continues even if its output is lost.
 void Console::put(std::FILE* out, const std::string& text) const {
   while (!takes_more(out)) {
     if (output_.is_in_a_hurry && output_.is_in_a_hurry()) return;
@@ -158,7 +158,7 @@ void Console::put(std::FILE* out, const std::string& text) const {
   std::fflush(out);
 }
 
-// The time that is left goes by this run's steps: one that was resumed has not done them all.
+// The ETA uses only the steps of this run, since a resumed run did not time the earlier ones.
 std::string Console::line_of(const StepRecord& record) const {
   const auto left = static_cast<double>(steps_ - record.step);
   return fmt::format("step {}/{}  loss {:.3f}  {} tokens/s  balance {:.2f}  ETA {}", record.step,

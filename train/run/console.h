@@ -1,4 +1,4 @@
-// What a run shows while it goes on: a live line on a terminal, plain lines elsewhere, or JSON.
+// Progress output of a run: a live line on a terminal, plain lines elsewhere, or JSON.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,35 @@
 namespace switchyard::train {
 
 enum class ConsoleMode {
-  live,   // one line that is replaced
-  plain,  // a line now and then, never more often than every two seconds
-  json,   // an object a step
+  live,   // one line, redrawn in place
+  plain,  // a line at most every two seconds
+  json,   // an object per step
 };
 
-// Where it is shown, and the time in seconds since whenever.
+// The output streams and the clock, in seconds from any origin.
 struct ConsoleOutput {
   std::FILE* out = stdout;
-  std::FILE* aside = stderr;           // for people, where `out` is for programs
-  std::function<double()> clock = {};  // none: the real one
-  // Whether what cannot be shown at once is not to be waited for; none: never. A launcher that
-  // ends its ranks may read nothing from them any more.
+  std::FILE* aside = stderr;           // for people when `out` is for programs
+  std::function<double()> clock = {};  // if empty, the real time
+  // If this returns true, output that would block is dropped; if empty, output always waits. A
+  // launcher that is ending its ranks may have stopped reading from them.
   std::function<bool()> is_in_a_hurry = {};
 };
 
-// Of rank 0; other ranks have none.
+// Exists on rank 0 only.
 class Console {
  public:
   Console(ConsoleMode mode, std::int64_t steps, ConsoleOutput output = {});
-  // live on a terminal, plain elsewhere.
+  // Returns `live` on a terminal that can erase lines, `plain` elsewhere.
   static ConsoleMode mode_of_this_terminal();
 
   void step(const StepRecord& record);
   void held_out(const HeldOutRecord& record);
-  // A line of its own, fit for a terminal; with JSON on the standard error.
+  // Prints a separate line of text for people. In JSON mode it goes to stderr.
   void say(const std::string& line);
-  // The end of a run, as an object; for people it has been said.
+  // Prints the result as a JSON object. A no-op in other modes, where the run has said it already.
   void result(double held_out_loss, double bigram_loss, const std::string& report);
-  // A run that was stopped, likewise; `folder` is empty if nothing is saved.
+  // Reports a stopped run in the same way. `folder` is empty if nothing is saved.
   void stopped(std::int64_t step, const std::string& folder);
   // Removes the live line.
   void finish();
@@ -53,8 +53,8 @@ class Console {
   ConsoleMode mode_;
   std::int64_t steps_;
   ConsoleOutput output_;
-  double last_shown_ = -1e9;  // seconds on the clock
-  double seconds_ = 0.0;      // of the steps so far
+  double last_shown_ = -1e9;  // clock time in seconds
+  double seconds_ = 0.0;      // total time of the steps so far
   std::int64_t counted_ = 0;
   bool line_is_open_ = false;
 };

@@ -21,8 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kFloat = sizeof(float);
-constexpr std::int64_t kBetweenTwoRanks = 24 * 1024;  // measured, 100 to 400 ranks
-constexpr std::int64_t kOfARank = 1 << 20;            // its threads and what they keep, measured
+constexpr std::int64_t kBetweenTwoRanks = 24 * 1024;  // measured with 100 to 400 ranks
+constexpr std::int64_t kOfARank = 1 << 20;            // its threads and their caches, measured
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
 int expert_ranks_of(const MeshConfig& mesh, int num_ranks) {
@@ -30,7 +30,7 @@ int expert_ranks_of(const MeshConfig& mesh, int num_ranks) {
   return axes[1].size * (mesh.expert_axes.size() > 1 ? axes[2].size : 1);
 }
 
-// Every rank makes the whole model before it gives up what others own.
+// Every rank creates the whole model before it frees the parameters that other ranks own.
 std::int64_t parameter_bytes(const ModelConfig& config, const Spread& spread, int expert_ranks,
                              int num_sets) {
   const ModelSize size = size_of(config);
@@ -39,7 +39,7 @@ std::int64_t parameter_bytes(const ModelConfig& config, const Spread& spread, in
   return (BoundedCount(most) * kFloat * spread.ranks_here).value();
 }
 
-// Of a token and its picks, over all layers.
+// Returns the floats that a token and its picks keep, over all layers.
 BoundedCount step_floats(const ModelConfig& c) {
   const BoundedCount h = c.hidden;
   const BoundedCount with_experts = c.layers / c.moe_every;
@@ -54,7 +54,8 @@ BoundedCount between_ranks(const Spread& spread) {
          BoundedCount(spread.ranks_here) * kOfARank;
 }
 
-// The number behind the first word of a line, or all of a file's; none: it says no such thing.
+// Returns the number after `name` at the start of a line, or the file's first number if `name` is
+// empty. Returns nullopt if there is none.
 std::optional<std::int64_t> number_in(const fs::path& path, std::string_view name = {}) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -75,7 +76,7 @@ std::int64_t left_by(const fs::path& group, const char* limit_name, const char* 
   return std::max<std::int64_t>(0, *limit - *usage + std::min(*usage, reclaimed));
 }
 
-// Of the group and all that it is in.
+// Returns the memory left in a control group, limited by all of its ancestors.
 std::int64_t left_by_groups(const fs::path& mount, std::string path, bool is_unified) {
   std::int64_t left = kUnlimited;
   for (;;) {
@@ -113,7 +114,7 @@ MemoryNeed memory_of_training(const TrainConfig& config, const Spread& spread,
 
 MemoryNeed memory_of_sampling(const ModelConfig& config, const Spread& spread,
                               std::int64_t tokens) {
-  constexpr int kSets = 2;  // values, and gradients that a model has anyway
+  constexpr int kSets = 2;  // values, and the gradients that a model always has
   const BoundedCount of_a_token = 8 * BoundedCount(config.hidden) + kVocabulary;
   return {.parameters = parameter_bytes(config, spread, spread.ranks, kSets),
           .step = (of_a_token * tokens * kFloat).value(),
@@ -127,7 +128,8 @@ std::int64_t available_memory(const fs::path& root) {
   if (const auto free = number_in(meminfo, "MemAvailable:")) {
     available = (*free + number_in(meminfo, "SwapFree:").value_or(0)) * kKilobyte;
   }
-  // "0::/user.slice" of the unified hierarchy, "5:memory:/docker/17" of one for memory alone.
+  // Lines look like "0::/user.slice" (unified hierarchy) or "5:memory:/docker/17" (memory
+  // controller).
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const auto first = line.find(':');

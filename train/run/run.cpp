@@ -27,7 +27,7 @@
 namespace switchyard::train {
 namespace {
 
-constexpr std::int64_t kLoadRecords = 200;  // of a run
+constexpr std::int64_t kLoadRecords = 200;  // per run, about
 
 Device device_of(const TrainConfig& config, int num_ranks) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -44,7 +44,7 @@ std::shared_ptr<const Corpus> read_corpus(Communicator& world, const std::string
   return corpus;
 }
 
-// mpirun gives a rank a terminal of its own, wherever the output goes in the end.
+// mpirun gives each rank a terminal of its own, wherever the output ends up.
 ConsoleMode mode_of(const TrainConfig& config, const Communicator& world) {
   if (config.json) return ConsoleMode::json;
   return world.backend() == "mpi" ? ConsoleMode::plain : Console::mode_of_this_terminal();
@@ -99,7 +99,7 @@ class Run {
   RunEnd end() {
     if (stopped_) {
       say_stopped();
-      world_.barrier();  // a launcher may end the others when one has left
+      world_.barrier();  // a launcher may kill the others once one has left
       return RunEnd::stopped;
     }
     evaluate();
@@ -186,7 +186,7 @@ class Run {
     return summary;
   }
 
-  // Before the first step an error costs nothing.
+  // Writes the first report. An error throws: before the first step, failing costs nothing.
   void begin_report() {
     if (config_.report.empty()) return;
     const RunSummary summary = summary_of_now();
@@ -195,7 +195,7 @@ class Run {
     });
   }
 
-  // Later a run is worth more than its report.
+  // Writes a later report. An error only warns: the run is worth more than its report.
   void write_report() {
     if (config_.report.empty()) return;
     const RunSummary summary = summary_of_now();
@@ -215,7 +215,7 @@ class Run {
     }
   }
 
-  // Empty: there is none, or not its last version.
+  // Returns an empty string if there is no report, or if its last update failed.
   std::string written_report() const {
     return report_error_.empty() ? config_.report : std::string();
   }
@@ -251,8 +251,8 @@ class Run {
   double seconds_before_ = 0.0;  // of the steps before the run was resumed
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
-  std::string report_error_;         // of the last attempt, on rank 0
-  std::set<std::string> warned_of_;  // each is said once
+  std::string report_error_;         // of the last attempt; on rank 0
+  std::set<std::string> warned_of_;  // each is reported once
   bool stopped_ = false;
 };
 

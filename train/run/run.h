@@ -1,4 +1,4 @@
-// `switchyard train`: a run from beginning, or checkpoint, to its report.
+// `switchyard train`: a run from its start or a checkpoint to its report.
 #pragma once
 
 #include "options/config.h"
@@ -8,11 +8,12 @@ namespace switchyard::train {
 
 enum class RunEnd {
   completed,
-  stopped,  // by a signal, after a step
+  stopped,  // by a signal, at the end of a step
 };
 
-// Collective over `world`. Prints what the user sees, on rank 0. StopSignals end it after the step,
-// with a checkpoint if it saves any; it returns when all ranks have done so.
+// Runs training; rank 0 prints the output. A signal (StopSignals) ends the run after the current
+// step, with a checkpoint if the run saves any. Returns once all ranks have finished. Collective
+// over `world`.
 RunEnd run(Communicator& world, const TrainConfig& config);
 
 }  // namespace switchyard::train

@@ -9,7 +9,8 @@
 namespace switchyard::train {
 namespace {
 
-// One sequence on the ranks of the first data rank, cut over sp; all others have none.
+// Returns one sequence, cut over "sp", on the ranks with dp = ep = 0. All other ranks get no
+// tokens.
 TokenBatch only_sequence(Mesh& mesh, std::string_view window) {
   const auto length = static_cast<std::int64_t>(window.size());
   const bool has_it = mesh.coordinate("dp") == 0 && mesh.coordinate("ep") == 0;
@@ -35,7 +36,7 @@ std::uint8_t pick_byte(std::span<const float> logits, float temperature, double 
   const auto likeliest = std::ranges::max_element(logits);
   const auto best = static_cast<std::uint8_t>(likeliest - logits.begin());
   if (temperature <= 0.0F) return best;
-  std::array<double, kVocabulary> up_to{};  // of each byte and those below it, not normalised
+  std::array<double, kVocabulary> up_to{};  // cumulative, not normalised
   double sum = 0.0;
   for (std::size_t i = 0; i < up_to.size(); ++i) {
     const double above = static_cast<double>(logits[i]) - static_cast<double>(*likeliest);
@@ -54,7 +55,7 @@ std::string sample(Transformer& model, std::string_view prompt, const SampleOpti
     const auto seen = std::string_view(text).substr(text.size() - std::min(text.size(), context));
     const auto batch = only_sequence(model.mesh(), seen);
     const Tensor logits = model.logits(batch);
-    std::int32_t byte = -1;  // of the one rank that has the last token; others: less than any
+    std::int32_t byte = -1;  // set on the one rank that has the last token
     if (has_last_token(batch)) {
       const auto last = logits.view().slice(logits.rows() - 1, logits.rows());
       byte = pick_byte(last.span<float>(), options.temperature,

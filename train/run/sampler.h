@@ -1,4 +1,4 @@
-// Text from a model.
+// Samples text from a model.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,16 @@ struct SampleOptions {
   std::int64_t bytes = 400;
   float temperature = 0.7F;  // 0: always the likeliest byte
   std::uint64_t seed = 1;
-  std::function<void(char)> on_byte = {};  // if given, called on every rank as each is known
+  std::function<void(char)> on_byte = {};  // if set, called on every rank for each new byte
 };
 
-// Collective; the same text on every rank. What follows the prompt, byte by byte; an empty prompt
-// stands for a newline. Only the last config().context bytes are seen.
+// Returns the text that follows the prompt, sampled byte by byte, the same on every rank. An empty
+// prompt stands for a newline. The model sees only the last config().context bytes. Collective.
 std::string sample(Transformer& model, std::string_view prompt, const SampleOptions& options);
 
-// The byte that a number u in [0, 1) picks by logits [V]: the probabilities are those of
-// logits / temperature. 0: the likeliest, the lowest of equals.
+// Returns the byte that u in [0, 1) selects by the logits [V], with the probabilities
+// softmax(logits / temperature). With temperature 0 returns the likeliest byte, the lowest of
+// equals.
 std::uint8_t pick_byte(std::span<const float> logits, float temperature, double u);
 
 }  // namespace switchyard::train

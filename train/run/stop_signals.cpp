@@ -11,8 +11,8 @@
 namespace switchyard::train {
 namespace {
 
-// Signals reach a process, not an object.
-std::atomic<std::int64_t> g_noted{0};  // when, in nanoseconds; 0: none yet
+// Globals, as signals reach a process and not an object.
+std::atomic<std::int64_t> g_noted{0};  // time of the first signal in nanoseconds; 0: none yet
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "it is set by a signal handler");
 std::mutex g_mutex;
 int g_users = 0;
@@ -23,7 +23,7 @@ constexpr std::int64_t kSecond = 1'000'000'000;
 
 std::int64_t nanoseconds_now() {
   timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);  // which a handler may call, unlike those of chrono
+  ::clock_gettime(CLOCK_MONOTONIC, &now);  // async-signal-safe, unlike std::chrono
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
@@ -34,7 +34,7 @@ void note(int number) {
   const bool is_first = g_noted.compare_exchange_strong(first, now);
   if (!is_first && number == SIGINT && now - first >= kSecond) {
     std::signal(number, SIG_DFL);
-    std::raise(number);  // on return from here
+    std::raise(number);  // delivered when the handler returns
   }
   errno = error;
 }

@@ -1,13 +1,14 @@
-// Signals as a wish to stop after the step.
+// Turns signals into a request to stop after the current step.
 #pragma once
 
 namespace switchyard::train {
 
-// While one lives, SIGINT, SIGTERM, SIGHUP (unless it is ignored, as by nohup) and SIGUSR1 (which
-// mpirun passes on at once, and schedulers send ahead of time) are only noted. Another SIGINT a
-// second later, or more, ends the process as ever: a launcher that sends one signal twice has not
-// asked for that. SIGPIPE is ignored: a run goes on where nobody listens. Where several live (ranks
-// of one process), the last restores what was before.
+// While an instance exists, SIGINT, SIGTERM, SIGHUP (unless it is ignored, as by nohup) and SIGUSR1
+// (which mpirun forwards at once, and schedulers send ahead of time) are only recorded. Another
+// SIGINT at least a second later ends the process as usual; an earlier one does not, as a launcher
+// may send the same signal twice. SIGPIPE is ignored, so a run continues when nobody reads its
+// output. If there are several instances (ranks of one process), the last one restores the previous
+// handlers.
 class StopSignals {
  public:
   StopSignals();

@@ -26,7 +26,7 @@ RunSummary summarise(Trainer& trainer, double seconds) {
   Transformer& model = trainer.model();
   TrainConfig config = trainer.config();
   summary.title = describe(trainer.mesh());
-  config.mesh.ep = trainer.mesh().size("ep");  // 0 leaves it to be computed
+  config.mesh.ep = trainer.mesh().size("ep");  // replaces 0, which means automatic
   for (const Option& option : options_of(config)) {
     summary.configuration.emplace_back(option.name, option.get());
   }

@@ -1,4 +1,4 @@
-// What a run's report says, gathered from its ranks.
+// Gathers the contents of a run's report from its ranks.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace switchyard::train {
 // "4 ranks (threads): dp 1 x ep 4 x sp 1"
 std::string describe(const Mesh& mesh);
 
-// Collective. All but held-out and bigram losses, prompt and sample. `seconds` are
-// those of the whole run.
+// Returns everything except the held-out and bigram losses, the prompt and the sample. `seconds` is
+// the time of the whole run. Collective.
 RunSummary summarise(Trainer& trainer, double seconds);
 
 }  // namespace switchyard::train

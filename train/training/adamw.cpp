@@ -12,7 +12,7 @@
 namespace switchyard::train {
 namespace {
 
-// In an order that depends on the length alone.
+// Adds squares in an order that depends only on the length.
 double square_sum(std::span<const float> values) {
   std::array<double, 8> sums{};
   std::size_t i = 0;
@@ -37,11 +37,11 @@ struct Moments {
 
 struct Factors {
   float beta1, beta2;
-  float rate;           // with the first moment's correction
-  float inverse_bias2;  // the second moment's
+  float rate;           // includes the first moment's bias correction
+  float inverse_bias2;  // the second moment's bias correction
   float epsilon;
   float decay;  // 1 − rate · weight decay
-  float scale;  // of gradients
+  float scale;  // factor of gradients
 };
 
 void update_range(const Moments& m, const Factors& f, std::int64_t first, std::int64_t last) {
@@ -74,7 +74,7 @@ double gradient_norm(ParameterSet& gradients, Communicator& experts) {
   for (const MoeBlock& block : gradients.blocks()) {
     num_experts = std::max(num_experts, static_cast<std::size_t>(block.placement.num_experts()));
   }
-  // By layer and expert, so that the order of addition does not depend on who owns which.
+  // Indexed by layer and expert, so that the order of addition does not depend on who owns which.
   std::vector<double> by_expert(gradients.layers().size() * num_experts);
   double total = 0.0;
   for (const ParameterView& view : gradients.views()) {

@@ -1,4 +1,4 @@
-// AdamW, its learning rate over time, and clipping by the norm of all gradients.
+// AdamW, its learning-rate schedule, and clipping by the norm of all gradients.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace switchyard::train {
 
-// Of step `step`, counted from 0: up to the highest in equal parts over the warm-up, then along a
-// cosine to the final rate in the last of `steps`.
+// Returns the rate of `step`, counted from 0. It rises linearly to the peak during the warm-up,
+// then follows a cosine to the final rate in the last of `steps`.
 float learning_rate(const OptimizerConfig& config, std::int64_t step, std::int64_t steps);
 
-// The norm over all parameters of gradients that are reduced already; each expert's part counts
-// once, by its owner. Collective over `experts`, the ranks that experts are divided over; does not
-// depend on how they are.
+// Returns the norm over all parameters of gradients that are already reduced. Each expert counts
+// once, on its owner. Collective over `experts`, the ranks that experts are divided over; the
+// result does not depend on how they are divided.
 double gradient_norm(ParameterSet& gradients, Communicator& experts);
 
 class AdamW {
@@ -24,7 +24,7 @@ class AdamW {
   AdamW(const OptimizerConfig& config, const ParameterSet& values)
       : config_(config), first_(values.like()), second_(values.like()) {}
 
-  // `step` counts from 0; gradients are scaled by `scale` first.
+  // `step` counts from 0. Gradients are multiplied by `scale` first.
   void update(Compute& compute, ParameterSet& values, ParameterSet& gradients, std::int64_t step,
               float rate, float scale);
 

@@ -1,4 +1,4 @@
-// What a run was like, for its report and for other tools.
+// The record of a run, for its report and for other tools.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@ namespace switchyard::train {
 // over all ranks, and means over the steps where there are several.
 struct StepRecord {
   std::int64_t step = 0;  // counted from 1
-  double loss = 0.0;      // cross-entropy, nats a byte
+  double loss = 0.0;      // cross-entropy, nats per byte
   double balance_loss = 0.0;
   double z_loss = 0.0;
   float learning_rate = 0.0F;
   double gradient_norm = 0.0;
   double seconds = 0.0;
   double tokens_per_second = 0.0;
-  double balance = 1.0;          // rows of the fullest expert / mean, the worst layer
-  double gemm_share = 0.0;       // of the ranks' time
-  double moe_seconds = 0.0;      // in MoE layers, mean over ranks
-  double moe_gflops = 0.0;       // that the experts' products of all ranks reach in that time
-  std::int64_t bytes_moved = 0;  // that ranks sent each other
+  double balance = 1.0;          // rows of the fullest expert / mean, in the worst layer
+  double gemm_share = 0.0;       // share of the ranks' time spent in matrix products
+  double moe_seconds = 0.0;      // spent in MoE layers, mean over ranks
+  double moe_gflops = 0.0;       // rate of the experts' products of all ranks in that time
+  std::int64_t bytes_moved = 0;  // sent between ranks
   std::int64_t ran_again = 0;    // steps whose bounded buffers overflowed
 };
 
@@ -35,9 +35,9 @@ struct HeldOutRecord {
   double loss = 0.0;
 };
 
-// How many picks each expert got between the record before and this one.
+// The number of picks of each expert since the previous record.
 struct LoadRecord {
-  std::int64_t step = 0;                         // the last that is counted
+  std::int64_t step = 0;                         // the last step counted
   std::vector<std::vector<std::int64_t>> picks;  // [MoE layers][experts]
 };
 
@@ -69,22 +69,22 @@ struct History {
   }
 };
 
-// All that a report shows.
+// Everything that a report shows.
 struct RunSummary {
   std::string title;  // "4 ranks (threads): dp 1 x ep 4 x sp 1"
   std::vector<std::pair<std::string, std::string>> configuration;  // in order
-  std::vector<int> moe_layers;                                     // which layers have experts
+  std::vector<int> moe_layers;                                     // layers that have experts
   History history;
   double held_out_loss = 0.0;
   double bigram_loss = 0.0;
-  double seconds = 0.0;                // of the whole run
+  double seconds = 0.0;                // the whole run
   std::int64_t tokens = 0;             // trained on
-  std::int64_t parameters = 0;         // of the whole model
-  std::int64_t active_parameters = 0;  // that one token uses
-  // The steps that the following are about: of a run that was resumed, those since then.
+  std::int64_t parameters = 0;         // the whole model
+  std::int64_t active_parameters = 0;  // used by one token
+  // The number of steps that the fields below cover: in a resumed run, those since it was resumed.
   std::int64_t measured_steps = 0;
-  std::vector<StageTime> stages;                            // mean over ranks, of all steps
-  std::vector<std::pair<std::string, std::int64_t>> bytes;  // by what they were, over all ranks
+  std::vector<StageTime> stages;                            // mean over ranks, all steps together
+  std::vector<std::pair<std::string, std::int64_t>> bytes;  // by kind, over all ranks
   std::string prompt;
   std::string sample;  // follows the prompt
 };

@@ -26,7 +26,7 @@ double total(const StageTimes& times) {
   return sum;
 }
 
-// Rows of the fullest expert over the mean, of the layer where that is worst.
+// Returns the rows of the fullest expert divided by the mean, for the layer where this is worst.
 double worst_balance(const std::vector<PickCounts>& layers) {
   double worst = 1.0;
   for (const PickCounts& layer : layers) {
@@ -120,7 +120,7 @@ void Trainer::update_parameters(StepRecord& record) {
   model_.add_time("optimizer", seconds_since(begin));
 }
 
-// On every rank alike; parameters are still those of the step before.
+// All ranks throw the same error. Parameters are still those of the previous step.
 void Trainer::throw_diverged() const {
   const OptimizerConfig& o = config_.optimizer;
   const auto clip = o.clip > 0.0F ? fmt::format("a --clip below {}", o.clip) : "--clip 1";
@@ -171,7 +171,7 @@ void Trainer::finish(StepRecord& record, double loss_share, const Meters& before
   record.tokens_per_second = tokens / record.seconds;
   record.gemm_share = sums[2] / sums[1];
   record.moe_seconds = sums[3] / ranks;
-  // Three products forward, and two more for each of them backward.
+  // Three products forward, and two backward for each of them.
   const double operations = 9.0 * 2.0 * tokens * static_cast<double>(m.top_k) *
                             static_cast<double>(m.hidden * m.intermediate) *
                             static_cast<double>(load_.size());
@@ -193,7 +193,7 @@ TokenBatch Trainer::next_batch() {
 }
 
 double Trainer::held_out_loss() {
-  // As many sequences at once as in training.
+  // Evaluates as many sequences at once as training uses.
   const auto all = std::span<const std::string_view>(held_out_);
   const auto batch = static_cast<std::size_t>(config_.data.batch);
   double share = 0.0;

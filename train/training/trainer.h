@@ -1,4 +1,4 @@
-// One training run: a model, its optimizer, its data and where it has got to.
+// One training run: a model, its optimizer, its data and its progress.
 #pragma once
 
 #include <chrono>
@@ -16,16 +16,16 @@
 
 namespace switchyard::train {
 
-// Where a run has got to: with the parameters and moments, all that its next step depends on.
+// The progress of a run. With the parameters and moments, it is all that the next step depends on.
 struct Progress {
   std::int64_t step = 0;      // steps done
-  std::int64_t position = 0;  // windows of the text drawn
+  std::int64_t position = 0;  // windows of the text drawn so far
 };
 
-// What ranks sent each other in training, over all of them.
+// Bytes that ranks sent each other in training, summed over ranks.
 struct MovedBytes {
   std::int64_t tokens = 0;     // rows of MoE layers, there and back
-  std::int64_t gradients = 0;  // and the few numbers that are summed with them
+  std::int64_t gradients = 0;  // includes the few numbers that are summed with them
   std::int64_t sequences = 0;  // keys and values, and their gradients
 };
 
@@ -37,23 +37,24 @@ class Trainer {
   StepRecord step();
   double held_out_loss();
   double bigram_loss() const;
-  // [MoE layers][experts]: picks since this was last called.
+  // Returns the picks since the last call, [MoE layers][experts].
   std::vector<std::vector<std::int64_t>> take_load();
 
   const TrainConfig& config() const { return config_; }
   Mesh& mesh() { return mesh_; }
   Transformer& model() { return model_; }
   AdamW& optimizer() { return optimizer_; }
-  std::vector<LoadBalancer>& balancers() { return balancers_; }  // [MoE layers]; others: none
+  // [MoE layers]; empty unless the balance is Balance::bias.
+  std::vector<LoadBalancer>& balancers() { return balancers_; }
   Progress& progress() { return progress_; }
   History& history() { return history_; }
   const Corpus& corpus() const { return corpus_; }
-  // Of the steps that were made here, not those before a checkpoint; so is model().times().
+  // Covers the steps made by this object, not those before a checkpoint; so does model().times().
   const MovedBytes& bytes() const { return bytes_; }
   std::int64_t steps_made() const { return steps_made_; }
 
  private:
-  // Of this rank, since it began.
+  // Counters of this rank since it started.
   struct Meters {
     double products = 0.0;  // seconds
     double moe = 0.0;
@@ -62,7 +63,7 @@ class Trainer {
     std::int64_t sequence_bytes = 0;
   };
   Meters read_meters();
-  // The ranks that hold copies of this one's experts.
+  // Returns the ranks that hold copies of this rank's experts.
   Communicator& copies_of_experts();
 
   TokenBatch next_batch();

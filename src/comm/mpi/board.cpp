@@ -1,4 +1,4 @@
-// The shared page and the process watch behind it.
+// The shared page, and the watch on the processes behind it.
 #include "comm/mpi/board.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 namespace switchyard::mpi {
 namespace {
 
-// A rank that waits beats every millisecond or so.
+// A waiting rank beats about once a millisecond; one that has not for this long counts as silent.
 constexpr auto kSilent = std::chrono::milliseconds(500);
 
 constexpr std::int64_t kNoPage = -1;
@@ -46,7 +46,7 @@ Hello make_hello() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   const auto processes = identity_of("/proc/self/ns/pid");
-  // Without /proc no other process can be seen from here.
+  // Without /proc this process cannot see any other, so it counts as a host of its own.
   const auto visible = processes == "none"
                            ? fmt::format("process {} of {}", ::getpid(), ::gethostid())
                            : fmt::format("{} {}", boot_id, processes);
@@ -68,7 +68,7 @@ std::int64_t Board::page_bytes() const {
   return static_cast<std::int64_t>(sizeof(Entry) * hellos_.size());
 }
 
-// Where the page cannot be had, the board sees nobody and deadlines remain.
+// If the page cannot be created, the board sees no peers and only deadlines remain.
 std::int64_t Board::create() {
   if (!is_creator()) return kNoPage;
   try {
@@ -168,7 +168,7 @@ std::optional<Board::CallText> Board::read_call(const Entry& entry, std::uint64_
   const Call& slot = entry.calls[phase % entry.calls.size()];
   if (slot.phase.load() != phase) return std::nullopt;
   CallText call{read_text(slot.name), slot.unit_bytes.load()};
-  if (slot.phase.load() != phase) return std::nullopt;  // overwritten while it was read
+  if (slot.phase.load() != phase) return std::nullopt;  // overwritten while being read
   return call;
 }
 
@@ -230,7 +230,7 @@ Board::Trouble Board::find_trouble(std::uint64_t phase) const {
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
     const Entry* entry = peer(r);
     if (entry != nullptr) {
-      if (entry->completed.load() >= phase) continue;  // it is not waited for
+      if (entry->completed.load() >= phase) continue;  // this rank does not wait for it
       if (entry->state.load() == State::left) {
         return {{r}, fmt::format("rank {} left before it", r)};
       }

@@ -1,5 +1,5 @@
-// A page that the ranks on one host share: who has entered which phase, who gave up, who is alive.
-// MPI reports none of this, and without it a dead peer is a hang.
+// A page shared by the ranks of one host: who has entered which phase, who gave up, who is alive.
+// MPI reports none of this, and without it a dead peer causes a hang.
 #pragma once
 
 #include <array>
@@ -19,57 +19,59 @@
 
 namespace switchyard::mpi {
 
-// What every rank tells the others when a communicator is made.
+// The data that every rank sends to the others when a communicator is made.
 struct Hello {
   std::int64_t pid = 0;
-  std::uint64_t host = 0;  // equal where ranks see each other's processes and shared memory
+  std::uint64_t host = 0;  // equal if ranks see each other's processes and shared memory
 };
 Hello make_hello();
 
 class Board {
  public:
-  // What is known of a peer that keeps this rank from completing a phase.
+  // A problem with peers that keeps this rank from completing a phase.
   struct Trouble {
     std::vector<int> ranks;
-    std::string reason;       // empty: none
-    bool is_relayed = false;  // another rank's words, which name its call already
+    std::string reason;       // empty: no trouble
+    bool is_relayed = false;  // worded by another rank; already names its call
   };
 
   Board(int rank, std::span<const Hello> hellos);
-  // The first rank of a host makes the page, which has no name: the others open it through /proc,
-  // and the kernel frees it with its last user, however the ranks end. Collective: create()
-  // everywhere, an all-gather of what it returns, open() everywhere, a barrier, close() everywhere.
+  // The first rank of a host creates the page. The page has no name: the others open it through
+  // /proc, and the kernel frees it with its last user, however the ranks end. Collective setup:
+  // create() everywhere, an all-gather of its results, open() everywhere, a barrier, close()
+  // everywhere.
   std::int64_t create();
   void open(std::span<const std::int64_t> created);
   void close();
   bool is_open() const { return entries_ != nullptr; }
 
-  // This rank enters a phase of a collective that moves units of so many bytes.
+  // Records that this rank enters a phase of a collective that moves units of `unit_bytes` bytes.
   void enter(std::uint64_t phase, std::string_view call, std::int64_t unit_bytes);
   void complete(std::uint64_t phase);
   // Adds to waits [size] how much later than this rank each peer entered the phase, which is
-  // complete here. Peers on other hosts add nothing, nor does one that is not in the phase yet, as
-  // a broadcast allows, or whose entry has made room for a later one.
+  // complete here. Skips peers on other hosts, peers that have not entered yet (as a broadcast
+  // allows), and peers whose record has been overwritten by a later phase.
   void add_waits(std::uint64_t phase, std::span<std::chrono::nanoseconds> waits) const;
   void beat();
-  // `culprits` are the ranks whose fault it is, so that peers can name them; none: not known.
+  // `culprits` are the ranks at fault, so that peers can name them; empty if not known.
   void give_up(std::string_view reason, std::span<const int> culprits);
   void leave();
 
-  // A peer that entered this phase with another call, or other sizes, than this rank; or that gave
-  // up in it: MPI may complete it here all the same.
+  // Finds a peer that entered this phase with a different call or size, or gave up before
+  // completing it. MPI may complete the phase here all the same.
   Trouble find_breach(std::uint64_t phase) const;
-  // That, or a peer that has left or died, so that the phase cannot end.
+  // Like find_breach(), but also finds a peer that has left or died, so that the phase cannot end.
   Trouble find_trouble(std::uint64_t phase) const;
-  // Whether every peer that can be seen has entered the phase.
+  // True if every visible peer has entered the phase.
   bool has_all(std::uint64_t phase) const;
-  // Peers that have not entered the phase, or show no life in it: whom to name at the deadline.
+  // Returns the peers to name at the deadline: those that have not entered the phase or show no
+  // sign of life in it.
   std::vector<int> find_missing(std::uint64_t phase) const;
-  // Peers of which nothing is known: they are on other hosts.
+  // Returns the peers that cannot be seen: they are on other hosts.
   std::vector<int> find_unseen() const;
 
  private:
-  using Clock = std::chrono::steady_clock;  // the same for all processes of a host
+  using Clock = std::chrono::steady_clock;  // shared by all processes of a host
   enum class State : std::uint32_t { unknown, joined, gave_up, left };
   struct Call {
     std::atomic<std::uint64_t> phase;
@@ -84,7 +86,7 @@ class Board {
     std::atomic<Clock::time_point> last_beat;
     std::array<Call, 8> calls;
     std::array<char, 512> reason;
-    std::array<std::int32_t, 16> culprits;  // the first of them
+    std::array<std::int32_t, 16> culprits;  // at most the first 16
     std::int32_t num_culprits;
   };
 
@@ -106,7 +108,7 @@ class Board {
   int rank_;
   std::vector<Hello> hellos_;
   int creator_ = 0;
-  std::vector<std::shared_ptr<const ProcessWatch>> watches_;  // null for other hosts, and this rank
+  std::vector<std::shared_ptr<const ProcessWatch>> watches_;  // null for other hosts and this rank
   std::optional<SharedPages> pages_;
   Entry* entries_ = nullptr;
 };

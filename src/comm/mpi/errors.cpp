@@ -10,7 +10,7 @@
 namespace switchyard::mpi {
 namespace {
 
-// The world is one per process, and so is its handler.
+// There is one MPI_COMM_WORLD per process, and so one error handler for it.
 std::mutex g_mutex;
 int g_users = 0;
 MPI_Errhandler g_before = MPI_ERRHANDLER_NULL;

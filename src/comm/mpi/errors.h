@@ -1,4 +1,4 @@
-// MPI's errors: codes that become exceptions, and not the end of the process.
+// Turns MPI's error codes into exceptions, and keeps MPI from ending the process.
 #pragma once
 
 #include <string>
@@ -6,15 +6,15 @@
 
 namespace switchyard::mpi {
 
-// "MPI_Testall failed: MPI_ERR_TRUNCATE: message truncated".
+// Returns text such as "MPI_Testall failed: MPI_ERR_TRUNCATE: message truncated".
 std::string error_text(int code, std::string_view function);
 
-// Throws that as a CommunicationError unless the code is MPI_SUCCESS.
+// Throws a CommunicationError with that text unless `code` is MPI_SUCCESS.
 void check_call(int code, std::string_view function);
 
-// While one lives, MPI returns codes. It asks the world's handler about all that belongs to no
-// communicator, and Open MPI even about a collective under way on another one; that handler may be
-// the caller's own, so it is restored when the last instance in any thread is gone.
+// While an instance lives, MPI returns error codes. MPI uses the world's handler for errors outside
+// any communicator, and Open MPI uses it even for a collective under way on another one. That
+// handler may be the caller's, so the last instance in any thread restores it.
 class ReturnedErrors {
  public:
   ReturnedErrors();

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kBlock = std::int64_t{1} << 30;
 
-// MPI counts in int: a long stretch of bytes is blocks of a gibibyte and a rest.
+// MPI counts in int, so a long range of bytes becomes blocks of 1 GiB and a remainder.
 MPI_Datatype make_bytes_type(std::int64_t bytes) {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   if (bytes <= kBlock) {

@@ -1,4 +1,4 @@
-// A collective under way over MPI, and all the memory that MPI may touch until it ends.
+// An MPI collective in flight, and all the memory that MPI may touch until it ends.
 #pragma once
 
 #include <mpi.h>
@@ -17,10 +17,10 @@ struct Flight {
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
 
-  // Makes `unit` one element of so many bytes; beyond 2³¹ too, where MPI's own counts end.
+  // Makes `unit` one element of `bytes` bytes, which may exceed the 2³¹ limit of MPI's own counts.
   void set_unit(std::int64_t bytes);
-  // The memory itself if it has an owner, who then stays. Memory without one could be gone before a
-  // failed collective is, so MPI gets a copy of it.
+  // Returns the memory itself if it has an owner, and keeps the owner alive. Memory without one
+  // could be freed before a failed collective ends, so MPI gets a staging buffer instead.
   std::byte* borrow_for_send(const std::byte* data, std::int64_t bytes,
                              const std::shared_ptr<const void>& owner);
   std::byte* borrow_for_recv(std::byte* data, std::int64_t bytes,
@@ -30,13 +30,13 @@ struct Flight {
   std::vector<std::shared_ptr<const void>> memory;
   std::vector<int> send_counts, send_offsets, recv_counts, recv_offsets;
   std::vector<std::int64_t> announced, heard;
-  std::int64_t largest_message = 0;  // that this rank sends, in bytes
+  std::int64_t largest_message = 0;  // largest message that this rank sends, in bytes
   MPI_Datatype unit = MPI_DATATYPE_NULL;
-  std::function<void()> check_first;  // run when the first request is complete
+  std::function<void()> check_first;  // runs when the first request is complete
 };
 
-// MPI may write to the memory of a collective that never completed for as long as the process
-// lives, and cannot be told to stop.
+// Keeps the memory until the process ends: MPI may write to the memory of a collective that never
+// completed, and cannot be told to stop.
 void keep_for_good(std::shared_ptr<const void> memory);
 
 }  // namespace switchyard::mpi

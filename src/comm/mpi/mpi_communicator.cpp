@@ -1,4 +1,5 @@
-// Collectives over MPI that end: complete, or with an error that names who is missing.
+// MPI collectives that always end: they complete, or fail with an error that names the missing
+// ranks.
 #include "comm/mpi/mpi_communicator.h"
 
 #include <algorithm>
@@ -19,13 +20,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(1);
-constexpr int kEagerTests = 200;  // polls before a waiting rank offers its core to others
+constexpr int kEagerTests = 200;  // polls before a waiting rank yields its core
 
-// Open MPI copies a message that is longer than its receiver expects past the end of the memory,
-// unless it is a short one. So a rank that sends a longer one than this makes sure first.
+// If a message is longer than its receiver expects, Open MPI writes past the end of the receive
+// buffer unless the message is short. A rank that sends more than this first checks with its peers.
 constexpr std::int64_t kShortMessage = 1024;
 
-// Each rank tells each other, before rows travel: how many it sends, how many it expects, and how
+// Before rows travel, each rank tells every other how many it sends, how many it expects, and how
 // long they are.
 constexpr int kAnnouncement = 3;
 
@@ -65,7 +66,7 @@ int size_of(MPI_Comm comm) {
   return size;
 }
 
-// By rank of `part`: the rank in `whole`.
+// Returns the rank in `whole` of each rank of `part`.
 std::vector<int> ranks_in(MPI_Comm whole, MPI_Comm part) {
   std::vector<int> ranks(static_cast<std::size_t>(size_of(part)));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -82,7 +83,7 @@ std::vector<int> ranks_in(MPI_Comm whole, MPI_Comm part) {
   return result;
 }
 
-// Who has come, before there is a board.
+// Says which ranks have arrived, before there is a board.
 std::string words_for_arrivals(const RollCall& roll_call, std::span<const int> world_ranks) {
   const auto unseen = words_for_unseen(roll_call.find_unseen(world_ranks));
   return unseen.empty() ? "all ranks have come and are alive" : unseen;
@@ -145,7 +146,7 @@ void MpiCommunicator::open_board() {
 
 void MpiCommunicator::check(int code, std::string_view function) const {
   if (code == MPI_SUCCESS) return;
-  throw_trouble(board_->find_trouble(phase_));  // MPI knows its messages, not who is to blame
+  throw_trouble(board_->find_trouble(phase_));  // MPI does not say who is to blame
   throw CommunicationError(fmt::format("{}: {}", current_call(), error_text(code, function)));
 }
 
@@ -179,8 +180,8 @@ void MpiCommunicator::fly(const std::shared_ptr<Flight>& flight, std::int64_t un
     keep_for_good(flight);
     throw;
   }
-  // Complete here, but if a peer made another call of the same shape, or gave up before this rank
-  // came, this is not what was meant.
+  // The collective is complete here, but its result is invalid if a peer made another call of the
+  // same shape, or gave up before this rank entered.
   throw_trouble(board_->find_breach(phase_));
   complete();
 }
@@ -204,7 +205,7 @@ void MpiCommunicator::wait(std::span<MPI_Request> requests, Clock::time_point de
 void MpiCommunicator::wait_for_entries(Clock::time_point deadline) {
   auto next_watch = Clock::now() + kWatchInterval;
   for (int tests = 0; !board_->has_all(phase_); ++tests) {
-    int is_there = 0;  // asked for the progress alone that peers may still need from this rank
+    int is_there = 0;  // unused: the probe only drives progress that peers may need
     check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &is_there, MPI_STATUS_IGNORE),
           "MPI_Iprobe");
     if (tests < kEagerTests) continue;
@@ -252,14 +253,15 @@ Board::Trouble MpiCommunicator::find_early_trouble() const {
   }
   if (!trouble) return {};
   roll_call_->report(*trouble);
-  std::vector<int> culprits;  // none if another group's rank is to blame
+  std::vector<int> culprits;  // empty if a rank of another group is to blame
   for (int r = 0; r < size(); ++r) {
     if (world_ranks_[static_cast<std::size_t>(r)] == trouble->rank) culprits.push_back(r);
   }
   return {std::move(culprits), trouble->reason};
 }
 
-// Where nobody can be named: the ranks that are waited for are on other hosts, or alive.
+// Explains a missed deadline when no rank can be named: the awaited ranks are on other hosts, or
+// alive.
 std::string MpiCommunicator::words_for_unknown() const {
   if (!board_->is_open()) {
     return roll_call_ != nullptr ? words_for_arrivals(*roll_call_, world_ranks_)
@@ -312,8 +314,8 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
       flight->borrow_for_send(send.data, total_of(send.rows) * row_bytes, send.owner);
   auto* to = flight->borrow_for_recv(recv.data, recv_bytes, recv.owner);
 
-  // MPI does not notice a sender and a receiver who count differently, or waits for ever; so the
-  // counts travel beside the rows and are looked at first.
+  // If sender and receiver disagree about counts, MPI may not notice or may hang. The counts
+  // therefore travel beside the rows and are checked first.
   const bool is_short = std::ranges::max(send.rows) * row_bytes <= kShortMessage;
   const auto post_rows = [&] {
     check(MPI_Ialltoallv(from, flight->send_counts.data(), flight->send_offsets.data(),
@@ -339,7 +341,7 @@ void MpiCommunicator::do_all_to_all(const Rows& send, const Rows& recv, std::int
 
 void MpiCommunicator::do_all_gather(const Bytes& send, const Bytes& recv) {
   const auto flight = std::make_shared<Flight>(1);
-  flight->largest_message = recv.bytes;  // some of its algorithms pass on what they have received
+  flight->largest_message = recv.bytes;  // some algorithms forward what they have received
   const auto* from = flight->borrow_for_send(send.data, send.bytes, send.owner);
   auto* to = flight->borrow_for_recv(recv.data, recv.bytes, recv.owner);
   fly(flight, send.bytes, [&] {
@@ -371,7 +373,7 @@ void MpiCommunicator::do_barrier() {
   fly(flight, 0, [&] { check(MPI_Ibarrier(comm_, flight->requests.data()), "MPI_Ibarrier"); });
 }
 
-// All ranks have just been here and alive: MPI_Comm_split has no deadline of its own.
+// MPI_Comm_split has no deadline, but split() has just gathered from all ranks, so they are alive.
 std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   const ReturnedErrors returned;
   enter(0);
@@ -385,7 +387,7 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
     std::packaged_task<std::pair<int, MPI_Comm>()> task(split);
     auto answer = task.get_future();
     std::thread worker(std::move(task));
-    worker.detach();  // one that never returns must not keep this rank
+    worker.detach();  // a call that never returns must not block this rank
     const auto deadline = Clock::now() + timeout();
     while (answer.wait_for(kWatchInterval) != std::future_status::ready) watch_peers(deadline);
     result = answer.get();
@@ -397,7 +399,7 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
   if (result.second == MPI_COMM_NULL) return nullptr;
   try {
     return make(session_, roll_call_, result.second, timeout());
-  } catch (const CommunicationError& error) {  // its ranks are numbers of the new group
+  } catch (const CommunicationError& error) {  // it numbers ranks in the new group
     const auto numbers = ranks_in(comm_, result.second);
     std::vector<int> culprits;
     for (const int r : error.ranks()) culprits.push_back(numbers[static_cast<std::size_t>(r)]);
@@ -424,7 +426,7 @@ Availability availability() {
   return {true, version};
 }
 
-// A duplicate of the world, or an error as soon as a rank has died, or at the deadline.
+// Returns a duplicate of the world. Throws as soon as a rank has died, or at the deadline.
 MPI_Comm duplicate_world(RollCall* roll_call, std::chrono::milliseconds timeout) {
   struct Duplicate {
     MPI_Comm comm = MPI_COMM_NULL;

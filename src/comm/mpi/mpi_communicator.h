@@ -1,5 +1,4 @@
-// Ranks as MPI processes: MPI's own non-blocking collectives, under a deadline and a watch on
-// peers.
+// Ranks as MPI processes: MPI's non-blocking collectives with a deadline and a watch on peers.
 #pragma once
 
 #include <mpi.h>
@@ -19,8 +18,8 @@ namespace switchyard::mpi {
 
 class MpiCommunicator final : public Communicator {
  public:
-  // Takes over `comm`, which is its own alone. Collective. Without a session it is the session's
-  // own. The roll call may be null.
+  // Collective. Takes ownership of `comm`, which nothing else may use. `session` is null for the
+  // communicator that the session itself owns. `roll_call` may be null.
   static std::unique_ptr<MpiCommunicator> make(std::shared_ptr<Session> session,
                                                std::shared_ptr<RollCall> roll_call, MPI_Comm comm,
                                                std::chrono::milliseconds timeout);
@@ -40,19 +39,19 @@ class MpiCommunicator final : public Communicator {
   void do_abort(const std::string& reason, const std::vector<int>& culprits) override;
 
   void open_board();
-  // Begins a phase that moves units of so many bytes.
+  // Starts a phase that moves units of `unit_bytes` bytes.
   void enter(std::int64_t unit_bytes);
-  // Ends it, and counts who was waited for.
+  // Ends the phase and records how long this rank waited for each peer.
   void complete();
-  // Posts a flight's requests and completes them as the next phase, or throws; then the flight and
-  // its memory are kept for good.
+  // Posts a flight's requests and completes them as the next phase. If it throws, the flight and
+  // its memory are kept until the process ends.
   void fly(const std::shared_ptr<Flight>& flight, std::int64_t unit_bytes,
            const std::function<void()>& post);
   void wait(std::span<MPI_Request> requests, std::chrono::steady_clock::time_point deadline);
-  // Until all peers that can be seen are in the phase, and agree about it.
+  // Waits until all visible peers have entered the phase. Throws if they disagree about it.
   void wait_for_entries(std::chrono::steady_clock::time_point deadline);
   void watch_peers(std::chrono::steady_clock::time_point deadline);
-  // A rank that died before the board was open.
+  // Finds a rank that died or gave up before the board was open.
   Board::Trouble find_early_trouble() const;
   std::string words_for_unknown() const;
   void require_heard(const Flight& flight) const;
@@ -62,7 +61,7 @@ class MpiCommunicator final : public Communicator {
   std::shared_ptr<Session> session_;
   std::shared_ptr<RollCall> roll_call_;
   MPI_Comm comm_;
-  std::vector<int> world_ranks_;  // of this group's ranks
+  std::vector<int> world_ranks_;  // world rank of each rank of this group
   std::unique_ptr<Board> board_;
   std::uint64_t phase_ = 0;
 };

@@ -20,11 +20,11 @@
 namespace switchyard::mpi {
 namespace {
 
-// The variables by which a launcher tells a process who it is.
+// The environment variables with which a launcher identifies a process.
 struct Launcher {
   const char* rank;
   const char* size;
-  std::array<const char*, 2> job;  // both together are one job's alone on a host
+  std::array<const char*, 2> job;  // together they identify a job on a host
 };
 constexpr std::array<Launcher, 3> kLaunchers{{
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {"PMIX_NAMESPACE", "PMIX_SERVER_URI2"}},
@@ -59,7 +59,7 @@ std::unique_ptr<RollCall> RollCall::answer() {
     try {
       return std::unique_ptr<RollCall>(
           new RollCall(hash_of(std::span<const char>(job)), *rank, *size));
-    } catch (const Unsupported&) {  // no local sockets: deadlines remain
+    } catch (const Unsupported&) {  // no local sockets: only deadlines remain
       return nullptr;
     }
   }
@@ -68,10 +68,10 @@ std::unique_ptr<RollCall> RollCall::answer() {
 
 struct RollCall::Message {
   int rank = 0;
-  bool asks = false;      // the sender has not heard of the receiver
-  bool gives_up = false;  // if not, the sender is here
+  bool asks = false;      // the sender has not heard from the receiver
+  bool gives_up = false;  // otherwise the sender only says that it is here
   int culprit = kNobody;
-  std::array<char, 192> reason = {};  // ends with 0
+  std::array<char, 192> reason = {};  // NUL-terminated
 };
 
 RollCall::RollCall(std::int64_t job, int rank, int size)

@@ -1,5 +1,5 @@
-// Tells which processes of a job are on this host and alive, before MPI can: MPI_Init waits for all
-// of them without a deadline, and so does the first communicator.
+// Finds out which processes of a job are on this host and alive before MPI can: MPI_Init and the
+// first communicator wait for all of them without a deadline.
 #pragma once
 
 #include <memory>
@@ -15,37 +15,37 @@ namespace switchyard::mpi {
 
 class RollCall {
  public:
-  // Makes this process known to the others of its job. Null where the launcher's environment does
-  // not say which process of which job this is.
+  // Makes this process reachable for the others of its job. Returns null if the launcher's
+  // environment does not identify process and job, or if there are no local sockets.
   static std::unique_ptr<RollCall> answer();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
 
-  // Takes what others have said and asks those not heard of yet, every few milliseconds. Ranks are
-  // the launcher's, which are those of MPI's world.
+  // Reads messages from the others and, every 20 ms, asks the ranks not heard from yet. `ranks` are
+  // the launcher's numbers, which are also those of MPI's world.
   void look(std::span<const int> ranks);
-  // One of these ranks has died, or has said why it gives up.
   static constexpr int kNobody = -1;
+  // A rank that has died, or that has said why it gives up.
   struct Trouble {
-    int rank = kNobody;  // who is to blame
+    int rank = kNobody;  // the rank to blame
     std::string reason;
   };
   std::optional<Trouble> find_trouble(std::span<const int> ranks);
-  // A rank that is seen to have ended may have given up for another one, and has said so.
+  // Returns a reported trouble in place of `seen`, if there is one: a rank that is seen to have
+  // ended may have given up because of another and said so.
   Trouble first_cause(Trouble seen);
-  // Tells the others, which may see this process end before they see that of the rank it gave up
-  // for.
+  // Tells the others, which may see this process end before they see the end of the rank to blame.
   void report(const Trouble& trouble) const;
-  // The same at a deadline: blames the first rank that has not answered, if there is one.
+  // Reports a missed deadline: blames the first rank that has not answered, if there is one.
   void report_unseen(std::span<const int> ranks, const std::string& reason) const;
-  // The ranks that have not answered: they are on other hosts, or have not started.
+  // Returns the ranks that have not answered: they are on other hosts or have not started.
   std::vector<int> find_unseen(std::span<const int> ranks) const;
 
  private:
   struct Message;
   struct Peer {
-    std::shared_ptr<const ProcessWatch> process;  // null: not heard of
+    std::shared_ptr<const ProcessWatch> process;  // null: not heard from
     std::optional<Trouble> reported = {};
   };
 
@@ -62,14 +62,14 @@ class RollCall {
   std::chrono::steady_clock::time_point next_look_ = {};
 };
 
-// "rank 2 has not been seen on this host"; empty for no rank.
+// Returns text such as "rank 2 has not been seen on this host", or an empty string for no ranks.
 std::string words_for_unseen(const std::vector<int>& ranks);
 
-// Lives while MPI_Init runs. Ends this process, with a message on stderr, when one of the job's
-// processes has died or the time is over: nothing can be thrown out of MPI_Init.
+// Lives while MPI_Init runs. Ends this process with a message on stderr when one of the job's
+// processes has died or the timeout has passed: MPI_Init cannot be left by an exception.
 class InitWatchdog {
  public:
-  // The roll call may be null.
+  // `roll_call` may be null.
   InitWatchdog(RollCall* roll_call, std::chrono::milliseconds timeout);
   ~InitWatchdog();
   InitWatchdog(const InitWatchdog&) = delete;

@@ -12,7 +12,7 @@
 namespace switchyard::mpi {
 
 std::shared_ptr<Session> Session::join(const ConnectOptions& options) {
-  // MPI itself is one per process and cannot be initialised twice.
+  // There is one MPI per process, and it cannot be initialised twice.
   static std::mutex mutex;
   static std::weak_ptr<Session> current;
   const std::scoped_lock lock(mutex);
@@ -49,7 +49,7 @@ Session::Session(const ConnectOptions& options) : roll_call_(RollCall::answer())
   check_call(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
   const bool is_the_launchers =
       roll_call_ != nullptr && roll_call_->rank() == rank && roll_call_->size() == size;
-  if (!is_the_launchers) roll_call_.reset();  // a world of processes that MPI spawned, say
+  if (!is_the_launchers) roll_call_.reset();  // e.g. a world of processes that MPI spawned
 }
 
 Session::~Session() {
@@ -65,7 +65,7 @@ Session::~Session() {
     farewell_.reset();
     MPI_Finalize();
   } catch (const std::exception&) {
-    abandoned_ = true;  // somebody is not coming: there is nothing to wait for
+    abandoned_ = true;  // a rank is missing, so there is nothing to wait for
   }
 }
 

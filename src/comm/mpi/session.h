@@ -1,4 +1,4 @@
-// MPI's one lifetime in this process.
+// The lifetime of MPI in this process.
 #pragma once
 
 #include <atomic>
@@ -10,25 +10,26 @@
 
 namespace switchyard::mpi {
 
-// Initialises MPI unless the caller has, and finalises it at the end only if it did so itself and
-// all ranks are there to do the same: MPI_Finalize waits for every rank, for ever.
+// Initialises MPI unless the caller has. Finalises it at the end only if it initialised it itself
+// and all ranks are there to do the same: MPI_Finalize waits for every rank, without a timeout.
 class Session {
  public:
-  // The session of this process; all communicators share it. The first to join initialises MPI, as
-  // the options say.
+  // Returns the session of this process, which all communicators share. The first call initialises
+  // MPI as `options` say.
   static std::shared_ptr<Session> join(const ConnectOptions& options);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // A communicator over all ranks, used only to make sure of each other before MPI is finalised.
+  // The farewell communicator spans all ranks. Its only use is to check that all are still there
+  // before MPI is finalised.
   bool needs_farewell() const { return owns_mpi_ && farewell_ == nullptr; }
   void set_farewell(std::unique_ptr<Communicator> world) { farewell_ = std::move(world); }
-  // Null where it is not known who is in the job.
+  // Null if the members of the job are not known.
   const std::shared_ptr<RollCall>& roll_call() const { return roll_call_; }
-  // Whether another thread may make a blocking MPI call while this one watches the clock.
+  // True if another thread may make a blocking MPI call while this one watches the clock.
   bool allows_threads() const { return allows_threads_; }
-  // A communicator failed: MPI is left as it is.
+  // Records that a communicator failed; MPI is then not finalised.
   void abandon() { abandoned_ = true; }
 
  private:

@@ -1,4 +1,4 @@
-// Stands in for the MPI backend where the build found no MPI.
+// Stands in for the MPI backend in builds without MPI.
 #include "comm/backends.h"
 #include "switchyard/error.h"
 

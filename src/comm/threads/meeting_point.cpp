@@ -1,4 +1,5 @@
-// Meetings with a deadline: a short spin, then a wait that a failure of any rank ends at once.
+// Meetings with a deadline. A rank spins briefly and then blocks; a failure of any rank wakes it at
+// once.
 #include "comm/threads/meeting_point.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 namespace switchyard::threads {
 namespace {
 
-// About a millisecond: ranks that have a core each are often apart by less, and being woken costs a
-// tenth of one.
+// About a millisecond. Ranks that have a core each often arrive within less than that, and a
+// wake-up costs about a tenth of it.
 constexpr int kSpins = 50000;
 
 void pause() {
@@ -61,7 +62,7 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
   const auto arrivals = arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == phase * static_cast<std::uint64_t>(size())) {
     completed_phase_.store(phase, std::memory_order_release);
-    { const std::scoped_lock lock(mutex_); }  // nobody is between looking and waiting
+    { const std::scoped_lock lock(mutex_); }  // no waiter is between its check and its wait
     changed_.notify_all();
     return;
   }
@@ -72,7 +73,7 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
   const auto hopeless = [&] { return failed_.load() || !absent_ranks(phase, true).empty(); };
   const bool in_time = changed_.wait_until(lock, deadline, [&] { return done() || hopeless(); });
   lock.unlock();
-  // The last rank may have arrived and be about to say so.
+  // The last rank may have arrived without having announced it yet.
   while (!done() && !failed_.load() && absent_ranks(phase, false).empty()) {
     std::this_thread::yield();
   }
@@ -88,8 +89,8 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
 }
 
 bool MeetingPoint::spin(std::uint64_t phase) const {
-  // More ranks than cores: whoever is awaited needs this core.
-  // Asked once: the answer comes out of a file.
+  // With more ranks than cores, the awaited rank needs this core, so this one does not spin. The
+  // count is cached because looking it up reads a file.
   static const int num_cores = static_cast<int>(std::thread::hardware_concurrency());
   const int spins = size() > num_cores ? 0 : kSpins;
   for (int i = 0; i < spins; ++i) {
@@ -153,7 +154,7 @@ void MeetingPoint::fail(int origin, Failure failure) {
     children = children_;
   }
   changed_.notify_all();
-  // A rank that failed here will not come to the meetings of those split off either.
+  // A rank that failed here will not reach the meetings of split-off groups either.
   for (const Child& child : children) {
     const auto point = child.point.lock();
     if (!point) continue;

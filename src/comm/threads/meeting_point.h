@@ -1,5 +1,5 @@
-// Where the threads of a communicator meet: their offers to each other, and what happens when one
-// fails.
+// The point where the threads of a communicator meet. They publish offers to each other there, and
+// learn of failures.
 #pragma once
 
 #include <array>
@@ -21,19 +21,19 @@ namespace switchyard::threads {
 
 class MeetingPoint;
 
-// What a rank lays out for its peers when it comes to a meeting.
+// The data that a rank publishes to its peers at a meeting.
 struct Offer {
   std::string_view operation;
   std::string detail;
   std::uint64_t sequence = 0;
   std::chrono::steady_clock::time_point arrived;  // set by meet()
-  std::int64_t unit_bytes = 0;  // bytes of a row, or of the whole: must be equal on all ranks
+  std::int64_t unit_bytes = 0;  // size of a row or of the payload; must be equal on all ranks
   const std::byte* data = nullptr;
   std::span<const std::int64_t> rows;
-  std::vector<std::byte> copy;  // a payload small enough to be held here
+  std::vector<std::byte> copy;  // the payload, if it is small enough to copy
   std::vector<TensorView> views;
   std::array<std::int64_t, 2> words{};
-  std::shared_ptr<MeetingPoint> child;  // of split()
+  std::shared_ptr<MeetingPoint> child;  // set by the leader in split()
 };
 
 class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
@@ -44,38 +44,40 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
   };
 
   MeetingPoint(int size, std::chrono::milliseconds timeout);
-  // Of some of parent's ranks: members[i] is the parent's rank of rank i.
+  // Makes the meeting point of a subgroup; members[i] is the parent's rank of rank i.
   MeetingPoint(const std::shared_ptr<MeetingPoint>& parent, std::vector<int> members);
 
-  // As the constructor, and a failure of one of the members here is one there too.
+  // Makes such a subgroup and registers it, so that it fails too when one of its members fails
+  // here.
   std::shared_ptr<MeetingPoint> make_child(std::vector<int> members);
 
   int size() const { return static_cast<int>(ranks_.size()); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // A rank fills its own offer for a phase before it meets; afterwards it reads its peers'. An
-  // offer stands until the phase after the next, so nobody overwrites what is still being read.
+  // A rank fills in its own offer for a phase before it meets, and reads its peers' offers
+  // afterwards. An offer stays valid until the phase after the next, so none is overwritten while a
+  // peer reads it.
   Offer& offer(int rank, std::uint64_t phase) {
     return ranks_[static_cast<std::size_t>(rank)].offers[phase % 2];
   }
 
-  // Blocks until every rank has come to this phase (phases count from 1). Throws
-  // CommunicationError when that cannot happen any more, or not within the timeout.
+  // Blocks until every rank has reached this phase (phases count from 1). Throws CommunicationError
+  // if that can no longer happen, or does not happen within the timeout.
   void meet(int rank, std::uint64_t phase);
 
   // While a rank is reading, its peers do not return from a failed meeting, so that the memory it
-  // reads stays valid. Set before the meeting whose offers are read.
+  // reads stays valid. Must be set before the meeting whose offers are read.
   void set_reading(int rank, bool reading);
-  // Ends this rank's reading and waits until its peers have ended theirs: what a rank does before
-  // an error hands its memory back to the caller.
+  // Ends this rank's reading and waits until its peers have ended theirs, for at most one timeout.
+  // A rank calls this before it reports an error and so returns its memory to the caller.
   void wait_for_readers(int rank);
 
-  // Ends it: every rank that waits, now or later, throws with this reason. The first call
-  // counts. `origin` is the rank whose error it is.
+  // Fails the meeting point: every rank that waits, now or later, throws with this reason. Only the
+  // first call counts. `origin` is the rank that caused the error.
   void fail(int origin, Failure failure);
-  // This rank will come to no further meeting.
+  // Announces that this rank will come to no further meeting.
   void leave(int rank);
-  // The rank whose failure came first, here or where ranks split off from these meet; −1 if none.
+  // Returns the rank that failed first, here or in a group split off from this one; −1 if none.
   int first_failed_rank() const { return first_failed_rank_.load(); }
 
  private:
@@ -97,8 +99,8 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
 
   std::vector<Rank> ranks_;
   std::chrono::milliseconds timeout_;
-  std::weak_ptr<MeetingPoint> parent_;  // whose offers may still hold this
-  std::vector<int> members_;            // parent's ranks; empty for a root
+  std::weak_ptr<MeetingPoint> parent_;  // weak, since the parent's offers may hold this
+  std::vector<int> members_;            // ranks in the parent; empty for a root
 
   std::atomic<std::uint64_t> arrivals_{0};
   std::atomic<std::uint64_t> completed_phase_{0};

@@ -1,4 +1,4 @@
-// Starts ranks as threads and reports the error that came first.
+// Runs ranks as threads and rethrows the error that came first.
 #include "switchyard/run_ranks.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::shared_ptr<threads::MeetingPoint> make_meeting_point(int num_ranks,
   return std::make_shared<threads::MeetingPoint>(num_ranks, std::min(timeout, kLongestTimeout));
 }
 
-// Callers catch exceptions, and nothing else.
+// Replaces anything that is not a std::exception, since callers catch nothing else.
 std::exception_ptr of_the_library(const std::exception_ptr& error, int rank) {
   try {
     std::rethrow_exception(error);
@@ -35,7 +35,7 @@ std::exception_ptr of_the_library(const std::exception_ptr& error, int rank) {
   }
 }
 
-// The others learn of it also where there is no memory for many words.
+// Tells the other ranks about the error, even if there is no memory left for its message.
 void give_up(std::optional<threads::ThreadCommunicator>& comm, threads::MeetingPoint& point,
              int rank, const std::exception_ptr& error) {
   try {
@@ -70,7 +70,7 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
   std::vector<std::thread> ranks;
   try {
     for (int r = 0; r < num_ranks; ++r) ranks.emplace_back(run_rank, r);
-  } catch (const std::exception& error) {  // those that run must not wait for those that do not
+  } catch (const std::exception& error) {  // running ranks must not wait for missing ones
     const int rank = static_cast<int>(ranks.size());
     errors[ranks.size()] = std::make_exception_ptr(DeviceError(
         fmt::format("cannot start a thread for rank {} of {}: {}", rank, num_ranks, error.what())));

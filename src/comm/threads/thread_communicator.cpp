@@ -1,5 +1,5 @@
-// Collectives between threads. Small payloads are copied into the offer and cost one meeting;
-// large ones are read straight from the peer's memory between two.
+// Collectives between threads. Small payloads are copied into the offer and cost one meeting; large
+// ones are read directly from the peer's memory between two meetings.
 #include "comm/threads/thread_communicator.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ void ThreadCommunicator::require_same_call() {
     return peer.operation == own.operation && peer.sequence == own.sequence &&
            peer.detail == own.detail && peer.unit_bytes == own.unit_bytes;
   };
-  int r = 0;  // the first that differs
+  int r = 0;  // the first rank that differs
   while (r < size() && is_same(offer_of(r))) ++r;
   if (r == size()) return;
   std::vector<int> alike;
@@ -194,7 +194,7 @@ void ThreadCommunicator::phase_barrier() {
     point_->set_reading(rank(), false);
     prepare(0);
     meet();
-    point_->offer(rank(), phase_ - 1).views.clear();  // the loan of map() ends
+    point_->offer(rank(), phase_ - 1).views.clear();  // ends the loan of map()
   });
 }
 
@@ -202,7 +202,7 @@ void ThreadCommunicator::do_abort(const std::string& reason, const std::vector<i
   const bool is_own_fault = culprits == std::vector{rank()};
   point_->fail(rank(), {is_own_fault ? fmt::format("rank {} gave up: {}", rank(), reason) : reason,
                         culprits});
-  point_->wait_for_readers(rank());  // of memory that this rank has lent and may now free
+  point_->wait_for_readers(rank());  // they may read memory that this rank has lent
 }
 
 }  // namespace switchyard::threads

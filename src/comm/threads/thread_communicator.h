@@ -1,4 +1,4 @@
-// Ranks as threads: collectives by copying from each other's memory.
+// Ranks as threads, whose collectives copy from each other's memory.
 #pragma once
 
 #include <memory>
@@ -26,11 +26,11 @@ class ThreadCommunicator final : public Communicator, public MappedBuffers {
   std::unique_ptr<Communicator> do_split(int color, int key) override;
   void do_abort(const std::string& reason, const std::vector<int>& culprits) override;
 
-  // Begins the next phase with an empty offer of this rank.
+  // Starts the next phase and returns this rank's offer for it, cleared.
   Offer& prepare(std::int64_t unit_bytes);
   const Offer& offer_of(int rank) { return point_->offer(rank, phase_); }
   void meet();
-  // Meets, lets `read` look at the peers' memory, and meets again so that all are done with it.
+  // Meets, lets `read` access the peers' memory, and meets again once all are done with it.
   template <typename Read>
   void meet_and_read(Read read);
   void require_same_call();

@@ -1,4 +1,4 @@
-// Checkpoints of several files and an index, made byte by byte in a folder of the test's own.
+// Checkpoints of several files and an index, written byte by byte in a temporary folder.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace switchyard::testing {
 
-// One tensor of any dtype; `data` is as long as the file shall say.
+// One tensor of any dtype. The length of `data` is what the header declares.
 struct FileTensor {
   std::string dtype;
   std::vector<std::int64_t> shape;
@@ -21,7 +21,6 @@ struct FileTensor {
 };
 using FileTensors = std::map<std::string, FileTensor>;
 
-// Zeros.
 inline FileTensor zeros(const std::string& dtype, const std::vector<std::int64_t>& shape,
                         std::size_t element_bytes) {
   std::size_t bytes = element_bytes;
@@ -29,7 +28,8 @@ inline FileTensor zeros(const std::string& dtype, const std::vector<std::int64_t
   return {dtype, shape, std::string(bytes, '\0')};
 }
 
-// A file of these tensors in order of name, aligned to 8 bytes as frameworks do.
+// Returns the bytes of a file with these tensors in name order. The header is padded to 8 bytes, as
+// frameworks do.
 inline std::string file_of(const FileTensors& tensors,
                            const std::map<std::string, std::string>& metadata = {}) {
   auto header = nlohmann::json::object();
@@ -55,8 +55,8 @@ class CheckpointFiles : public SafetensorsFiles {
     return path;
   }
 
-  // In turns over `num_files` files "model-0.safetensors", …, so that what belongs together is
-  // apart; returns the index.
+  // Writes the tensors round-robin to `num_files` files "model-0.safetensors", …, so that related
+  // tensors lie in different files. Returns the path of the index.
   std::filesystem::path put_shards(const FileTensors& tensors, std::size_t num_files) const {
     std::vector<FileTensors> shards(num_files);
     auto weight_map = nlohmann::json::object();

@@ -1,4 +1,4 @@
-// Checkpoints under the prefix "mlp.", made for the tests of conversions.
+// In-memory checkpoints under the prefix "mlp.", for tests of conversions.
 #pragma once
 
 #include <array>
@@ -9,16 +9,16 @@
 
 namespace switchyard::testing {
 
-constexpr std::int64_t kHidden = 37;  // both more than a tile of the transposition
+constexpr std::int64_t kHidden = 37;  // both exceed a tile of the transposition
 constexpr std::int64_t kInner = 41;
 
-// Uneven, not consecutive, and rank 1 owns none.
+// Uneven and not consecutive; rank 1 owns no experts.
 inline const ExpertPlacement& placement() {
   static const auto kPlacement = ExpertPlacement::from_lists(5, {{0, 3}, {}, {1, 2, 4}});
   return kPlacement;
 }
 
-// Tensors whose every element is another number, as far as bf16 has them.
+// Tensors whose elements are all different numbers, as far as bf16 can represent them.
 class Checkpoint {
  public:
   Checkpoint() = default;
@@ -71,7 +71,7 @@ inline const std::array<std::string, 3> kProjectionNames{"gate_proj.weight", "up
                                                          "down_proj.weight"};
 inline const std::array<std::string, 3> kMixtralNames{"w1.weight", "w3.weight", "w2.weight"};
 
-// Only those of rank 0 are there: a rank needs no more.
+// Holds only the experts of rank 0, since a rank needs no others.
 inline Checkpoint separate(const std::string& router, const std::array<std::string, 3>& names) {
   Checkpoint result;
   result.add(router, {5, kHidden});

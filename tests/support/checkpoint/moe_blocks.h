@@ -1,4 +1,4 @@
-// Blocks of a model, whole, for tests that divide them.
+// Undivided MoE blocks, for tests that divide them.
 #pragma once
 
 #include <cstdint>

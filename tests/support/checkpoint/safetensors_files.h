@@ -1,4 +1,4 @@
-// Safetensors files made byte by byte in a folder of the test's own.
+// Safetensors files, written byte by byte in a temporary folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace switchyard::testing {
 
-// The header's length, the header, the data.
+// Concatenates the header's length, the header and the data.
 inline std::string file_of(const std::string& header, const std::string& data) {
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
@@ -28,7 +28,7 @@ std::string bytes_of(std::initializer_list<T> values) {
   return {reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T)};
 }
 
-// A header with one tensor of the given fields.
+// Returns a header with one tensor "w" that has the given fields.
 inline std::string one_tensor(const std::string& fields) { return R"({"w":{)" + fields + "}}"; }
 
 inline std::string replace_all(std::string text, const std::string& what, const std::string& by) {
@@ -40,7 +40,7 @@ inline std::string replace_all(std::string text, const std::string& what, const 
 
 class SafetensorsFiles : public ::testing::Test {
  protected:
-  // A new file each time: views of an earlier one keep what they see.
+  // Creates a new file each time, so that views of an earlier one keep their contents.
   void write(const std::string& bytes) const {
     std::filesystem::remove(path_);
     std::ofstream(path_, std::ios::binary) << bytes;
@@ -50,7 +50,7 @@ class SafetensorsFiles : public ::testing::Test {
     return SafetensorsFile::open(path_);
   }
 
-  // The message, with the path as FILE.
+  // Returns the error message, with the path replaced by FILE.
   std::string open_error(const std::filesystem::path& path) const {
     return replace_all(error_of<InvalidArgument>([&] { SafetensorsFile::open(path); }),
                        path.string(), "FILE");

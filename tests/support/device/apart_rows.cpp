@@ -9,7 +9,7 @@
 namespace switchyard::testing {
 namespace {
 
-// The rows in the middle of memory that holds more than them.
+// Returns a view of strided rows inside a larger block of memory.
 TensorView rows_in(Tensor& memory, const Shape& shape, std::int64_t spare) {
   const TensorView all = memory.view();
   return {all.data() + spare * size_of(all.dtype()),
@@ -20,7 +20,8 @@ TensorView rows_in(Tensor& memory, const Shape& shape, std::int64_t spare) {
           all.memory()};
 }
 
-// Matrices in reverse order have a negative distance, which no tensor map describes.
+// Reverses the matrices of a stack. Their stride is then negative, which no tensor map can
+// describe.
 Tensor reversed(const ConstTensorView& stack, std::int64_t matrix_rows) {
   Tensor result(stack.shape(), stack.dtype());
   for (std::int64_t first = 0; first < stack.rows(); first += matrix_rows) {

@@ -1,4 +1,4 @@
-// Rows and matrices in the memory of a GPU, amid NaN that nobody may write.
+// Rows and matrices in GPU memory, surrounded by NaN that no kernel may overwrite.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace switchyard::testing {
 
-// How a test lays out what it gives to a GPU.
+// The layout of a test's GPU tensors.
 struct Layout {
-  bool scattered = false;  // matrices: not evenly spaced
-  std::int64_t spare = 0;  // elements between rows, and before the first of them
+  bool scattered = false;  // matrices are not evenly spaced
+  std::int64_t spare = 0;  // elements between rows and before the first row
 };
 
 // [rows, columns]
@@ -29,7 +29,7 @@ class ApartRows {
   T* data() const {
     return reinterpret_cast<T*>(row(0));
   }
-  // What they hold now; fails the test if anything was written between them.
+  // Returns the current contents. Fails the test if anything between the rows was written.
   Tensor fetch() const;
 
  private:
@@ -40,7 +40,7 @@ class ApartRows {
   Tensor memory_;
 };
 
-// [groups, parts, rows, columns]: one or two matrices a group.
+// [groups, parts, rows, columns]: one or two matrices per group.
 struct StackShape {
   int groups = 0;
   int parts = 1;
@@ -49,7 +49,7 @@ struct StackShape {
 
   Shape stacked() const { return {groups * parts * rows, columns}; }
 };
-// The matrices of a stack: [part · groups + group].
+// Returns the matrices of a stack as [part · groups + group].
 std::vector<ConstTensorView> matrices_of(const ConstTensorView& stack, const StackShape& shape);
 
 class ApartMatrices {
@@ -57,7 +57,8 @@ class ApartMatrices {
   ApartMatrices(const Device& device, const ConstTensorView& stack, const StackShape& shape,
                 const Layout& layout);
 
-  // As GroupMatrices has them: of this group only, or with −1 of all.
+  // Returns references in the order of GroupMatrices: for group `only`, or for all groups if it is
+  // −1.
   std::vector<cuda::MatrixRef> refs(int only) const;
   // [part · groups + group]
   std::vector<ConstTensorView> fetch() const;

@@ -1,4 +1,4 @@
-// Experts and their gradients in the memory of a device, stored in several ways.
+// Experts and their gradients in device memory, with several storage layouts.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,8 @@ namespace switchyard::testing {
 constexpr WeightStage kStages[]{WeightStage::output, WeightStage::activation, WeightStage::input};
 inline const std::vector<std::int32_t> kGroups{5, 0, 128, 1, 200, 0};
 
-// The clamp is low enough to bite, except where rounding would move values across it.
+// The clamp is low enough to take effect in f32. In bf16 it is high, since rounding could move
+// values across it.
 inline ExpertsOptions options_of(std::int64_t hidden, std::int64_t intermediate, Dtype dtype,
                                  Activation activation = Activation::swiglu,
                                  WeightStage stage = WeightStage::output) {
@@ -27,20 +28,20 @@ inline ExpertsOptions options_of(std::int64_t hidden, std::int64_t intermediate,
           .clamp_limit = dtype == Dtype::f32 ? 0.4F : 7.0F};
 }
 
-// How near results are to f32 on a CPU. A square has twice the error.
+// Tolerance relative to f32 on a CPU. A square doubles the error.
 inline double tolerance_of(const ExpertsOptions& options) {
   if (options.dtype == Dtype::f32) return 1e-5;
   return options.activation == Activation::relu2 ? 1.6e-2 : 8e-3;
 }
 
-// Rows of a matrix one after the other, or apart: as far as whole lines, or not even that.
+// Rows of a matrix are contiguous, 16 elements apart, or 3 elements apart and thus unaligned.
 enum class Storage { together, apart, askew };
 
 inline std::int64_t row_stride_of(std::int64_t width, Storage storage) {
   return storage == Storage::together ? width : width + (storage == Storage::apart ? 16 : 3);
 }
 
-// NaNs of a shape in the device's memory.
+// Returns a tensor of NaNs in the device's memory.
 inline TensorView poisoned_on(const Device& device, const Shape& shape, Dtype dtype,
                               Storage storage = Storage::together) {
   if (shape.rank() == 1) storage = Storage::together;
@@ -59,7 +60,7 @@ inline TensorView copy_on(const Device& device, const ConstTensorView& host,
   return copy;
 }
 
-// The expert of change(tensor) for each that is given.
+// Applies `change` to each tensor that is given.
 template <typename View, typename Change>
 auto map_expert(const BasicExpertTensors<View>& e, Change change) {
   using To = decltype(change(e.up));
@@ -75,7 +76,7 @@ inline ExpertWeights expert_on(const Device& device, const ExpertWeights& host, 
     return copy_on(device, view, storage);
   });
 }
-// The rows of gate and up in turn, as gpt-oss has them.
+// Interleaves the rows of gate and up, as gpt-oss does.
 inline ExpertWeights interleaved_on(const Device& device, const ExpertWeights& host) {
   ExpertWeights expert = expert_on(device, host, Storage::together);
   const Shape& shape = host.up.shape();
@@ -98,23 +99,23 @@ inline ExpertGradients gradients_of(const Device& device, const ExpertGradients&
       there, [&](const TensorView& view) -> TensorView { return device.to_host(view).view(); });
 }
 
-// As f32, exactly.
+// Converts to f32, exactly.
 inline Tensor widened(const ConstTensorView& view) { return tensor_of(doubles_of(view)); }
 inline ExpertWeights widened(const ExpertWeights& expert) {
   return map_expert(
       expert, [](const ConstTensorView& view) -> ConstTensorView { return widened(view).view(); });
 }
 
-// How experts are run on a device.
+// The way to run experts on a device.
 struct ExpertsWay {
   Storage storage = Storage::together;
-  bool interleaved = false;  // gate and up
+  bool interleaved = false;  // interleave gate and up
   InnerRows inner_rows = InnerRows::kept;
   bool row_weights = true;
   GradientMode mode = GradientMode::overwrite;
-  std::vector<ExpertGradients> gradients = {};  // to begin with; none: NaN, as the weights
-  const TokensProblem* tokens = nullptr;        // that rows are read from; none: rows
-  bool frozen = false;                          // no gradients of the weights
+  std::vector<ExpertGradients> gradients = {};  // initial; if empty, NaN
+  const TokensProblem* tokens = nullptr;        // if set, rows are read from these tokens
+  bool frozen = false;                          // compute no weight gradients
 };
 
 inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device,
@@ -129,7 +130,7 @@ inline std::vector<ExpertGradients> gradients_to_begin_with(const Device& device
   return gradients;
 }
 
-// All but `inner`.
+// Uploads every input except `inner`.
 inline ExpertsBackwardInput input_on(const Device& device, const ExpertsProblem& problem,
                                      const ExpertsWay& way) {
   const TokensProblem* const tokens = way.tokens;
@@ -150,7 +151,7 @@ inline ExpertsBackwardInput input_on(const Device& device, const ExpertsProblem&
   return in;
 }
 
-// Forward and backward by the functions of the device itself.
+// Runs forward and backward directly through the device backend.
 inline ExpertsResults run_experts_on(const Device& device, const ExpertsProblem& problem,
                                      const ExpertsWay& way = {}) {
   const auto& options = problem.options;

@@ -1,4 +1,4 @@
-// Suites of layouts on every device.
+// Fixture for tests of lay_out on every device.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace switchyard::testing {
 
-// Few, many and no rows side by side.
+// Mixes experts with few, many and no rows.
 inline Ints random_counts(int num_ranks, int num_experts) {
   Random random(static_cast<std::uint64_t>(num_ranks * 10000 + num_experts));
   Ints counts;
@@ -76,7 +76,7 @@ class DeviceLayout : public DeviceTables {
             values<std::int64_t>(get(layout)),         values<std::int32_t>(get(token_offsets))};
   }
 
-  // A row a rank, and strangers behind each of them.
+  // Puts one row per rank on the device, with poisoned columns after each.
   template <typename T>
   Tensor put_rows(const LayoutInput& in, const std::vector<T>& all) const {
     const auto columns = std::ssize(all) / in.num_ranks;

@@ -1,4 +1,4 @@
-// Suites of the plan's functions on every device: what they are given, and plain tables of it.
+// Fixture for tests of the plan functions on every device: inputs, and results as plain vectors.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::vector<T> values(const Tensor& tensor) {
 
 inline Words no_problems() { return {-1, -1, -1, -1, 0}; }
 
-// Experts are dealt out to ranks in turn.
+// Deals experts out to ranks round-robin.
 inline Ints deal(int num_experts, int num_ranks) {
   Ints owners;
   for (int e = 0; e < num_experts; ++e) owners.push_back(e % num_ranks);
@@ -45,7 +45,7 @@ struct CountProblem {
   int num_ranks = 1;
   bool allow_duplicates = false;
   std::int64_t columns_apart = 0;
-  bool counts_tokens = true;  // their positions, too
+  bool counts_tokens = true;  // and their positions
   Words problems = no_problems();
 };
 
@@ -61,7 +61,7 @@ class DeviceTables : public OnDevices {
     return put(host);
   }
 
-  // The rows with as many strangers behind each of them.
+  // Puts the rows on the device with `columns` poisoned columns after each.
   Tensor put_apart(const Tensor& rows, std::int64_t columns) const {
     Tensor wide({rows.rows(), rows.shape()[1] + columns}, rows.dtype());
     poison(wide);
@@ -70,7 +70,7 @@ class DeviceTables : public OnDevices {
     }
     return put(wide);
   }
-  // Without them.
+  // Returns a view without the extra columns.
   static ConstTensorView narrow(const Tensor& wide, const Shape& shape) {
     const ConstTensorView view = wide.view();
     return {view.data(), view.dtype(), shape, view.row_stride(), view.owner(), view.memory()};

@@ -1,4 +1,4 @@
-// Suites that run on every device: as Cpu/… and, where there is a GPU, as Cuda/….
+// Suites that run on every device: as Cpu/…, and as Cuda/… if there is a GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 
 namespace switchyard::testing {
 
-// How tests make a GPU's devices: with SWITCHYARD_TEST_CUDA_KERNELS=portable in the environment
-// without the kernels of its own kind, so that a suite can be run both ways.
+// Options for the GPU devices of tests. SWITCHYARD_TEST_CUDA_KERNELS=portable in the environment
+// disables the architecture-specific kernels, so that a suite can run both ways.
 inline CudaOptions cuda_options() {
   const char* const given = std::getenv("SWITCHYARD_TEST_CUDA_KERNELS");
   const std::string_view kernels = given == nullptr ? "best" : given;
@@ -23,7 +23,7 @@ inline CudaOptions cuda_options() {
   throw InvalidArgument("SWITCHYARD_TEST_CUDA_KERNELS is neither best nor portable");
 }
 
-// Why there is no GPU to test on; empty if there is one.
+// Returns why there is no GPU to test on; empty if there is one.
 inline std::string reason_for_no_gpu() {
   try {
     Device::cuda(cuda_options());

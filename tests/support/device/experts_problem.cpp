@@ -18,7 +18,7 @@ void copy_rows(const TensorView& to, const ConstTensorView& from) {
   }
 }
 
-// Rows of one expert's group.
+// Returns the rows of one expert's group.
 template <typename View>
 auto group_of(const ExpertsProblem& problem, std::size_t expert, const View& rows) {
   const auto first = problem.row_offsets.span<std::int32_t>()[expert];
@@ -38,7 +38,7 @@ ExpertsProblem::ExpertsProblem(const ExpertsOptions& the_options, Biases biases,
   for (std::size_t e = 0; e < rows_of_groups.size(); ++e) {
     offsets[e + 1] = offsets[e] + (rows_of_groups[e] + step - 1) / step * step;
   }
-  const std::int64_t capacity = offsets.back() + 3;  // rows beyond the groups are nobody's
+  const std::int64_t capacity = offsets.back() + 3;  // 3 spare rows after the last group
   rows = poisoned({capacity, options.hidden}, options.dtype);
   d_out = poisoned({capacity, options.hidden}, options.dtype);
   row_weights = poisoned({capacity}, Dtype::f32);
@@ -147,7 +147,7 @@ Tensor reference_out(const ExpertsProblem& problem, std::size_t expert) {
   const auto row_weights = doubles_of(group_of(problem, expert, problem.row_weights.view()));
   Doubles out = zeros(rows.shape);
   for (std::int64_t r = 0; r < rows.rows(); ++r) {
-    // In the output stage the weight is the combine's affair.
+    // At the output stage, combine applies the weight.
     const bool weigh = options.weight_stage != WeightStage::output;
     const auto row =
         reference_expert(options, weights, rows.row(r), weigh ? row_weights.values[at(r)] : 1.0);

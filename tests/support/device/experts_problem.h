@@ -1,4 +1,5 @@
-// Groups of random rows for experts: a pass of theirs, and what the reference says about it.
+// Groups of random rows for experts, a forward and backward pass over them, and the reference
+// results.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +23,23 @@ struct ExpertsProblem {
   std::int64_t alignment;
   std::vector<ExpertWeights> weights;
   Tensor row_offsets, group_rows;
-  // Pads are NaN. The values of a row depend on its expert and its place there, not on alignment.
+  // Padding is NaN. A row's values depend on its expert and its index there, not on the alignment.
   Tensor rows, row_weights, d_out;
 };
 
-// Tokens that the rows of a problem are then copies of, in no order.
+// Turns the rows of a problem into copies of tokens, in random order.
 struct TokensProblem {
-  // At least as many assignments as there are rows.
+  // Needs at least as many assignments as the problem has rows.
   TokensProblem(ExpertsProblem& problem, std::int64_t num_tokens, std::int64_t top_k);
 
   std::int64_t top_k;
   Tensor x, d_y;       // [T, H]; NaN where a token has no row
-  Tensor weights;      // [T, K]; likewise
-  Tensor row_sources;  // [R] i32; of pads no assignment at all
+  Tensor weights;      // [T, K]; NaN where an assignment has no row
+  Tensor row_sources;  // [R] i32; poisoned for padding
 };
 
 struct ExpertsResults {
-  Tensor out, inner, d_rows, d_row_weights;  // pads are NaN
+  Tensor out, inner, d_rows, d_row_weights;  // padding is NaN
   std::vector<ExpertGradients> gradients;
 };
 
@@ -47,15 +48,15 @@ struct ExpertsRun {
   InnerRows inner_rows = InnerRows::kept;
   GradientDtype gradient_dtype = GradientDtype::as_weights;
 };
-// Forward with `inner` kept, and backward.
+// Runs forward, keeping `inner`, and backward.
 ExpertsResults run_experts(const ExpertsProblem& problem, const ExpertsRun& run = {});
 
-// The rows of the groups without their pads, as they would be with alignment 1.
+// Returns the rows of the groups without padding, as with alignment 1.
 Tensor without_pads(const ExpertsProblem& problem, const ConstTensorView& rows);
-// Whether everything between the groups is still NaN.
+// True if everything between the groups is still NaN.
 bool has_poisoned_pads(const ExpertsProblem& problem, const ConstTensorView& rows);
 
-// Of one expert's group.
+// Reference results for one expert's group.
 Tensor reference_out(const ExpertsProblem& problem, std::size_t expert);
 struct ReferenceGradients {
   Doubles d_rows, d_row_weights;

@@ -1,4 +1,4 @@
-// A device that does all that another does: for tests that change some of it.
+// A device that forwards every call to another one, for tests that override some of them.
 #pragma once
 
 #include <memory>

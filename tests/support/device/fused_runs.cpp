@@ -9,7 +9,7 @@
 namespace switchyard::testing {
 namespace {
 
-// [1, n] of what is [n].
+// Views [n] as [1, n].
 ConstTensorView as_row(const Tensor& numbers) {
   const ConstTensorView view = numbers.view();
   return {view.data(), view.dtype(), {1, view.rows()}, view.rows(), view.owner()};
@@ -95,7 +95,7 @@ Tensor FusedRuns::fetch(const ApartRows& rows, const Tensor& before, int only) c
   return now;
 }
 
-// Of rows, whatever they are found by.
+// Fetches one number per row, whether it is stored by row or by assignment.
 Tensor FusedRuns::fetch_numbers(const ApartRows& numbers, const FusedWay& way) const {
   Tensor now = numbers.fetch();
   const auto floats = now.span<float>();

@@ -1,5 +1,4 @@
-// The products of experts on a GPU: by the kernels of Hopper that do more than multiply, and in
-// steps.
+// Runs the experts' products on a GPU: with Hopper's fused kernels, and in separate steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,33 +14,33 @@
 
 namespace switchyard::testing {
 
-// What the weight of a row is found by.
+// How the weight of a row is indexed.
 enum class RowWeights { none, of_rows, of_assignments };
 
 struct FusedWay {
   bool from_tokens = false;
   RowWeights weights = RowWeights::none;
   bool keeps_inner = true;    // forward
-  bool has_d_weights = true;  // backward: by assignments where weights are
-  int group = -1;             // it alone, as if there were no others; −1: all
+  bool has_d_weights = true;  // backward: stored like the weights
+  int group = -1;             // runs only this group, as if there were no others; −1: all
 };
 std::ostream& operator<<(std::ostream& out, const FusedWay& way);
 
-// [R, …], also d_weights; none: not asked for.
+// Each is [R, …], including d_weights; absent if not requested.
 struct FusedResults {
   Tensor inner, activated, d_weights;
 };
 void expect_same_bits(const FusedResults& actual, const FusedResults& expected);
 
-// Of a problem whose tensors lie in the GPU's memory in some way. Every run fails the test where no
-// kernel took it, or where anything was written but the results of its groups.
+// Runs a problem whose tensors have a given layout in GPU memory. A run fails the test if no kernel
+// accepts it, or if anything outside the results of its groups is written.
 class FusedRuns {
  public:
   FusedRuns(const Device& device, const FusedProblem& problem, const Layout& layout = {});
 
   FusedResults activate(FusedWay way) const;
   FusedResults activate_backward(FusedWay way) const;
-  // By products and passes of their own, from rows and with the weights of rows.
+  // Uses separate products and passes, reading rows and the weights of rows.
   FusedResults activate_in_steps(FusedWay way) const;
   FusedResults activate_backward_in_steps(FusedWay way) const;
   // [part · groups + group]
@@ -56,7 +55,7 @@ class FusedRuns {
   cuda::RowNumbers<const float> weights(RowWeights by) const;
   const float* weights_of_rows(const FusedWay& way) const;
   ApartRows place(const ConstTensorView& contents) const { return {device_, contents, layout_}; }
-  // [R, …]; what was not to be written is as before.
+  // Returns [R, …]. Fails the test if anything outside the run's groups changed from `before`.
   Tensor fetch(const ApartRows& rows, const Tensor& before, int only) const;
   Tensor fetch_numbers(const ApartRows& numbers, const FusedWay& way) const;
   bool is_run(std::int64_t row, int only) const;
@@ -70,7 +69,7 @@ class FusedRuns {
   ApartMatrices gate_up_, down_;
 };
 
-// Where there are kernels of Hopper.
+// Skips if there are no Hopper kernels.
 class CudaFusedGemm : public ::testing::Test {
  protected:
   void SetUp() override;

@@ -1,4 +1,4 @@
-// Groups of rows and matrices for grouped products, and what these should give.
+// Rows and matrices for grouped products, and the expected results.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,35 @@
 namespace switchyard::testing {
 
 enum class GemmForm { forward, input_gradient, weight_gradient };
-// By whatever fits, or by the kernels for any GPU.
+// The best kernels that fit, or the portable ones.
 enum class GemmKernels { best, portable };
 
 struct GroupedSetup {
   GemmForm form = GemmForm::forward;
   Dtype dtype = Dtype::bf16;
-  // Of every matrix as it lies in memory.
+  // Sizes of every matrix as stored.
   std::int64_t matrix_rows = 0;
   std::int64_t matrix_columns = 0;
   int parts = 1;
-  bool has_bias = false;  // forward: in all groups but those whose id is 1 modulo 3
+  bool has_bias = false;  // forward: all groups except those with id % 3 == 1
   bool has_factors = false;
   bool accumulate = false;             // weight gradient
-  Dtype gradient_dtype = Dtype::bf16;  // of a weight gradient: dtype, or f32
-  std::int64_t spare = 0;              // elements between rows, of NaN
-  std::int64_t gap = 0;                // rows before each group, of NaN
-  bool apart = false;                  // every matrix in memory of its own
+  Dtype gradient_dtype = Dtype::bf16;  // weight gradient: `dtype` or f32
+  std::int64_t spare = 0;              // NaN elements between rows
+  std::int64_t gap = 0;                // NaN rows before each group
+  bool apart = false;                  // every matrix has its own allocation
   GemmKernels kernels = GemmKernels::best;
 };
 std::ostream& operator<<(std::ostream& out, const GroupedSetup& setup);
 
-// What is in a group depends on its id and rows alone.
+// A group's contents depend only on its id and number of rows.
 struct GemmGroup {
   std::uint64_t id = 0;
   std::int64_t rows = 0;
 };
 
-// [group.rows, …], and for every part [matrix_rows, matrix_columns] and [1, matrix_rows].
+// Contents with group.rows rows, and for every part a matrix [matrix_rows, matrix_columns] and a
+// bias [1, matrix_rows].
 Tensor a_of(const GroupedSetup& setup, const GemmGroup& group);
 Tensor b_of(const GroupedSetup& setup, const GemmGroup& group);  // weight gradient
 Tensor matrix_of(const GroupedSetup& setup, const GemmGroup& group, int part);
@@ -46,15 +47,15 @@ bool has_bias(const GroupedSetup& setup, const GemmGroup& group);
 Tensor bias_of(const GroupedSetup& setup, const GemmGroup& group, int part);
 Tensor factors_of(const GroupedSetup& setup, const GemmGroup& group);
 
-// Columns of a, and of c (or b in a weight gradient).
+// Columns of a, and of c (of b in a weight gradient).
 std::int64_t a_columns(const GroupedSetup& setup);
 std::int64_t other_columns(const GroupedSetup& setup);
-// Of matrices: in a weight gradient they are results.
+// Returns the dtype of the matrices, which are results in a weight gradient.
 Dtype matrix_dtype(const GroupedSetup& setup);
 
-// Terms of one sum.
+// Returns the number of terms in one sum.
 std::int64_t depth_of(const GroupedSetup& setup, const GemmGroup& group);
-// In double precision: the group's rows of c, or the matrices of its parts.
+// Returns, in double precision, the group's rows of c or the matrices of its parts.
 std::vector<Doubles> expected_of(const GroupedSetup& setup, const GemmGroup& group);
 
 }  // namespace switchyard::testing

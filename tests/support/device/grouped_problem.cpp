@@ -114,12 +114,12 @@ class Problem {
     device_.synchronize();
   }
 
-  // Outputs are NaN, unless they are added to.
+  // Fills outputs with NaN, unless the product adds to them.
   void place_matrices() {
     const bool is_output = setup_.form == GemmForm::weight_gradient && !setup_.accumulate;
     const auto stride = setup_.matrix_columns + setup_.spare;
     const auto count = static_cast<std::int64_t>(groups_.size()) * setup_.parts;
-    const auto each = setup_.apart ? 1 : count;  // matrices in a piece of memory
+    const auto each = setup_.apart ? 1 : count;  // matrices per allocation
     for (std::int64_t first = 0; first < count; first += each) {
       Tensor stack = poisoned({each * setup_.matrix_rows, stride}, matrix_dtype(setup_));
       for (std::int64_t i = first; !is_output && i < first + each; ++i) {

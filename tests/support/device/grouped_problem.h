@@ -1,4 +1,4 @@
-// Grouped products on a GPU, with NaN in all that surrounds them.
+// Runs grouped products on a GPU, surrounded by NaN.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace switchyard::testing {
 
-// Of each group: its rows of c, or the matrices of its parts. Fails the test if anything else was
-// written.
+// For each group: its rows of c, or the matrices of its parts. run_grouped fails the test if
+// anything else was written.
 using GroupedResults = std::vector<std::vector<Tensor>>;
 GroupedResults run_grouped(const Device& device, const GroupedSetup& setup,
                            const std::vector<GemmGroup>& groups);

@@ -11,7 +11,7 @@
 namespace switchyard::testing {
 namespace {
 
-// at(row, column) of a matrix as it is named.
+// Returns a function that reads an element by its logical row and column, for either layout.
 auto values_of(const Tensor& stored, MatrixLayout layout) {
   return [all = doubles_of(stored), layout](std::int64_t row, std::int64_t column) {
     return layout == MatrixLayout::plain ? all.row(row)[column] : all.row(column)[row];
@@ -61,11 +61,11 @@ void MatmulProblem::expect_double_precision(std::int64_t step) {
   const auto after = doubles_of(c());
   const auto a = values_of(device_.to_host(a_), kind_.a_layout);
   const auto b = values_of(device_.to_host(b_), kind_.b_layout);
-  // f32 sums in any order, and one rounding if c is bf16.
+  // The tolerance allows f32 sums in any order, and one rounding if c is bf16.
   const double half_unit = kind_.out == Dtype::bf16 ? 0x1p-8 : 0x1p-24;
   for (std::int64_t i = 0; i < sizes_.m; i += step) {
     for (std::int64_t j = 0; j < sizes_.n + spare_; ++j) {
-      if (j >= sizes_.n) {  // what lies between the rows is not touched
+      if (j >= sizes_.n) {  // padding between rows is untouched
         ASSERT_EQ(after.row(i)[j], before.row(i)[j]);
         continue;
       }

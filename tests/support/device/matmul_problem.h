@@ -1,4 +1,4 @@
-// Products of matrices on a device, and what they should give.
+// Matrix products on a device, and their expected results.
 #pragma once
 
 #include <cstdint>
@@ -38,16 +38,16 @@ void for_each_matmul_kind(const Fn& fn) {
   }
 }
 
-// Random memory of a product on a device; rows lie `spare` elements apart.
+// A product of random matrices on a device, with `spare` elements between rows.
 class MatmulProblem {
  public:
   MatmulProblem(const Device& device, const MatmulSizes& sizes, const MatmulKind& kind,
                 std::int64_t spare);
 
   Matmul product();
-  // With what lies between the rows, on the host.
+  // Returns c on the host, including the elements between its rows.
   Tensor c() const { return device_.to_host(c_); }
-  // Multiplies, and compares every `step`-th row of c; no others are looked at.
+  // Multiplies, and checks only every `step`-th row of c.
   void expect_double_precision(std::int64_t step = 1);
 
  private:

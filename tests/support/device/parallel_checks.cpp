@@ -27,7 +27,7 @@ std::uint64_t seed_of(const Communicator& comm, int more = 0) {
   return static_cast<std::uint64_t>(100 * comm.rank() + more);
 }
 
-// A matrix beside others: its rows lie apart.
+// A matrix with gaps between its rows.
 struct Columns {
   Columns(const Device& device, const ConstTensorView& values)
       : all(device.empty({values.rows(), values.shape()[1] + 3}, values.dtype())),
@@ -57,7 +57,7 @@ std::vector<ConstTensorView> all_of(const MoeWeights& layer) {
   return all;
 }
 
-// Of tensors of the device.
+// Expects `actual` to be in the device's memory.
 void expect_same(const Device& device, const MoeWeights& actual, const MoeWeights& expected) {
   const auto a = all_of(actual);
   const auto e = all_of(expected);
@@ -215,7 +215,7 @@ void expect_checkpoints_as_on_cpu(Communicator& comm, const Device& device,
   comm.barrier();
   EXPECT_EQ(bytes_of(folder / "device"), bytes_of(folder / "host"));
 
-  // At another number of ranks, and as it was or in f32.
+  // Load with another number of ranks, in the saved dtype and in f32.
   const auto loaded = ExpertPlacement::from_lists(6, {{0, 3, 4}, {1, 2, 5}});
   for (const std::string name : {"device", "ranks"}) {
     const auto checkpoint = switchyard::Checkpoint::open(folder / name);

@@ -1,4 +1,4 @@
-// How a plan is laid out, one expert after the other: what devices are compared with.
+// A plain layout of a plan, one expert after another, to compare devices with.
 #pragma once
 
 #include <algorithm>
@@ -34,9 +34,9 @@ struct LayoutInput {
   Sizing sizing = {};
   Ints distinct_tokens = {};       // [ranks, ranks], if given
   Words must_agree = {};           // [ranks, n], if given
-  std::int64_t columns_apart = 0;  // behind every row of these three
+  std::int64_t columns_apart = 0;  // extra columns after every row of these three
 
-  // By ranks 0 … end − 1 for rank r.
+  // Returns the distinct tokens that ranks 0 … end − 1 send to rank r.
   std::int64_t tokens_for(int r, int end) const {
     std::int64_t sum = 0;
     for (int s = 0; s < end && !distinct_tokens.empty(); ++s) {
@@ -73,7 +73,8 @@ struct LayoutInput {
   }
 };
 
-// Levels one after the other, then a block of the alignment more for the first that are cut.
+// Raises the level as long as the rows fit, then gives one more block of the alignment to the first
+// experts that are cut.
 inline Words fit(const LayoutInput& in, const Ints& experts) {
   const auto capacity = in.sizing.capacity();
   std::int64_t level = 0;

@@ -1,4 +1,4 @@
-// A device that computes on the CPU and says that its tensors are in a GPU's memory.
+// A device that computes on the CPU but claims that its tensors are in GPU memory.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@ namespace switchyard::testing {
 class PretendGpu : public ForwardingDevice {
  public:
   enum class Peers {
-    // Other ranks reach its memory, and so does the host, although its views do not say so.
+    // Other ranks can reach its memory. So can the host, although the views do not say so.
     reached,
-    // Other ranks do not. Its pointers are none of the host's: what follows one by itself crashes.
-    // It copies, and does nothing else with tensors.
+    // Other ranks cannot reach its memory. Its pointers are invalid on the host, so dereferencing
+    // one directly crashes. It can only allocate, clear and copy tensors.
     apart,
   };
 
@@ -85,7 +85,7 @@ class PretendGpu : public ForwardingDevice {
     std::shared_ptr<PeerHeap> heap_;
   };
 
-  // An address that no program has.
+  // Maps to or from an address that is never valid.
   template <typename Byte>
   Byte* other_side(Byte* data) const {
     constexpr std::uintptr_t kBeyond = std::uintptr_t{1} << 62;

@@ -27,7 +27,7 @@ std::optional<TensorView> view_of(std::optional<Tensor>& tensor) {
   return tensor ? std::optional<TensorView>(tensor->view()) : std::nullopt;
 }
 
-// The inputs in a device's memory.
+// The inputs in device memory.
 struct DeviceInputs {
   DeviceInputs(const Device& device, RouteInputs& inputs)
       : x(device.copy_of(inputs.x)),
@@ -61,7 +61,7 @@ std::vector<double> logit_slopes(const RouterOptions& options, const double* sco
   return slopes;
 }
 
-// Of one token's scores, by way of its weights.
+// Returns the gradients of one token's scores, from those of its weights.
 std::vector<double> score_slopes(const RouterOptions& options, const double* scores,
                                  const std::int32_t* ids, const float* d_weights) {
   std::vector<double> slopes(static_cast<std::size_t>(options.num_experts));
@@ -94,7 +94,7 @@ void add_loss_slopes(std::vector<double>& slopes, const double* scores, const Ro
   for (std::size_t e = 0; e < n; ++e) slopes[e] += (row[e] - mean) / total;
 }
 
-// d_logits += those of by_square · logsumexp².
+// Adds the gradients of by_square · logsumexp² to d_logits.
 void add_square_slopes(std::vector<double>& d_logits, const std::vector<double>& logits,
                        const RouteSlopes& losses) {
   if (!losses.by_square) return;
@@ -204,7 +204,7 @@ RouteResult route_on(const Device& device, RouteInputs& inputs, RouterSums* sums
                        .expert_ids = view_of(on_device.expert_ids),
                        .valid = view_of(on_device.valid),
                        .bad_ids = inputs.bad_ids};
-  // One column too many: rows of outputs may lie apart.
+  // One extra column, since output rows may be strided.
   const Shape wide{inputs.test.num_tokens, options.top_k + 1};
   Tensor ids = device.copy_of(poisoned(wide, Dtype::i32));
   Tensor weights = device.copy_of(poisoned(wide, Dtype::f32));

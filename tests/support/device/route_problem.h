@@ -1,4 +1,4 @@
-// Routing of random tokens on a device, and what it should be, in double precision.
+// Routes random tokens on a device, and computes the expected results in double precision.
 #pragma once
 
 #include <optional>
@@ -20,16 +20,16 @@ struct RouteCase {
   bool gate_bias = false;
   std::int64_t gap = 0;  // elements between the rows of every matrix
 };
-// Every option, dtype and path: few and many experts, sizes that fit no tile.
+// Covers every option, dtype and code path: few and many experts, sizes that fit no tile.
 std::vector<RouteCase> route_cases();
 
-// A view of the first columns of rows that lie further apart.
+// Returns a view of the first columns of wider rows.
 TensorView first_columns(Tensor& rows, std::int64_t columns);
 
-// Of an f32 or bf16 matrix in the host's memory.
+// Sets an element of an f32 or bf16 matrix in host memory.
 void set_element(const TensorView& matrix, std::int64_t row, std::int64_t column, float value);
 
-// Inputs in the host's memory.
+// Inputs in host memory.
 struct RouteInputs {
   explicit RouteInputs(const RouteCase& route_case);
 
@@ -39,22 +39,22 @@ struct RouteInputs {
   std::optional<Tensor> gate_bias;      // [E]
   std::optional<Tensor> score_bias;     // [E]
   std::optional<Tensor> valid;          // [T]
-  std::optional<Tensor> expert_ids;     // [T, K]: a replay
-  std::optional<Tensor> given_weights;  // of it: the first K of [T, K + 3]
+  std::optional<Tensor> expert_ids;     // [T, K]: a choice to replay
+  std::optional<Tensor> given_weights;  // weights of the replay: the first K columns of [T, K + 3]
   BadIds bad_ids = BadIds::stay;
 
   ConstTensorView x_view() { return first_columns(x, test.hidden); }
   ReferenceRouter reference_router();
   Doubles reference_x() { return doubles_of(x_view()); }
   Doubles reference_scores();  // [T, E]
-  // Tokens 0, 3, 6, … become padding that holds NaN.
+  // Makes tokens 0, 3, 6, … padding that holds NaN.
   void pad_every_third();
 };
 
-// Of one token, without the score bias.
+// Returns the logsumexp of one token's logits, without the score bias.
 double reference_log_sum_exp(const ReferenceRouter& router, const Doubles& x, std::int64_t token);
 
-// Of route_tokens on a device, back in the host's memory; outputs were poisoned before.
+// Results of route_tokens on a device, copied back to the host. Outputs are poisoned beforehand.
 struct RouteResult {
   Tensor expert_ids;  // [T, K]
   Tensor weights;     // [T, K]
@@ -79,10 +79,11 @@ struct RouteBackwardInputs {
   const RouteSlopes* slopes = nullptr;
   GradientMode mode = GradientMode::overwrite;
 };
-// `start` is what the gradients hold before.
+// `start` holds the initial contents of the gradients.
 RouteGradients backward_on(const Device& device, RouteInputs& inputs,
                            const RouteBackwardInputs& backward, const RouteGradients& start);
-// What is added to d_x, and the gradients, in f32; tokens in `without_part` have none.
+// Returns what is added to d_x, and the gradients, in f32. Tokens marked in `without_part`
+// contribute nothing.
 RouteGradients reference_backward(RouteInputs& inputs, const RouteBackwardInputs& backward,
                                   const std::vector<bool>& without_part);
 

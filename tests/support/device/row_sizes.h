@@ -1,4 +1,4 @@
-// How many rows of which size suites of rows are run with, and single values of them.
+// Sizes for tests of row movement, and access to single values.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline std::string text_of(const RowSizes& s) {
          std::to_string(s.buffers) + " buffers, " + std::to_string(s.apart) + " apart";
 }
 
-// A view of the first `hidden` columns of wider rows, in the device's memory.
+// Returns a view of the first `hidden` columns of wider rows, in the device's memory.
 inline TensorView cut(Tensor& wide, std::int64_t hidden) {
   return {wide.data(),     wide.dtype(), {wide.rows(), hidden},
           wide.shape()[1], nullptr,      wide.memory()};

@@ -44,7 +44,7 @@ std::int64_t TokenProblem::num_dropped() const {
          std::ranges::count_if(expert_ids_.span<std::int32_t>(), is_none);
 }
 
-// By hand; of rows in no group they lead nowhere.
+// Builds the table by hand. Rows outside the groups get an invalid source.
 TensorView TokenProblem::row_sources() const {
   Tensor sources({num_rows()}, Dtype::i32);
   std::ranges::fill(sources.span<std::int32_t>(), std::numeric_limits<std::int32_t>::max());

@@ -1,5 +1,5 @@
-// A routing at one rank, its tokens and the rows that a dispatch makes of them, through experts on
-// a GPU either way.
+// A routing at one rank. Its experts run on a GPU either from the tokens or from the rows that a
+// dispatch makes of them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct TokenSetup {
   Random::Picks picks = {.num_tokens = 300, .top_k = 3, .num_experts = 7, .none = 0.1};
   std::int64_t alignment = 1;
   std::int64_t capacity = 1600;         // rows; assignments beyond it are dropped
-  Storage storage = Storage::together;  // of weights, and of all that tokens are used with
+  Storage storage = Storage::together;  // of the weights, and of everything used with tokens
 };
 
 struct TokenWay {
@@ -28,7 +28,7 @@ struct TokenWay {
   InnerRows inner_rows = InnerRows::kept;
   bool has_weights = true;
   GradientMode mode = GradientMode::overwrite;
-  Dtype up_and_down = Dtype::bf16;  // gradients
+  Dtype up_and_down = Dtype::bf16;  // gradient dtype
   Dtype gate = Dtype::bf16;
 };
 
@@ -38,10 +38,10 @@ class TokenProblem {
 
   const Experts& experts() const { return experts_; }
   const std::vector<ExpertWeights>& weights() const { return weights_; }
-  // Assignments that found no room.
+  // Returns the number of assignments that did not fit.
   std::int64_t num_dropped() const;
 
-  // Forward and backward; d_row_weights [T, K] either way.
+  // Runs forward and backward. d_row_weights is [T, K] either way.
   ExpertsResults run(const TokenWay& way) const;
 
  private:
@@ -57,7 +57,7 @@ class TokenProblem {
   std::unique_ptr<Communicator> comm_;
   Dispatcher dispatcher_;
   Experts experts_;
-  Tensor expert_ids_;  // on the host, as slots
+  Tensor expert_ids_;  // on the host, like slots_
   Plan plan_;
   Tensor slots_;
   std::vector<ExpertWeights> weights_;

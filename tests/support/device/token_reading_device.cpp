@@ -11,7 +11,7 @@
 namespace switchyard::testing {
 namespace {
 
-// The rows of the groups, and whose they are.
+// The rows of the groups, and the assignment of each.
 class MadeRows {
  public:
   MadeRows(const TokenRows& tokens, const ConstTensorView& row_offsets,
@@ -27,7 +27,7 @@ class MadeRows {
     }
   }
 
-  // [R, H] of what is [T, H].
+  // Expands [T, H] to [R, H].
   Tensor rows_of(const ConstTensorView& of_tokens) const {
     Tensor rows = poisoned({num_rows(), of_tokens.shape()[1]}, of_tokens.dtype());
     for (const auto& [row, assignment] : pairs_) {
@@ -36,7 +36,7 @@ class MadeRows {
     }
     return rows;
   }
-  // [R] of what is [T, K].
+  // Expands [T, K] to [R].
   std::optional<Tensor> numbers_of(const std::optional<ConstTensorView>& of_assignments) const {
     if (!of_assignments) return std::nullopt;
     Tensor numbers = poisoned({num_rows()}, Dtype::f32);

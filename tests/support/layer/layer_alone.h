@@ -1,4 +1,4 @@
-// Small layers: on one rank with weights for it, or the parts for several.
+// Small layers: on one rank with all weights, or divided over several.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,9 @@
 
 namespace switchyard::testing {
 
-// 20 hidden, 12 inside, two of six experts.
+// H = 20, I = 12, top 2 of 6 experts.
 MoeLayerOptions small_layer_options();
-// 6 hidden, 4 inside, two of six experts; and what a rank holds of its weights.
+// H = 6, I = 4, top 2 of 6 experts; and the weights that one rank holds.
 MoeLayerOptions tiny_layer_options();
 MoeWeights tiny_layer_weights(const MoeLayerOptions& options, const ExpertPlacement& placement,
                               int rank);

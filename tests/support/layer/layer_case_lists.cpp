@@ -1,4 +1,4 @@
-// The layers that are compared on every device.
+// The layer cases that are compared on every device.
 #include "support/activation_forms.h"
 #include "support/layer/layer_cases.h"
 
@@ -17,7 +17,7 @@ LayerCase with(std::string name, const Change& change) {
   return c;
 }
 
-// Consecutive experts, beginning with that of the token.
+// Picks consecutive experts, starting at first(token), or none if that is negative.
 Change picking(std::int32_t (*first)(std::int64_t token)) {
   return [first](LayerCase& c) {
     c.ids = [first](std::int64_t tokens, std::int64_t top_k) {

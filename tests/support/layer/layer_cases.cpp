@@ -11,7 +11,8 @@
 namespace switchyard::testing {
 namespace {
 
-// ⟨y, d_y⟩ and the weighted losses, in double precision: what is varied is x and the weights.
+// Computes ⟨y, d_y⟩ plus the weighted losses in double precision, as a function of x and the
+// weights.
 class Oracle {
  public:
   Oracle(const LayerCase& c, const CaseInput& in, const LayerOutcome& actual)
@@ -30,7 +31,7 @@ class Oracle {
     scale_.assign(static_cast<std::size_t>(router.num_experts), 1.0);
     if (c.options.gradient_scale != GradientScale::off) find_scales();
     const auto slots = actual.slots.span<std::int32_t>();
-    for (std::size_t i = 0; i < slots.size(); ++i) {  // what capacity dropped
+    for (std::size_t i = 0; i < slots.size(); ++i) {  // dropped for capacity
       if (slots[i] < 0) routing_.expert_ids[i] = -1;
     }
     routing_.weights = routed_weights();
@@ -77,7 +78,8 @@ class Oracle {
     }
   }
 
-  // One rank: the mean over experts by the picks of each, before any are dropped.
+  // Scale of an expert at one rank: the mean number of picks per expert, divided by its own picks,
+  // before any are dropped.
   void find_scales() {
     std::vector<double> counted(scale_.size(), 0.0);
     double all = 0.0;
@@ -110,12 +112,12 @@ class Oracle {
   ReferenceWeights weights_;
   Doubles x_, d_y_;
   std::vector<bool> is_padding_;
-  ReferenceRouting routing_;         // of what is planned
-  std::vector<std::int32_t> picks_;  // before capacity
+  ReferenceRouting routing_;         // as planned
+  std::vector<std::int32_t> picks_;  // before capacity drops any
   std::vector<double> scale_;
 };
 
-// Every tensor that is given, through `copy`.
+// Applies `copy` to every tensor that is given.
 template <typename View, typename From, typename Copy>
 BasicMoeTensors<View> mapped(const BasicMoeTensors<From>& from, Copy copy) {
   const auto one = [&](const From& view) -> View {
@@ -147,7 +149,7 @@ CaseInput::CaseInput(const LayerCase& c) {
   for (std::int64_t t = 0; t < c.num_tokens; ++t) {
     const bool counts = t % 5 != 3;
     valid->span<std::int32_t>()[static_cast<std::size_t>(t)] = counts ? 7 : 0;
-    for (const auto& tokens : {x.view(), d_y.view()}) {  // it is not looked at
+    for (const auto& tokens : {x.view(), d_y.view()}) {  // padding is never read
       if (!counts) poison(tokens.slice(t, t + 1));
     }
   }
@@ -214,7 +216,7 @@ void expect_reference(const LayerCase& c, const CaseInput& in, const LayerOutcom
   EXPECT_EQ(std::vector<std::int32_t>(ids.begin(), ids.end()), oracle.picks());
   EXPECT_TRUE(near(actual.y, oracle.y(), tolerance)) << "y";
   const auto expected = oracle.gradients();
-  if (c.num_tokens > 0) {  // none is none
+  if (c.num_tokens > 0) {  // no tokens: nothing to compare
     EXPECT_TRUE(near(actual.d_x, tensor_of(expected.d_x), tolerance)) << "d_x";
     EXPECT_TRUE(near(actual.d_weights, tensor_of(expected.d_weights), tolerance)) << "d_weights";
   }

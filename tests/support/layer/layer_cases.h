@@ -1,5 +1,5 @@
-// Small layers with every option, and what the reference says of a step of them: for one rank on
-// any device.
+// Small layers that cover every option, and the reference results of a step, for one rank on any
+// device.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ struct LayerCase {
   RouterLosses d_losses = {};
 };
 
-// Tensors of the host, all of them.
+// All tensors are in host memory.
 struct CaseInput {
   explicit CaseInput(const LayerCase& c);
 
@@ -31,19 +31,20 @@ struct CaseInput {
   std::optional<Tensor> ids, valid;
 };
 
-// Likewise.
+// All tensors are in host memory.
 struct LayerOutcome {
   Tensor y, d_x, d_weights, expert_ids, slots;
   MoeGradients gradients;
   RouterLosses losses;
 };
 
-// Forward and backward on one rank, into NaNs.
+// Runs forward and backward on one rank, with outputs filled with NaN beforehand.
 LayerOutcome run_case(const LayerCase& c, const CaseInput& in, const Device& device);
 
 void expect_same_bits(const LayerOutcome& a, const LayerOutcome& b);
 
-// All of it, by differences in double precision. What capacity dropped is taken from the plan.
+// Compares everything with the reference; gradients by finite differences in double precision.
+// Takes the assignments that capacity dropped from the plan.
 void expect_reference(const LayerCase& c, const CaseInput& in, const LayerOutcome& actual,
                       double tolerance);
 
@@ -51,7 +52,7 @@ std::vector<LayerCase> router_cases();
 std::vector<LayerCase> expert_cases();
 std::vector<LayerCase> plan_cases();
 std::vector<LayerCase> training_cases();
-// Picks are given: the reference's own would be those of logits that were never rounded.
+// Picks are given, since the reference would choose by unrounded logits.
 std::vector<LayerCase> bf16_cases();
 
 }  // namespace switchyard::testing

@@ -1,4 +1,4 @@
-// Gradients that tell the ranks apart.
+// Gradients whose values identify the ranks.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,10 @@ inline void for_each_tensor(const ExpertGradients& expert,
   }
 }
 
-// 2^rank everywhere: a sum tells which ranks are in it.
+// Returns 2^rank, so that a sum shows which ranks contributed.
 inline float mark_of(int rank) { return static_cast<float>(1 << rank); }
 
-// Seven experts over the EP ranks: uneven, and none for some where there are eight.
+// Divides seven experts over the EP ranks: unevenly, and with eight ranks some own none.
 inline MoeParameters gradients_of(Mesh& mesh, const std::vector<std::string>& experts) {
   auto options = tiny_layer_options();
   options.router.num_experts = 7;

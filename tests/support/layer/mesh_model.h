@@ -1,4 +1,4 @@
-// A small model of MoE layers over a mesh, and a step of it.
+// A small model of MoE layers over a mesh, and one training step of it.
 #pragma once
 
 #include <deque>
@@ -10,9 +10,9 @@
 
 namespace switchyard::testing {
 
-// This rank's part of a model: the layers of its stage of "pp", their experts divided. Each layer
-// is x + moe(x); behind the last is a scale [H]. The same seeds everywhere. The mesh has axes pp,
-// dp, ep and sp.
+// This rank's part of a model: the layers of its "pp" stage, with their experts divided. Each layer
+// computes x + moe(x); a scale [H] follows the last. Seeds are the same on every rank. The mesh has
+// the axes pp, dp, ep and sp.
 class MeshModel {
  public:
   struct Layer {
@@ -28,12 +28,12 @@ class MeshModel {
     RouterLosses losses = {};
   };
 
-  // Options of all layers; the stages have the same number of them.
+  // `options` has an entry per layer. All stages have the same number of layers.
   MeshModel(Mesh& mesh, const GradientAxes& axes, const std::vector<MoeLayerOptions>& options);
 
   std::vector<MoeBlock*> moe_blocks();
-  // One step of the loss ⟨scale · model(x), d_out⟩ + 0.5 · balance + 0.25 · z of the layers that
-  // have these losses, with all gradients reduced.
+  // Runs one step with the loss ⟨scale · model(x), d_out⟩ + 0.5 · balance + 0.25 · z, where the
+  // last two apply to layers that have these losses. Reduces all gradients.
   void step(const Tensor& x, const Tensor& d_out);
 
   const std::deque<Layer>& layers() const { return layers_; }
@@ -47,7 +47,7 @@ class MeshModel {
 
   Mesh& mesh_;
   GradientAxes axes_;
-  std::deque<Layer> layers_;  // stay where they are
+  std::deque<Layer> layers_;  // a deque, so that addresses stay valid
   Tensor scale_, d_scale_, d_x_;
 };
 

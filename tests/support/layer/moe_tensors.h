@@ -1,4 +1,4 @@
-// Random weights and the gradients that belong to them, for tests of experts and layers.
+// Random weights and matching gradients, for tests of experts and layers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,28 +10,28 @@
 
 namespace switchyard::testing {
 
-// In ±1/√fan-in; views that own their memory.
+// Values are in ±1/√fan-in. The views own their memory.
 ExpertWeights random_expert(Random& random, const ExpertsOptions& options, Biases biases);
-// All experts of the router, the score bias where the options have one, and with biases the gate's
-// and the shared expert's too.
+// Holds all experts, and the score bias if the options have one. With biases, also those of the
+// gate and the shared expert.
 MoeWeights random_layer(Random& random, const MoeLayerOptions& options, Biases biases);
-// What one rank of a placement holds of them.
+// Returns the part that one rank of a placement holds.
 MoeWeights part_of(const MoeWeights& weights, const ExpertPlacement& placement, int rank);
 
-// A tensor of NaNs for every weight that is given, of its dtype or f32.
+// Makes a tensor of NaNs for every weight that is given, in the weight's dtype or f32.
 enum class GradientDtype { as_weights, f32 };
 ExpertGradients gradients_for(const ExpertWeights& weights,
                               GradientDtype dtype = GradientDtype::as_weights);
 MoeGradients gradients_for(const MoeWeights& weights);
 
-// Each tensor of an expert, beside its name.
+// Returns each tensor of an expert with its name.
 template <typename View>
 std::vector<std::pair<const char*, View>> named_tensors(const BasicExpertTensors<View>& e) {
   return {{"gate", e.gate},           {"up", e.up},           {"down", e.down},
           {"gate_bias", e.gate_bias}, {"up_bias", e.up_bias}, {"down_bias", e.down_bias}};
 }
 
-// Every tensor that is given is near its reference in norm, and both have the same ones.
+// Expects both to have the same tensors, and each to be near its reference in norm.
 void expect_near(const ExpertGradients& actual, const ReferenceExpert& expected, double tolerance);
 template <typename View>
 void expect_same_bits(const BasicExpertTensors<View>& actual,

@@ -1,4 +1,4 @@
-// Two layers one after the other, for steps over several layers.
+// Two consecutive layers, for steps over several layers.
 #pragma once
 
 #include <array>
@@ -10,16 +10,16 @@
 namespace switchyard::testing {
 
 constexpr int kLayers = 2;
-constexpr std::int64_t kPlenty = 4096;  // rows: more than any test needs
+constexpr std::int64_t kPlenty = 4096;  // rows; more than any test needs
 
-// On this rank of the groups, with losses.
+// This rank's two layers in the groups, with losses.
 struct TwoLayers {
   TwoLayers(const LayerComms& groups, const std::array<Sizing, kLayers>& sizings,
             MoverKind mover = MoverKind::automatic);
 
-  // Writes y, d_x, losses and gradients, whatever they were before.
+  // Overwrites y, d_x, the losses and the gradients.
   void step(const Tensor& x);
-  bool run(const Tensor& x);  // run_step of it
+  bool run(const Tensor& x);  // calls run_step with step(x)
   std::vector<MoeLayer*> all() const;
 
   ExpertPlacement placement;

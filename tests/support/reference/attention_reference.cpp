@@ -18,7 +18,7 @@ Doubles project(const Doubles& x, const Doubles& matrix) {
   return out;
 }
 
-// Of one head's vector in place.
+// Applies the rotary embedding to one head's vector, in place.
 void turn(double* head, std::int64_t size, double base, std::int64_t position) {
   for (std::int64_t i = 0; i < size / 2; ++i) {
     const double frequency =
@@ -31,7 +31,7 @@ void turn(double* head, std::int64_t size, double base, std::int64_t position) {
   }
 }
 
-// What one query of a head mixes, of those at or before it in its sequence.
+// Computes the output of one query of a head over the keys at or before it in its sequence.
 void attend(const AttentionSizes& sizes, const Doubles& qkv, std::int64_t t, std::int64_t column,
             double* mixed) {
   const auto size = sizes.hidden / sizes.heads;

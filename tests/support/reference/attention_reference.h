@@ -1,4 +1,4 @@
-// The slow, obvious reference of causal attention with rotary positions: one process, whole
+// A slow, obvious reference for causal attention with rotary positions: one process, whole
 // sequences, double precision.
 #pragma once
 
@@ -16,7 +16,7 @@ struct AttentionSizes {
   double rotary_base = 50.0;
 };
 
-// y [batch · length, H] of x, without a residual: qkv [3·H, H], out [H, H].
+// Returns y [batch · length, H] without the residual. qkv is [3·H, H], out [H, H].
 Doubles reference_attention(const AttentionSizes& sizes, const Doubles& x, const Doubles& qkv,
                             const Doubles& out);
 

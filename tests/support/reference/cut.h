@@ -8,7 +8,7 @@
 
 namespace switchyard::testing {
 
-// Tokens first … last − 1 of the global sequence are this rank's.
+// Tokens first … last − 1 of the global sequence belong to this rank.
 struct Piece {
   std::int64_t first = 0;
   std::int64_t last = 0;
@@ -16,13 +16,14 @@ struct Piece {
   ConstTensorView of(const Tensor& whole) const { return whole.view().slice(first, last); }
 };
 
-// Awkward numbers first (one of them is 0), the rest for the last rank; for up to 8 ranks.
+// Gives the first ranks awkward numbers of tokens (including 0) and the last rank the rest. For up
+// to 8 ranks.
 Piece awkward_piece(const Communicator& comm, std::int64_t num_tokens);
 
-// A contiguous copy.
+// Returns a contiguous copy.
 Tensor copy_of(const ConstTensorView& view);
 
-// Whether it is so on every rank: collective.
+// True if `here` is true on every rank. Collective.
 bool on_all(Communicator& comm, bool here);
 
 }  // namespace switchyard::testing

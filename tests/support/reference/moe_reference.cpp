@@ -85,7 +85,7 @@ std::vector<double> scores_of(const RouterOptions& options, const ReferenceRoute
   return scores;
 }
 
-// The ids of the best n values, best first, the lower of equals first.
+// Returns the ids of the n largest values, largest first. Ties go to the lower id.
 std::vector<std::int32_t> best(const std::vector<double>& values, std::int64_t n) {
   std::vector<std::int32_t> ids(values.size());
   std::iota(ids.begin(), ids.end(), 0);

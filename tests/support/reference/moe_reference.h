@@ -1,4 +1,4 @@
-// The slow, obvious reference of a whole layer: one process, all tokens, double precision.
+// A slow, obvious reference for a whole layer: one process, all tokens, double precision.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::testing {
 
-// A tensor in double precision; a default one is none, as a default view is.
+// A tensor in double precision. A default-constructed one is absent, like a default view.
 struct Doubles {
   Shape shape = {};
   std::vector<double> values = {};
@@ -37,15 +37,16 @@ struct ReferenceRouting {
 
 ReferenceRouting reference_route(const RouterOptions& options, const ReferenceRouter& router,
                                  const Doubles& x);
-// The weights that these ids get.
+// Returns the weights that the router gives to these ids.
 Doubles reference_replay(const RouterOptions& options, const ReferenceRouter& router,
                          const Doubles& x, const std::vector<std::int32_t>& expert_ids);
 
-// What one row adds to y: weight · expert(x), or expert(weight · x) in the input stage.
+// Returns what one row adds to y: weight · expert(x), or expert(weight · x) if the weight enters at
+// the input.
 std::vector<double> reference_expert(const ExpertsOptions& options, const ReferenceExpert& expert,
                                      const double* x, double weight);
 
-// y [T, H]
+// Returns y [T, H].
 Doubles reference_layer(const MoeLayerOptions& options, const ReferenceWeights& weights,
                         const Doubles& x, const ReferenceRouting& routing);
 

@@ -1,4 +1,4 @@
-// A router's losses as their formulas say them, in double precision.
+// A router's losses, written as their formulas, in double precision.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct ReferenceLosses {
   double z = 0.0;
 };
 
-// x holds sequences of so many tokens, one after the other; the choice is given.
+// x holds consecutive sequences of `sequence_tokens` tokens. The choice of experts is given.
 ReferenceLosses reference_losses(const RouterOptions& options, const LossOptions& losses,
                                  const ReferenceRouter& router, const Doubles& x,
                                  const std::vector<std::int32_t>& expert_ids,

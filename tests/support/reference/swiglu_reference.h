@@ -1,4 +1,4 @@
-// Forward and backward of experts with swiglu over given picks and weights, in double precision.
+// Forward and backward of swiglu experts with given picks and weights, in double precision.
 #pragma once
 
 #include <vector>
