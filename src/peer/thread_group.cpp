@@ -117,10 +117,10 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
                   .kept = threads};
   for (const auto& heap : threads->heaps) {
     if (heap == nullptr) {  // a communicator that loses messages lets this rank run ahead
-      FailureListeners::fail(comm,
-                             fmt::format("peer memory: rank {} has no heap yet, but reported one",
-                                         group.bases.size()),
-                             {});
+      FailureListeners::fail(
+          comm,
+          fmt::format("peer memory: rank {} has no heap yet, but reported one", group.bases.size()),
+          {});
     }
     group.bases.push_back(heap->base());
   }
