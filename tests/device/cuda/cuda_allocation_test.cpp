@@ -132,7 +132,9 @@ TEST_P(CudaAllocation, ThatFailsIsAnErrorOnEveryRank) {
     // Setting up peer memory ends in one error on all ranks; elsewhere the other rank is told.
     const auto named = "rank " + std::to_string(kFailing);
     EXPECT_NE(other.error.find(named), std::string::npos) << other.error;
-    if (other.is_communication_error) EXPECT_EQ(other.named, std::vector{kFailing}) << other.error;
+    if (other.is_communication_error) {
+      EXPECT_EQ(other.named, std::vector{kFailing}) << other.error;
+    }
     if (HasFailure()) return;
   }
   EXPECT_GT(number, 5);
