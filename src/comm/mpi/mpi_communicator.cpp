@@ -401,10 +401,15 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
     return make(session_, roll_call_, result.second, timeout());
   } catch (const CommunicationError& error) {  // it numbers ranks in the new group
     const auto numbers = ranks_in(comm_, result.second);
+    auto message = fmt::format("{}: in the new group: {}", current_call(), error.what());
     std::vector<int> culprits;
-    for (const int r : error.ranks()) culprits.push_back(numbers[static_cast<std::size_t>(r)]);
-    throw CommunicationError(fmt::format("{}: in the new group: {}", current_call(), error.what()),
-                             std::move(culprits));
+    for (const int r : error.ranks()) {
+      culprits.push_back(numbers[static_cast<std::size_t>(r)]);
+      if (culprits.back() == r) continue;
+      message +=
+          fmt::format("; rank {} of the new group is rank {} of this group", r, culprits.back());
+    }
+    throw CommunicationError(message, std::move(culprits));
   }
 }
 
