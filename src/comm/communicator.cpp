@@ -217,7 +217,7 @@ void Communicator::give_up(std::string_view reason, const std::vector<int>& culp
     world_->culprits = error.world_ranks();
   }
   if (fork_generation_ != fork_generation()) return;  // the group belongs to the parent process
-  FailureListeners::tell(*this, *failure_);
+  FailureListeners::tell(*this, *failure_, error.world_ranks());
   do_abort(*failure_, culprits);
 }
 

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,8 @@ class FailureListener {
  public:
   virtual ~FailureListener() = default;
   // Called once, when this rank gives up or learns that another has, before the communicator tells
-  // the other ranks.
-  virtual void on_failure(std::string_view reason) noexcept = 0;
+  // the other ranks. `world_ranks` are at fault, by their numbers in the job.
+  virtual void on_failure(std::string_view reason, std::span<const int> world_ranks) noexcept = 0;
   // True if no rank can still be waiting.
   virtual bool is_over() const noexcept = 0;
 };
@@ -37,8 +38,12 @@ class FailureListeners {
     return of(comm)->all_;
   }
   static void split_off(Communicator& whole, Communicator& part) { of(part)->whole_ = of(whole); }
-  static void tell(Communicator& comm, std::string_view reason) {
-    for (const auto& listener : all(comm)) listener->on_failure(reason);
+  static void tell(Communicator& comm, std::string_view reason, std::span<const int> world_ranks) {
+    for (const auto& listener : all(comm)) listener->on_failure(reason, world_ranks);
+  }
+  // Translates numbers in the job to numbers in the communicator, as fail() takes them.
+  static std::vector<int> ranks_in(const Communicator& comm, const std::vector<int>& world_ranks) {
+    return comm.ranks_here(world_ranks);
   }
   // Makes the communicator unusable on every rank because of a failure found elsewhere, and throws.
   [[noreturn]] static void fail(Communicator& comm, const std::string& reason,

@@ -29,6 +29,13 @@ std::string_view name_of(std::uint32_t meeting) {
   return "a meeting";
 }
 
+// Where a Part that gave up has no meeting: its `ranks` are numbers in the job.
+constexpr std::uint32_t kNamesWorldRanks = 1;
+
+void set_rank(PeerFailure::Part& part, int rank) {
+  part.ranks[static_cast<std::size_t>(rank / 32)] |= 1U << (rank % 32);
+}
+
 std::vector<int> ranks_of(const PeerFailure::Part& part) {
   std::vector<int> ranks;
   for (int r = 0; r < PeerFailure::kMostRanks; ++r) {
@@ -68,16 +75,30 @@ void GroupFailure::name(int rank) const {
       .compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank) + 1);
 }
 
-void GroupFailure::give_up(int rank, std::string_view cause) noexcept {
+template <typename Write>
+void GroupFailure::note(int rank, std::string_view cause, Write write_culprits) noexcept {
   const std::scoped_lock lock(mutex_);
   PeerFailure::Part& part = part_of(rank);
-  if (part.kind == PeerFailure::none && !has_failed()) {
-    part.kind = PeerFailure::gave_up;
-    write_reason(part, cause);
-    name(rank);
-  } else if (part.kind == PeerFailure::gave_up && part.has_reason == 0) {
-    write_reason(part, cause);
-  }
+  const bool is_first = part.kind == PeerFailure::none && !has_failed();
+  if (!is_first && (part.kind != PeerFailure::gave_up || part.has_reason != 0)) return;
+  part.kind = PeerFailure::gave_up;
+  if (!cause.empty()) write_culprits(part);
+  write_reason(part, cause);
+  if (is_first) name(rank);
+}
+
+void GroupFailure::give_up(int rank, std::string_view cause) noexcept {
+  note(rank, cause, [](PeerFailure::Part&) {});
+}
+
+void GroupFailure::give_up(int rank, std::string_view cause,
+                           std::span<const int> world_ranks) noexcept {
+  note(rank, cause, [&](PeerFailure::Part& part) {
+    part.operation = kNamesWorldRanks;
+    for (const int r : world_ranks) {  // one beyond the mask goes unnamed
+      if (r < PeerFailure::kMostRanks) set_rank(part, r);
+    }
+  });
 }
 
 void GroupFailure::blame(int rank, PeerFailure::Kind kind, Meeting meeting,
@@ -86,7 +107,7 @@ void GroupFailure::blame(int rank, PeerFailure::Kind kind, Meeting meeting,
   PeerFailure::Part& part = part_of(rank);
   if (part.kind != PeerFailure::none || has_failed()) return;
   part.operation = static_cast<std::uint32_t>(meeting);
-  for (const int r : ranks) part.ranks[static_cast<std::size_t>(r / 32)] |= 1U << (r % 32);
+  for (const int r : ranks) set_rank(part, r);
   part.kind = kind;
   name(rank);
 }
@@ -111,8 +132,11 @@ GroupFailure::Explanation GroupFailure::explain(std::chrono::nanoseconds timeout
               ranks};
     case PeerFailure::ended:
       return {fmt::format("the process of {} has ended", named), ranks};
-    default:
-      return {fmt::format("rank {} gave up: {}", by, reason_of(part)), {by}};
+    default: {
+      auto what = fmt::format("rank {} gave up: {}", by, reason_of(part));  // culprits come with it
+      if (part.operation != kNamesWorldRanks) return {std::move(what), {by}};
+      return {std::move(what), {}, ranks_of(part)};
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,19 +28,27 @@ class GroupFailure {
   // Records that `rank` gave up, or learnt of a failure, outside a meeting. An empty cause may be
   // filled in by a later call.
   void give_up(int rank, std::string_view cause) noexcept;
+  // The same for a failure that `world_ranks` caused, by their numbers in the job.
+  void give_up(int rank, std::string_view cause, std::span<const int> world_ranks) noexcept;
   // Records that `rank` found `ranks` at fault, outside a meeting.
   void blame(int rank, PeerFailure::Kind kind, Meeting meeting,
              std::span<const int> ranks) noexcept;
 
   struct Explanation {
     std::string what;
-    std::vector<int> ranks;
+    std::vector<int> ranks;  // at fault
+    // The same by their numbers in the job, if they may be outside the group.
+    std::optional<std::vector<int>> world_ranks = {};
   };
   // Explains the failure of a group that has failed. Returns the same on every rank.
   Explanation explain(std::chrono::nanoseconds timeout) const;
 
  private:
   std::uint32_t failed_by() const;
+  // Records that `rank` gave up. Writes the cause if there is none yet, after calling
+  // write_culprits(part).
+  template <typename Write>
+  void note(int rank, std::string_view cause, Write write_culprits) noexcept;
   // Makes `rank` the one whose part counts, unless another is already named.
   void name(int rank) const;
   PeerFailure::Part& part_of(int rank) const {

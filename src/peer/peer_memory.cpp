@@ -20,8 +20,8 @@ class GroupListener final : public FailureListener {
   GroupListener(int rank, std::weak_ptr<GroupFailure> failure)
       : rank_(rank), failure_(std::move(failure)) {}
 
-  void on_failure(std::string_view reason) noexcept override {
-    if (const auto failure = failure_.lock()) failure->give_up(rank_, reason);
+  void on_failure(std::string_view reason, std::span<const int> world_ranks) noexcept override {
+    if (const auto failure = failure_.lock()) failure->give_up(rank_, reason, world_ranks);
     kept_.reset();
   }
   bool is_over() const noexcept override { return failure_.expired(); }
@@ -121,8 +121,9 @@ const std::uint32_t* PeerMemory::failed() const {
 
 void PeerMemory::check() const {
   if (!group_.failure->has_failed()) return;
-  const auto [what, ranks] = group_.failure->explain(comm_.timeout());
-  FailureListeners::fail(comm_, what, ranks);
+  const auto [what, ranks, world_ranks] = group_.failure->explain(comm_.timeout());
+  FailureListeners::fail(comm_, what,
+                         world_ranks ? FailureListeners::ranks_in(comm_, *world_ranks) : ranks);
 }
 
 PeerMeetings::PeerMeetings(std::shared_ptr<PeerMemory> memory, std::int64_t record_words)

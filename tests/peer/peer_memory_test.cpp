@@ -290,6 +290,30 @@ TEST(PeerFailure, AThrowEndsTheWaitsInGroupsThatWereSplitOff) {
   EXPECT_LT(Clock::now() - begin, 10s);
 }
 
+// Rank 1 gives up because of rank 2, which is not in the pair in which rank 0 waits.
+TEST(PeerFailure, ARankOutsideTheGroupIsNamed) {
+  std::vector<int> named;
+  std::string message;
+  (void)error_of<std::runtime_error>([&] {
+    run_ranks(3, [&](Communicator& world) {
+      const auto group = world.split(world.rank() / 2, 0);
+      const auto memory = PeerMemory::of(*group, one_thread());
+      const PeerMeetings meetings(memory, 0);
+      if (world.rank() == 2) throw std::runtime_error("out of sugar");
+      if (world.rank() == 1) world.barrier();
+      try {
+        (void)gather_rank(*group, meetings);
+      } catch (const CommunicationError& error) {
+        message = error.what();
+        named = error.world_ranks();
+        throw;
+      }
+    });
+  });
+  EXPECT_NE(message.find("rank 2 gave up: out of sugar"), std::string::npos) << message;
+  EXPECT_EQ(named, std::vector{2}) << message;
+}
+
 TEST(PeerFailure, RanksInDifferentCallsAreNamed) {
   const Outcome outcome = run(3, 60s, [](Communicator& comm, const PeerMeetings& meetings) {
     if (comm.rank() == 1) return meetings.finish({}, 4);
