@@ -1,9 +1,12 @@
-// Keeps signals off the library's own threads, so that the program's threads handle them.
+// Keeps signals off the library's own threads, so that the program's threads handle them, and
+// SIGPIPE off its calls.
 #pragma once
 
 #include <pthread.h>
 
+#include <cerrno>
 #include <csignal>
+#include <ctime>
 
 namespace switchyard {
 
@@ -21,6 +24,35 @@ class WithoutSignals {
 
  private:
   sigset_t before_{};
+};
+
+// While an instance lives, a write of this thread to a closed connection fails with EPIPE instead
+// of ending the process by SIGPIPE. Leaves alone a SIGPIPE that was pending before.
+class WithoutBrokenPipes {
+ public:
+  WithoutBrokenPipes() {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t before;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before);
+    was_blocked_ = sigismember(&before, SIGPIPE) == 1;
+  }
+  ~WithoutBrokenPipes() {
+    constexpr timespec kAtOnce{};
+    while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &kAtOnce) < 0 && errno == EINTR) {
+    }
+    if (!was_blocked_) pthread_sigmask(SIG_UNBLOCK, &pipe_, nullptr);
+  }
+  WithoutBrokenPipes(const WithoutBrokenPipes&) = delete;
+  WithoutBrokenPipes& operator=(const WithoutBrokenPipes&) = delete;
+
+ private:
+  sigset_t pipe_{};
+  bool was_pending_ = false;
+  bool was_blocked_ = false;
 };
 
 }  // namespace switchyard

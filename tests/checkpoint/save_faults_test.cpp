@@ -33,9 +33,10 @@ class SaveFaults : public ::testing::TestWithParam<Way> {
                         {name("b"), Tensor::from<float>({1}, {value})}}};
   }
   // The error that all ranks have.
-  std::string save(float value) const {
+  std::string save(float value, int failing_rank = 0) const {
     std::string first;
     run_ranks(GetParam().ranks, [&](Communicator& comm) {
+      FailingCalls::count_this_thread(comm.rank() == failing_rank);
       const auto error = error_of<StorageError>(
           [&] { save_checkpoint(comm, path(), contents(comm.rank(), value), GetParam().form); });
       if (comm.rank() == 0) first = error;
@@ -53,9 +54,16 @@ class SaveFaults : public ::testing::TestWithParam<Way> {
     EXPECT_EQ(folder_.names(), std::set<std::string>{"saved"}) << when;
   }
   fs::path path() const { return folder_ / "saved"; }
-  // Fails the first call, then the second, … until there are no more; the names of them all.
+  // Fails every rank's first call, then the second, … until there are no more. Returns the names of
+  // them all. Only one rank's calls count at a time, since the order of two is that of chance.
   template <typename Check>
   std::multiset<std::string> walk(Fault fault, const Check& check) const {
+    std::multiset<std::string> calls;
+    for (int rank = 0; rank < GetParam().ranks; ++rank) calls.merge(walk(rank, fault, check));
+    return calls;
+  }
+  template <typename Check>
+  std::multiset<std::string> walk(int rank, Fault fault, const Check& check) const {
     std::multiset<std::string> calls;
     float value = 1.0F;
     save(value);
@@ -64,10 +72,11 @@ class SaveFaults : public ::testing::TestWithParam<Way> {
       {
         const FailingCalls failing(folder_.path().string(), fault, n,
                                    GetParam().can_exchange_names);
-        error = save(value + 1.0F);
+        error = save(value + 1.0F, rank);
       }
       const auto call = FailingCalls::failed();
-      const auto when = "call " + std::to_string(n) + ", " + call;
+      const auto when =
+          "rank " + std::to_string(rank) + ", call " + std::to_string(n) + ", " + call;
       check(error, call, when);
       value += error == "no error" ? 1.0F : 0.0F;
       expect_value(value, when);

@@ -17,6 +17,7 @@ namespace switchyard::testing {
 namespace {
 
 std::atomic<bool> g_is_armed = false;
+thread_local bool t_is_counted = true;
 std::atomic<int> g_calls_left = 0;
 std::atomic<const char*> g_failed = nullptr;
 std::string g_folder;
@@ -39,6 +40,7 @@ bool is_ours(int descriptor) {
 
 // Counts the call. If it is the one to fail, sets errno and returns true.
 bool fails(const char* name) {
+  if (!t_is_counted) return false;
   if (g_calls_left.fetch_sub(1) != 0) return false;
   g_failed = name;
   errno = number_of(g_fault);
@@ -67,6 +69,8 @@ FailingCalls::FailingCalls(std::string folder, Fault fault, int n, bool can_exch
 }
 
 FailingCalls::~FailingCalls() { g_is_armed = false; }
+
+void FailingCalls::count_this_thread(bool is_counted) { t_is_counted = is_counted; }
 
 std::string FailingCalls::failed() {
   const char* const name = g_failed;

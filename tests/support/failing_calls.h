@@ -17,7 +17,7 @@ enum class Fault {
 std::string words_for(Fault fault);
 
 // While it exists, makes one call fail that names or writes a file under `folder`: open, allocate,
-// write, sync, rename, link or mkdir. Calls are counted over all threads.
+// write, sync, rename, link or mkdir. Calls are counted over all threads that count.
 class FailingCalls {
  public:
   // The n-th call from now on fails, counting from 0 and only calls that the fault can affect.
@@ -26,6 +26,8 @@ class FailingCalls {
   FailingCalls(const FailingCalls&) = delete;
   FailingCalls& operator=(const FailingCalls&) = delete;
 
+  // Whether calls of the current thread count, and fail; true at first.
+  static void count_this_thread(bool is_counted);
   // Returns the name of the call that failed; empty if there were fewer calls.
   static std::string failed();
 };

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/without_signals.h"
+
 namespace switchyard::mpi {
 
 // Returns text such as "MPI_Testall failed: MPI_ERR_TRUNCATE: message truncated".
@@ -21,6 +23,9 @@ class ReturnedErrors {
   ~ReturnedErrors();
   ReturnedErrors(const ReturnedErrors&) = delete;
   ReturnedErrors& operator=(const ReturnedErrors&) = delete;
+
+ private:
+  WithoutBrokenPipes without_broken_pipes_;  // Open MPI writes to connections of dead ranks
 };
 
 }  // namespace switchyard::mpi

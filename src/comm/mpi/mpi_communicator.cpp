@@ -117,7 +117,9 @@ std::unique_ptr<MpiCommunicator> MpiCommunicator::make(std::shared_ptr<Session> 
 MpiCommunicator::~MpiCommunicator() {
   give_up_if_unwinding();
   board_->leave();
-  if (!is_poisoned()) MPI_Comm_free(&comm_);
+  if (is_poisoned()) return;
+  const WithoutBrokenPipes without_broken_pipes;
+  MPI_Comm_free(&comm_);
 }
 
 void MpiCommunicator::open_board() {

@@ -8,6 +8,7 @@
 
 #include "comm/mpi/errors.h"
 #include "core/require.h"
+#include "core/without_signals.h"
 
 namespace switchyard::mpi {
 
@@ -38,6 +39,7 @@ Session::Session(const ConnectOptions& options) : roll_call_(RollCall::answer())
   } else {
     std::optional<InitWatchdog> watchdog;
     if (options.exit_if_init_hangs) watchdog.emplace(roll_call_.get(), options.timeout);
+    const WithoutBrokenPipes without_broken_pipes;  // nor do the threads that MPI starts get any
     const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     require<CommunicationError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
     owns_mpi_ = true;
@@ -61,6 +63,7 @@ Session::~Session() {
     return;
   }
   try {
+    const WithoutBrokenPipes without_broken_pipes;
     farewell_->barrier();
     farewell_.reset();
     MPI_Finalize();
