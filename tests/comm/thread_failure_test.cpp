@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <stdexcept>
@@ -310,6 +311,40 @@ TEST(MappedBuffers, ShowEveryRanksMemory) {
       }
     }
   });
+}
+
+// Rank 0 waits in a pair for rank 1, which waits in the world for rank 2, which never comes.
+TEST(ThreadFailure, ARankThatWaitsInAnotherGroupIsNotBlamed) {
+  std::array<std::vector<int>, 2> named;
+  std::array<std::string, 2> messages;
+  std::atomic<int> num_ended = 0;
+  (void)error_of<CommunicationError>([&] {
+    run_ranks(3,
+              [&](Communicator& world) {
+                const auto group = world.split(world.rank() / 2, 0);
+                const auto rank = static_cast<std::size_t>(world.rank());
+                while (rank == 2 && num_ended < 2) std::this_thread::sleep_for(1ms);
+                if (rank == 2) return;
+                try {
+                  (rank == 0 ? *group : world).barrier();
+                } catch (const CommunicationError& error) {
+                  named[rank] = error.world_ranks();
+                  messages[rank] = error.what();
+                  ++num_ended;
+                  throw;
+                }
+              },
+              {.timeout = 300ms});
+  });
+  EXPECT_EQ(named[0], std::vector{2}) << messages[0];
+  EXPECT_EQ(named[1], std::vector{2}) << messages[1];
+  // Either may come first, and tells the other.
+  const auto all = messages[0] + messages[1];
+  EXPECT_TRUE(all.find("rank 1 waits in another group for rank 2 of the world") !=
+                  std::string::npos ||
+              all.find("ranks 0, 2 did not arrive within 0.3 s; rank 0 waits in another group") !=
+                  std::string::npos)
+      << all;
 }
 
 }  // namespace

@@ -127,7 +127,11 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
     }
     if (is_time(Fault::throw_error)) throw std::runtime_error("out of coffee");
     if (is_time(Fault::throw_other)) throw 42;
-    call();
+    try {
+      call();
+    } catch (const CommunicationError& error) {  // of another world with the same numbers
+      throw CommunicationError(error.what(), ranks_here(error.world_ranks()));
+    }
   }
   // Calls the base once, or not at all if dropped, or twice if duplicated.
   void forward_whole(const std::function<void()>& call) {

@@ -3,6 +3,8 @@
 #include "comm/threads/meeting_point.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <thread>
 
 #include "core/require.h"
@@ -37,13 +39,21 @@ std::string name_ranks(const std::vector<int>& ranks) {
 }  // namespace
 
 MeetingPoint::MeetingPoint(int size, std::chrono::milliseconds timeout)
-    : ranks_(static_cast<std::size_t>(size)), timeout_(timeout) {}
+    : ranks_(static_cast<std::size_t>(size)),
+      timeout_(timeout),
+      world_ranks_(static_cast<std::size_t>(size)) {
+  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
+}
 
 MeetingPoint::MeetingPoint(const std::shared_ptr<MeetingPoint>& parent, std::vector<int> members)
     : ranks_(members.size()),
       timeout_(parent->timeout()),
       parent_(parent),
-      members_(std::move(members)) {}
+      members_(std::move(members)) {
+  for (const int r : members_) {
+    world_ranks_.push_back(parent->world_ranks_[static_cast<std::size_t>(r)]);
+  }
+}
 
 std::shared_ptr<MeetingPoint> MeetingPoint::make_child(std::vector<int> members) {
   auto child = std::make_shared<MeetingPoint>(shared_from_this(), members);
@@ -80,10 +90,8 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
   if (done()) return;
   if (!failed_.load()) {
     const auto absent = absent_ranks(phase, in_time);
-    fail(rank, {in_time ? fmt::format("{} left before it", name_ranks(absent))
-                        : fmt::format("{} did not arrive within {}", name_ranks(absent),
-                                      seconds(timeout_)),
-                absent});
+    fail(rank, in_time ? Failure{fmt::format("{} left before it", name_ranks(absent)), absent}
+                       : explain_timeout(absent));
   }
   throw_failure(rank, phase);
 }
@@ -109,6 +117,79 @@ std::vector<int> MeetingPoint::absent_ranks(std::uint64_t phase, bool only_left)
     if (counts && peer.phase.load(std::memory_order_acquire) < phase) absent.push_back(r);
   }
   return absent;
+}
+
+std::vector<MeetingPoint::Child> MeetingPoint::copy_children() {
+  const std::scoped_lock lock(mutex_);
+  return children_;
+}
+
+std::shared_ptr<MeetingPoint> MeetingPoint::find_waiting(int world_rank) {
+  const auto here = std::ranges::find(world_ranks_, world_rank);
+  if (here == world_ranks_.end()) return nullptr;
+  const Rank& rank = ranks_[static_cast<std::size_t>(here - world_ranks_.begin())];
+  if (rank.phase.load(std::memory_order_acquire) > completed_phase_.load()) {
+    return shared_from_this();
+  }
+  for (const Child& child : copy_children()) {
+    const auto point = child.point.lock();
+    if (auto found = point == nullptr ? nullptr : point->find_waiting(world_rank)) return found;
+  }
+  return nullptr;
+}
+
+void MeetingPoint::find_culprits(int world_rank, std::set<const MeetingPoint*>& seen,
+                                 std::set<int>& culprits) {
+  const auto point = find_waiting(world_rank);
+  if (point == nullptr) {
+    culprits.insert(world_rank);
+    return;
+  }
+  if (!seen.insert(point.get()).second) return;
+  std::vector<int> missing;
+  if (point->failed_.load()) {
+    const std::scoped_lock lock(point->mutex_);
+    missing = point->failure_->ranks;
+  } else {
+    missing = point->absent_ranks(point->completed_phase_.load() + 1, false);
+  }
+  for (const int r : missing) {
+    const int world = r < 0 ? -1 - r : point->world_ranks_[static_cast<std::size_t>(r)];
+    if (point->failed_.load()) {
+      culprits.insert(world);  // whoever failed there has looked further
+    } else {
+      find_culprits(world, seen, culprits);
+    }
+  }
+}
+
+MeetingPoint::Failure MeetingPoint::explain_timeout(const std::vector<int>& absent) {
+  auto top = shared_from_this();
+  while (const auto parent = top->parent_.lock()) top = parent;
+  std::set<const MeetingPoint*> seen{this};
+  std::set<int> culprits;  // world ranks
+  for (const int r : absent) {
+    top->find_culprits(world_ranks_[static_cast<std::size_t>(r)], seen, culprits);
+  }
+  auto reason = fmt::format("{} did not arrive within {}", name_ranks(absent), seconds(timeout_));
+  if (culprits.empty()) return {std::move(reason), absent};  // all wait for each other
+  std::vector<int> ranks;
+  std::vector<int> elsewhere;  // culprits that do not keep this group waiting themselves
+  for (const int world : culprits) {
+    const auto here = std::ranges::find(world_ranks_, world);
+    ranks.push_back(here == world_ranks_.end() ? -1 - world
+                                               : static_cast<int>(here - world_ranks_.begin()));
+    if (std::ranges::find(absent, ranks.back()) == absent.end()) elsewhere.push_back(world);
+  }
+  std::vector<int> waiting;
+  std::ranges::copy_if(absent, std::back_inserter(waiting),
+                       [&](int r) { return std::ranges::find(ranks, r) == ranks.end(); });
+  if (!waiting.empty()) {
+    reason += fmt::format("; {} wait{} in another group", name_ranks(waiting),
+                          waiting.size() == 1 ? "s" : "");
+  }
+  if (!elsewhere.empty()) reason += fmt::format(" for {} of the world", name_ranks(elsewhere));
+  return {std::move(reason), std::move(ranks)};
 }
 
 void MeetingPoint::throw_failure(int rank, std::uint64_t phase) {
@@ -158,13 +239,14 @@ void MeetingPoint::fail(int origin, Failure failure) {
   for (const Child& child : children) {
     const auto point = child.point.lock();
     if (!point) continue;
+    std::vector<int> failed;
     for (std::size_t i = 0; i < child.members.size(); ++i) {
-      if (std::ranges::find(failure.ranks, child.members[i]) == failure.ranks.end()) continue;
-      const int child_rank = static_cast<int>(i);
-      point->fail(child_rank,
-                  {fmt::format("in the parent group: {}", failure.reason), {child_rank}});
-      break;
+      const auto& ranks = failure.ranks;
+      if (std::ranges::find(ranks, child.members[i]) == ranks.end()) continue;
+      failed.push_back(static_cast<int>(i));
     }
+    if (failed.empty()) continue;
+    point->fail(failed.front(), {fmt::format("in the parent group: {}", failure.reason), failed});
   }
 }
 

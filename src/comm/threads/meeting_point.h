@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,7 +41,7 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
  public:
   struct Failure {
     std::string reason;
-    std::vector<int> ranks;
+    std::vector<int> ranks;  // −1 − r for rank r of the world, which is not in the group
   };
 
   MeetingPoint(int size, std::chrono::milliseconds timeout);
@@ -94,6 +95,16 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
 
   bool spin(std::uint64_t phase) const;
   std::vector<int> absent_ranks(std::uint64_t phase, bool only_left) const;
+  // Explains a timeout. A rank that waits in another group is not at fault; those that it waits for
+  // there are.
+  Failure explain_timeout(const std::vector<int>& absent);
+  // Adds the world ranks that keep `world_rank` from arriving, itself if it waits nowhere.
+  // Looks at this point and all below, but not at `seen`.
+  void find_culprits(int world_rank, std::set<const MeetingPoint*>& seen, std::set<int>& culprits);
+  // Returns the point in which the rank has arrived and waits, here or below; null if there is
+  // none.
+  std::shared_ptr<MeetingPoint> find_waiting(int world_rank);
+  std::vector<Child> copy_children();
   void note_first_failure(int origin);
   [[noreturn]] void throw_failure(int rank, std::uint64_t phase);
 
@@ -101,6 +112,7 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
   std::chrono::milliseconds timeout_;
   std::weak_ptr<MeetingPoint> parent_;  // weak, since the parent's offers may hold this
   std::vector<int> members_;            // ranks in the parent; empty for a root
+  std::vector<int> world_ranks_;        // ranks in the root
 
   std::atomic<std::uint64_t> arrivals_{0};
   std::atomic<std::uint64_t> completed_phase_{0};
