@@ -193,7 +193,7 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "train",
       "Train a small MoE language model on text, and write a report of it. Without options: about "
-      "two minutes on two cores, on the text of this project, and the report is "
+      "two minutes on two cores, on the King James Bible, and the report is "
       "switchyard-report.html in the current folder");
   const auto o = std::make_shared<TrainOptions>();
   add_comm_options(command, o->comm, o->timeout);

@@ -1,4 +1,4 @@
-// This project's sources and documents, embedded by the build.
+// The default training text, embedded by the build.
 #pragma once
 
 #include <string_view>

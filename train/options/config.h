@@ -66,7 +66,7 @@ struct MeshConfig {
 };
 
 struct DataConfig {
-  std::string corpus;          // a file or folder; empty: the text of this project
+  std::string corpus;          // a file or folder; empty: the King James Bible
   std::int64_t batch = 16;     // sequences per step, over all ranks
   std::int64_t held_out = 64;  // maximum number of held-out sequences to evaluate
 };
@@ -88,8 +88,8 @@ struct TrainConfig {
   std::string resume;       // a checkpoint, or a folder of them; empty: start anew
   std::string report = "switchyard-report.html";  // empty: none
 
-  std::string prompt = "// ";       // start of the sample at the end
-  std::int64_t sample_bytes = 400;  // 0: no sample
+  std::string prompt = "In the beginning";  // start of the sample at the end
+  std::int64_t sample_bytes = 400;          // 0: no sample
   float temperature = 0.7F;
   bool json = false;  // print one line of JSON per step
 };

@@ -182,7 +182,7 @@ Options options_of(MeshConfig& m) {
 Options data_of(TrainConfig& c) {
   return {
       path_option("corpus", c.data.corpus, "embedded",
-                  "Text to train on, a file or a folder; embedded: the text of this project"),
+                  "Text to train on, a file or a folder; embedded: the King James Bible"),
       number_option("batch", c.data.batch, {1, kLongest}, "Sequences of a step, over all ranks"),
       number_option("held-out", c.data.held_out, {1, kLongest},
                     "Sequences of held-out text that are evaluated, at most"),

@@ -109,7 +109,7 @@ void Console::held_out(const HeldOutRecord& record) {
   if (mode_ == ConsoleMode::json) {
     print(object_line("held_out", {{"step", record.step}, {"loss", record.loss}}));
   } else {
-    say(fmt::format("step {}/{}  held-out loss {:.3f}", record.step, steps_, record.loss));
+    say(fmt::format("step {}/{}  held-out loss {:.2f}", record.step, steps_, record.loss));
   }
 }
 
@@ -161,7 +161,7 @@ void Console::put(std::FILE* out, const std::string& text) const {
 // The ETA uses only the steps of this run, since a resumed run did not time the earlier ones.
 std::string Console::line_of(const StepRecord& record) const {
   const auto left = static_cast<double>(steps_ - record.step);
-  return fmt::format("step {}/{}  loss {:.3f}  {} tokens/s  balance {:.2f}  ETA {}", record.step,
+  return fmt::format("step {}/{}  loss {:.2f}  {} tokens/s  balance {:.2f}  ETA {}", record.step,
                      steps_, record.loss, rate_text(record.tokens_per_second), record.balance,
                      time_text(left * seconds_ / static_cast<double>(counted_)));
 }

@@ -106,8 +106,8 @@ class Run {
     const double held_out = trainer_.history().held_out.back().loss;
     if (console_) console_->finish();
     if (config_.sample_bytes > 0) sample_text();
-    say(fmt::format("held-out loss: {:.4f} nats a byte", held_out));
-    say(fmt::format("bigram loss:   {:.4f} nats a byte, of a bigram model on the same text",
+    say(fmt::format("held-out loss: {:.2f} nats a byte", held_out));
+    say(fmt::format("bigram loss:   {:.2f} nats a byte, of a bigram model on the same text",
                     bigram_));
     write_report();
     say_where();

@@ -70,7 +70,7 @@ TEST(Console, PlainLinesComeEveryTwoSeconds) {
     shown.now += 0.75;
   }
   shown.console.finish();
-  const std::string rest = "  loss 2.013  41.2k tokens/s  balance 1.23  ETA 0:0";
+  const std::string rest = "  loss 2.01  41.2k tokens/s  balance 1.23  ETA 0:0";
   EXPECT_EQ(shown.lines(), (Lines{"step 1/8" + rest + "4", "step 4/8" + rest + "2",
                                   "step 7/8" + rest + "1", "step 8/8" + rest + "0"}));
 }
@@ -84,7 +84,7 @@ TEST(Console, NumbersFitAnySize) {
     shown.console.step(record);
     return shown.text();
   };
-  const std::string begin = "step 1/1001  loss 2.013  ";
+  const std::string begin = "step 1/1001  loss 2.01  ";
   EXPECT_EQ(line(949.6, 0.0721), begin + "950 tokens/s  balance 1.23  ETA 1:12\n");
   EXPECT_EQ(line(3.07e6, 7.384), begin + "3.07M tokens/s  balance 1.23  ETA 2:03:04\n");
 }
@@ -101,11 +101,11 @@ TEST(Console, TheLiveLineIsReplaced) {
     shown.console.step(record_of(step));
     shown.now += 0.06;
   }
-  const std::string rest = "/9  loss 2.013  41.2k tokens/s  balance 1.23  ETA 0:0";
+  const std::string rest = "/9  loss 2.01  41.2k tokens/s  balance 1.23  ETA 0:0";
   const std::string line = "\r\x1b[Kstep 1" + rest + "4\r\x1b[Kstep 3" + rest + "3";
   EXPECT_EQ(shown.text(), line);
   shown.console.held_out({.step = 4, .loss = 1.98765});
-  const std::string told = line + "\r\x1b[Kstep 4/9  held-out loss 1.988\n";
+  const std::string told = line + "\r\x1b[Kstep 4/9  held-out loss 1.99\n";
   EXPECT_EQ(shown.text(), told);
   shown.console.say("done");
   shown.console.finish();
