@@ -41,6 +41,20 @@ std::int64_t plan_words(const switchyard_dispatcher& of, std::int64_t num_tokens
   return words_of_plan(of.words_without_picks, num_tokens, top_k);
 }
 
+// Checks the numbers of a form, which shapes are made of, and returns plan_words(). Aborts the
+// communicator if this rank's are invalid.
+std::int64_t checked_plan_words(const switchyard_dispatcher& of, const PlanForm& form) {
+  return or_abort({&of.dispatcher->communicator()}, "plan", [&] {
+    for (const auto& [name, number] :
+         {std::pair("num_tokens", form.num_tokens), std::pair("top_k", form.top_k),
+          std::pair("hidden", form.hidden), std::pair("num_rows", form.num_rows),
+          std::pair("num_received", form.num_received)}) {
+      require(number >= 0, "{} ({}) must not be negative", name, number);
+    }
+    return plan_words(of, form.num_tokens, form.top_k);
+  });
+}
+
 // The plan of a call, and views of the call's shapes. An invalid pointer on this rank aborts the
 // communicator, because the other ranks would wait for this one.
 struct Shared {
@@ -54,9 +68,9 @@ struct Shared {
              .dtype = row_dtype,
              .num_rows = in_form.num_rows,
              .num_received = in_form.num_received},
-        plan(dispatcher.plan_in(view(const_cast<void*>(data), Dtype::i32,
-                                     {plan_words(of, form.num_tokens, form.top_k)}, "the plan"),
-                                form)) {}
+        plan(dispatcher.plan_in(
+            view(const_cast<void*>(data), Dtype::i32, {checked_plan_words(of, form)}, "the plan"),
+            form)) {}
 
   TensorView view(const void* data, Dtype dtype, const Shape& shape, std::string_view name) const {
     return or_abort({&dispatcher.communicator()}, name,
@@ -245,7 +259,7 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
                                int64_t alignment, int64_t sentinels, switchyard_device* device,
                                switchyard_dispatcher** dispatcher) {
   return c::on_rank(comm, [&](Communicator& ranks) {
-    c::at(dispatcher, "dispatcher");
+    or_abort({&ranks}, "dispatcher", [&] { c::at(dispatcher, "dispatcher"); });
     require(ranks.size() > 1, "a dispatcher of tensors is for two ranks and more");
     const auto on = or_abort({&ranks}, "dispatcher",
                              [&] { return comm->rank->device_like(c::at(device, "device")); });
@@ -302,10 +316,13 @@ int switchyard_shared_plan_make(switchyard_dispatcher* dispatcher, void* stream,
     };
     const Dtype ids =
         or_abort({&ranks.communicator()}, "plan", [&] { return c::dtype_of(id_dtype); });
+    const auto words = c::checked_plan_words(*dispatcher, {.num_tokens = form->num_tokens,
+                                                           .top_k = form->top_k,
+                                                           .num_rows = form->num_rows,
+                                                           .num_received = form->num_received});
     ranks.plan_into(
         view(const_cast<void*>(expert_ids), ids, {form->num_tokens, form->top_k}, "expert_ids"),
-        view(plan, Dtype::i32, {c::plan_words(*dispatcher, form->num_tokens, form->top_k)},
-             "the plan"));
+        view(plan, Dtype::i32, {words}, "the plan"));
   });
 }
 

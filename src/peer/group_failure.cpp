@@ -30,7 +30,7 @@ std::string_view name_of(std::uint32_t meeting) {
 }
 
 // Where a Part that gave up has no meeting: its `ranks` are numbers in the job.
-constexpr std::uint32_t kNamesWorldRanks = 1;
+constexpr std::uint32_t kNamesWorldRanks = 1U << 31;  // no Meeting
 
 void set_rank(PeerFailure::Part& part, int rank) {
   part.ranks[static_cast<std::size_t>(rank / 32)] |= 1U << (rank % 32);
@@ -95,6 +95,7 @@ void GroupFailure::give_up(int rank, std::string_view cause,
                            std::span<const int> world_ranks) noexcept {
   note(rank, cause, [&](PeerFailure::Part& part) {
     part.operation = kNamesWorldRanks;
+    part.ranks = {};
     for (const int r : world_ranks) {  // one beyond the mask goes unnamed
       if (r < PeerFailure::kMostRanks) set_rank(part, r);
     }

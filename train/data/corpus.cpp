@@ -80,7 +80,9 @@ std::uint64_t hash_of(std::string_view text) {
 
 }  // namespace
 
-Corpus Corpus::embedded() { return {"the King James Bible (Genesis, Psalms, New Testament)", embedded_text()}; }
+Corpus Corpus::embedded() {
+  return {"the King James Bible (Genesis, Psalms, New Testament)", embedded_text()};
+}
 
 Corpus Corpus::read(const fs::path& path) {
   std::error_code error;

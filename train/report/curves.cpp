@@ -29,13 +29,16 @@ Interval steps_of(const History& history) {
 std::string gaps_html(const History& history) {
   const auto is_gap = [](const StepRecord& record) { return !std::isfinite(record.loss); };
   const auto& steps = history.steps;
-  const auto count = std::count_if(steps.begin(), steps.end(), is_gap);
-  if (count == 0) return "";
+  double count = 0.0;
+  history.for_each_step_record([&](const StepRecord& record, double num_steps) {
+    if (is_gap(record)) count += num_steps;
+  });
+  if (count == 0.0) return "";
   const auto first = std::find_if(steps.begin(), steps.end(), is_gap);
   return fmt::format(
       "<p class=\"note\"><b class=\"bad\">The training loss was not finite in {} {}</b>, first at "
       "step {}.</p>\n",
-      whole_text(static_cast<double>(count)), count == 1 ? "step" : "steps",
+      whole_text(count), count == 1.0 ? "step" : "steps",
       whole_text(static_cast<double>(first->step)));
 }
 

@@ -236,9 +236,10 @@ Board::Trouble Board::find_trouble(std::uint64_t phase) const {
       }
     }
     if (has_died(r)) {
-      return {{r},
-              fmt::format("rank {} died (process {} has ended)", r,
-                          hellos_[static_cast<std::size_t>(r)].pid)};
+      return {.ranks = {r},
+              .reason = fmt::format("rank {} died (process {} has ended)", r,
+                                    hellos_[static_cast<std::size_t>(r)].pid),
+              .is_death = true};
     }
   }
   return {};

@@ -33,6 +33,7 @@ class Board {
     std::vector<int> ranks;
     std::string reason;       // empty: no trouble
     bool is_relayed = false;  // worded by another rank; already names its call
+    bool is_death = false;    // the process of ranks[0] has ended
   };
 
   Board(int rank, std::span<const Hello> hellos);

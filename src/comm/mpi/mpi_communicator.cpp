@@ -148,7 +148,7 @@ void MpiCommunicator::open_board() {
 
 void MpiCommunicator::check(int code, std::string_view function) const {
   if (code == MPI_SUCCESS) return;
-  throw_trouble(board_->find_trouble(phase_));  // MPI does not say who is to blame
+  throw_trouble(find_trouble());  // MPI does not say who is to blame
   throw CommunicationError(fmt::format("{}: {}", current_call(), error_text(code, function)));
 }
 
@@ -229,7 +229,7 @@ void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
 void MpiCommunicator::watch_peers(Clock::time_point deadline) {
   board_->beat();
   throw_trouble(find_early_trouble());
-  throw_trouble(board_->find_trouble(phase_));
+  throw_trouble(find_trouble());
   if (Clock::now() < deadline) return;
   const auto missing = board_->find_missing(phase_);
   const auto seconds = static_cast<double>(timeout().count()) / 1000.0;
@@ -255,11 +255,24 @@ Board::Trouble MpiCommunicator::find_early_trouble() const {
   }
   if (!trouble) return {};
   roll_call_->report(*trouble);
-  std::vector<int> culprits;  // empty if a rank of another group is to blame
-  for (int r = 0; r < size(); ++r) {
-    if (world_ranks_[static_cast<std::size_t>(r)] == trouble->rank) culprits.push_back(r);
+  return {culprits_of(trouble->rank), trouble->reason};
+}
+
+Board::Trouble MpiCommunicator::find_trouble() const {
+  auto seen = board_->find_trouble(phase_);
+  if (!seen.is_death || roll_call_ == nullptr) return seen;
+  const int dead = world_ranks_[static_cast<std::size_t>(seen.ranks.front())];
+  if (const auto cause = roll_call_->find_report_of(dead)) {
+    return {culprits_of(cause->rank), cause->reason};
   }
-  return {std::move(culprits), trouble->reason};
+  return seen;
+}
+
+std::vector<int> MpiCommunicator::culprits_of(int world_rank) const {
+  if (world_rank == RollCall::kNobody) return {};
+  const auto here = std::ranges::find(world_ranks_, world_rank);
+  return {here == world_ranks_.end() ? -1 - world_rank
+                                     : static_cast<int>(here - world_ranks_.begin())};
 }
 
 // Explains a missed deadline when no rank can be named: the awaited ranks are on other hosts, or
@@ -410,6 +423,9 @@ std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key) {
       if (culprits.back() == r) continue;
       message +=
           fmt::format("; rank {} of the new group is rank {} of this group", r, culprits.back());
+    }
+    if (error.ranks().empty()) {  // those outside the new group come with their numbers in the job
+      for (const int r : error.world_ranks()) culprits.push_back(culprits_of(r).front());
     }
     throw CommunicationError(message, std::move(culprits));
   }

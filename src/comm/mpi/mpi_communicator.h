@@ -53,6 +53,11 @@ class MpiCommunicator final : public Communicator {
   void watch_peers(std::chrono::steady_clock::time_point deadline);
   // Finds a rank that died or gave up before the board was open.
   Board::Trouble find_early_trouble() const;
+  // Finds what the board shows. A rank that is dead may have given up before it had this board, and
+  // have reported why to the roll call.
+  Board::Trouble find_trouble() const;
+  // Returns the rank of the job in this group's numbers; −1 − world_rank if it is not in the group.
+  std::vector<int> culprits_of(int world_rank) const;
   std::string words_for_unknown() const;
   void require_heard(const Flight& flight) const;
   void throw_trouble(const Board::Trouble& trouble) const;

@@ -124,6 +124,12 @@ std::optional<RollCall::Trouble> RollCall::find_report() const {
   return std::nullopt;
 }
 
+std::optional<RollCall::Trouble> RollCall::find_report_of(int rank) {
+  take_messages();
+  const auto& reported = peers_[static_cast<std::size_t>(rank)].reported;
+  return reported && reported->rank != rank_ ? reported : std::nullopt;
+}
+
 void RollCall::report(const Trouble& trouble) const {
   Message message{.rank = rank_, .gives_up = true, .culprit = trouble.rank};
   trouble.reason.copy(message.reason.data(), message.reason.size() - 1);

@@ -35,6 +35,8 @@ class RollCall {
   // Returns a reported trouble in place of `seen`, if there is one: a rank that is seen to have
   // ended may have given up because of another and said so.
   Trouble first_cause(Trouble seen);
+  // Returns the reason that `rank` has given for giving up, unless it blames this rank.
+  std::optional<Trouble> find_report_of(int rank);
   // Tells the others, which may see this process end before they see the end of the rank to blame.
   void report(const Trouble& trouble) const;
   // Reports a missed deadline: blames the first rank that has not answered, if there is one.

@@ -83,15 +83,16 @@ void MeetingPoint::meet(int rank, std::uint64_t phase) {
   const auto hopeless = [&] { return failed_.load() || !absent_ranks(phase, true).empty(); };
   const bool in_time = changed_.wait_until(lock, deadline, [&] { return done() || hopeless(); });
   lock.unlock();
-  // The last rank may have arrived without having announced it yet.
-  while (!done() && !failed_.load() && absent_ranks(phase, false).empty()) {
-    std::this_thread::yield();
+  std::vector<int> absent;
+  while (!done() && !failed_.load()) {
+    absent = absent_ranks(phase, in_time);
+    if (!absent.empty()) break;
+    std::this_thread::yield();  // the last rank has arrived, but has not announced it yet
   }
   if (done()) return;
   if (!failed_.load()) {
-    const auto absent = absent_ranks(phase, in_time);
     fail(rank, in_time ? Failure{fmt::format("{} left before it", name_ranks(absent)), absent}
-                       : explain_timeout(absent));
+                       : explain_timeout(absent, arrived));
   }
   throw_failure(rank, phase);
 }
@@ -119,58 +120,64 @@ std::vector<int> MeetingPoint::absent_ranks(std::uint64_t phase, bool only_left)
   return absent;
 }
 
-std::vector<MeetingPoint::Child> MeetingPoint::copy_children() {
-  const std::scoped_lock lock(mutex_);
-  return children_;
-}
-
-std::shared_ptr<MeetingPoint> MeetingPoint::find_waiting(int world_rank) {
+std::pair<std::shared_ptr<MeetingPoint>, int> MeetingPoint::find_waiting(int world_rank,
+                                                                         Clock::time_point since) {
   const auto here = std::ranges::find(world_ranks_, world_rank);
-  if (here == world_ranks_.end()) return nullptr;
-  const Rank& rank = ranks_[static_cast<std::size_t>(here - world_ranks_.begin())];
-  if (rank.phase.load(std::memory_order_acquire) > completed_phase_.load()) {
-    return shared_from_this();
+  if (here == world_ranks_.end()) return {};
+  const auto index = here - world_ranks_.begin();
+  const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+  std::vector<Child> children;
+  bool is_over = rank.left.load();
+  {
+    const std::scoped_lock lock(mutex_);
+    children = children_;
+    is_over = is_over || (failure_ && failed_at_ < since);
   }
-  for (const Child& child : copy_children()) {
+  if (!is_over && rank.phase.load(std::memory_order_acquire) > completed_phase_.load()) {
+    return {shared_from_this(), static_cast<int>(index)};
+  }
+  for (const Child& child : children) {
     const auto point = child.point.lock();
-    if (auto found = point == nullptr ? nullptr : point->find_waiting(world_rank)) return found;
+    if (point == nullptr) continue;
+    if (auto found = point->find_waiting(world_rank, since); found.first != nullptr) return found;
   }
-  return nullptr;
+  return {};
 }
 
-void MeetingPoint::find_culprits(int world_rank, std::set<const MeetingPoint*>& seen,
-                                 std::set<int>& culprits) {
-  const auto point = find_waiting(world_rank);
+void MeetingPoint::find_culprits(int world_rank, Search& search) {
+  const auto [point, rank] = find_waiting(world_rank, search.since);
   if (point == nullptr) {
-    culprits.insert(world_rank);
+    search.culprits.insert(world_rank);
     return;
   }
-  if (!seen.insert(point.get()).second) return;
-  std::vector<int> missing;
-  if (point->failed_.load()) {
+  if (!search.seen.insert(point.get()).second) return;
+  std::optional<Failure> failure;
+  {
     const std::scoped_lock lock(point->mutex_);
-    missing = point->failure_->ranks;
-  } else {
-    missing = point->absent_ranks(point->completed_phase_.load() + 1, false);
+    failure = point->failure_;
   }
+  const auto missing =
+      failure ? failure->ranks
+              : point->absent_ranks(point->ranks_[static_cast<std::size_t>(rank)].phase, false);
   for (const int r : missing) {
     const int world = r < 0 ? -1 - r : point->world_ranks_[static_cast<std::size_t>(r)];
-    if (point->failed_.load()) {
-      culprits.insert(world);  // whoever failed there has looked further
+    if (failure) {
+      search.culprits.insert(world);  // the rank that failed there has followed the others
     } else {
-      find_culprits(world, seen, culprits);
+      find_culprits(world, search);
     }
   }
 }
 
-MeetingPoint::Failure MeetingPoint::explain_timeout(const std::vector<int>& absent) {
+MeetingPoint::Failure MeetingPoint::explain_timeout(const std::vector<int>& absent,
+                                                    Clock::time_point since) {
   auto top = shared_from_this();
   while (const auto parent = top->parent_.lock()) top = parent;
-  std::set<const MeetingPoint*> seen{this};
-  std::set<int> culprits;  // world ranks
+  Search search{.since = since, .seen = {this}, .culprits = {}};
   for (const int r : absent) {
-    top->find_culprits(world_ranks_[static_cast<std::size_t>(r)], seen, culprits);
+    top->find_culprits(world_ranks_[static_cast<std::size_t>(r)], search);
   }
+  const auto& culprits = search.culprits;
   auto reason = fmt::format("{} did not arrive within {}", name_ranks(absent), seconds(timeout_));
   if (culprits.empty()) return {std::move(reason), absent};  // all wait for each other
   std::vector<int> ranks;
@@ -231,6 +238,7 @@ void MeetingPoint::fail(int origin, Failure failure) {
     const std::scoped_lock lock(mutex_);
     if (failure_) return;
     failure_ = failure;
+    failed_at_ = Clock::now();
     failed_.store(true);
     children = children_;
   }

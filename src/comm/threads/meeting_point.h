@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "switchyard/tensor.h"
@@ -39,6 +40,8 @@ struct Offer {
 
 class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
  public:
+  using Clock = std::chrono::steady_clock;
+
   struct Failure {
     std::string reason;
     std::vector<int> ranks;  // −1 − r for rank r of the world, which is not in the group
@@ -95,16 +98,21 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
 
   bool spin(std::uint64_t phase) const;
   std::vector<int> absent_ranks(std::uint64_t phase, bool only_left) const;
-  // Explains a timeout. A rank that waits in another group is not at fault; those that it waits for
-  // there are.
-  Failure explain_timeout(const std::vector<int>& absent);
-  // Adds the world ranks that keep `world_rank` from arriving, itself if it waits nowhere.
-  // Looks at this point and all below, but not at `seen`.
-  void find_culprits(int world_rank, std::set<const MeetingPoint*>& seen, std::set<int>& culprits);
-  // Returns the point in which the rank has arrived and waits, here or below; null if there is
-  // none.
-  std::shared_ptr<MeetingPoint> find_waiting(int world_rank);
-  std::vector<Child> copy_children();
+  // Explains a timeout of a rank that arrived at `since`. An absent rank that waits in another
+  // group is not at fault; those that it waits for there are.
+  Failure explain_timeout(const std::vector<int>& absent, Clock::time_point since);
+  // Follows who waits for whom, and collects the ranks at fault.
+  struct Search {
+    Clock::time_point since;
+    std::set<const MeetingPoint*> seen;
+    std::set<int> culprits;  // world ranks
+  };
+  // Adds the ranks that keep `world_rank` from arriving: itself if it waits nowhere, here or below.
+  void find_culprits(int world_rank, Search& search);
+  // Returns the point in which the rank waits, here or below, and its rank there; null if there is
+  // none. A meeting that failed before `since` holds nobody up any more.
+  std::pair<std::shared_ptr<MeetingPoint>, int> find_waiting(int world_rank,
+                                                             Clock::time_point since);
   void note_first_failure(int origin);
   [[noreturn]] void throw_failure(int rank, std::uint64_t phase);
 
@@ -122,6 +130,7 @@ class MeetingPoint : public std::enable_shared_from_this<MeetingPoint> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Failure> failure_;
+  Clock::time_point failed_at_;
   std::vector<Child> children_;
 };
 
