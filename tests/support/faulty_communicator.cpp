@@ -123,7 +123,7 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
     if (is_time(Fault::silence)) plan_->be_silent();
     if (is_time(Fault::silence) || is_time(Fault::leave)) {
       plan_->has_left = true;
-      throw CommunicationError("left");  // the library never catches this
+      throw CommunicationError("left", {rank()});  // the library never catches this
     }
     if (is_time(Fault::throw_error)) throw std::runtime_error("out of coffee");
     if (is_time(Fault::throw_other)) throw 42;
