@@ -47,13 +47,12 @@ check_separate() {
 
 # Fuzzes the file readers with hostile input. Inputs found beyond the corpus stay in build/fuzz,
 # where the next run starts. A failing input is left there as crash-…; add it to the corpus once the
-# bug is fixed. The reader of recorded cases is fuzzed only by replaying its corpus, until
-# fuzz_golden has run for a long time.
+# bug is fixed.
 check_fuzz() {
   build_preset fuzz
   say "Fuzzing what reads files, ${SWITCHYARD_FUZZ_SECONDS:-7} s for each target"
   local target other status=0
-  for target in safetensors:index config:training; do
+  for target in safetensors:index config:training golden:; do
     other=
     [ -z "${target#*:}" ] || { fuzz_target "${target#*:}" & other=$!; }
     fuzz_target "${target%:*}" || status=1
