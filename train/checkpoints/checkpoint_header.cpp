@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
@@ -221,13 +222,13 @@ CheckpointHeader read_header(const fs::path& path) {
   if (!fs::is_directory(status)) return header_of(path);
   // Retry if the file has vanished: a run that saves here removes old checkpoints only after
   // writing newer ones.
-  constexpr int kMostTries = 16;
-  for (int tries = 1;; ++tries) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  for (;;) {
     const auto newest = newest_in(path);
     try {
       return header_of(newest);
     } catch (const InvalidArgument&) {
-      if (tries == kMostTries || fs::exists(newest, ignored)) throw;
+      if (std::chrono::steady_clock::now() > deadline || fs::exists(newest, ignored)) throw;
     }
   }
 }

@@ -221,9 +221,21 @@ void MpiCommunicator::wait_for_entries(Clock::time_point deadline) {
 
 void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
   if (trouble.reason.empty()) return;
+  report_early(trouble);
   throw CommunicationError(
       trouble.is_relayed ? trouble.reason : fmt::format("{}: {}", current_call(), trouble.reason),
       trouble.ranks);
+}
+
+void MpiCommunicator::report_early(const Board::Trouble& trouble) const {
+  if (roll_call_ == nullptr || operation() != "connect") return;
+  int culprit = RollCall::kNobody;
+  if (!trouble.ranks.empty()) {
+    const int r = trouble.ranks.front();
+    culprit = r < 0 ? -1 - r : world_ranks_[static_cast<std::size_t>(r)];
+  }
+  roll_call_->report(
+      {culprit, trouble.is_death ? fmt::format("rank {} died", culprit) : trouble.reason});
 }
 
 void MpiCommunicator::watch_peers(Clock::time_point deadline) {
@@ -254,7 +266,6 @@ Board::Trouble MpiCommunicator::find_early_trouble() const {
     trouble = roll_call_->first_cause({rank, seen.reason});
   }
   if (!trouble) return {};
-  roll_call_->report(*trouble);
   return {culprits_of(trouble->rank), trouble->reason};
 }
 

@@ -61,6 +61,9 @@ class MpiCommunicator final : public Communicator {
   std::string words_for_unknown() const;
   void require_heard(const Flight& flight) const;
   void throw_trouble(const Board::Trouble& trouble) const;
+  // Tells the roll call why this rank gives up in `connect`: a peer whose board is not open yet
+  // would see only that this process ends.
+  void report_early(const Board::Trouble& trouble) const;
   void check(int code, std::string_view function) const;
 
   std::shared_ptr<Session> session_;
