@@ -78,8 +78,8 @@ std::unique_ptr<Communicator> KillingCommunicator::do_split(int color, int key) 
   return inner_.split(color, key);
 }
 
-void KillingCommunicator::do_abort(const std::string& reason, const std::vector<int>&) {
-  inner_.abort(reason);
+void KillingCommunicator::do_abort(const std::string& reason, const std::vector<int>& culprits) {
+  abort_wrapped(inner_, reason, culprits);
 }
 
 }  // namespace switchyard::cli

@@ -147,6 +147,11 @@ class SWITCHYARD_API Communicator {
   // one; empty if unknown. Negative numbers stand for ranks of the world that are not in this
   // group; they are only passed on.
   virtual void do_abort(const std::string& reason, const std::vector<int>& culprits) = 0;
+  // Aborts the communicator that this one wraps, with the arguments of do_abort().
+  static void abort_wrapped(Communicator& inner, const std::string& reason,
+                            const std::vector<int>& culprits) {
+    inner.give_up(reason, culprits);
+  }
 
   // Runs `body` as the next collective and tells the other ranks if it throws. `detail` is anything
   // else that must be equal on all ranks, such as "sum of f32".

@@ -119,6 +119,11 @@ GroupFailure::Explanation GroupFailure::explain(std::chrono::nanoseconds timeout
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const int by = static_cast<int>(failed_by()) - 1;
   PeerFailure::Part& part = part_of(by);
+  if (part.kind == PeerFailure::gave_up) {
+    auto what = fmt::format("rank {} gave up: {}", by, reason_of(part));  // culprits come with it
+    if (part.operation != kNamesWorldRanks) return {std::move(what), {by}};
+    return {std::move(what), {}, ranks_of(part)};
+  }
   const std::vector<int> ranks = ranks_of(part);
   const auto named = fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
   switch (part.kind) {
@@ -133,11 +138,8 @@ GroupFailure::Explanation GroupFailure::explain(std::chrono::nanoseconds timeout
               ranks};
     case PeerFailure::ended:
       return {fmt::format("the process of {} has ended", named), ranks};
-    default: {
-      auto what = fmt::format("rank {} gave up: {}", by, reason_of(part));  // culprits come with it
-      if (part.operation != kNamesWorldRanks) return {std::move(what), {by}};
-      return {std::move(what), {}, ranks_of(part)};
-    }
+    default:
+      throw InternalError("a rank gave up without saying how");
   }
 }
 

@@ -66,7 +66,7 @@ class FaultyCommunicator final : public Communicator, public MappedBuffers {
     return std::make_unique<FaultyCommunicator>(base, std::move(part), plan_);
   }
   void do_abort(const std::string& reason, const std::vector<int>& culprits) override {
-    if (!plan_->has_left) base_.give_up(reason, culprits);
+    if (!plan_->has_left) abort_wrapped(base_, reason, culprits);
   }
 
   static std::int64_t total_of(std::span<const std::int64_t> rows) {
