@@ -81,7 +81,7 @@ void GroupFailure::note(int rank, std::string_view cause, Write write_culprits) 
   PeerFailure::Part& part = part_of(rank);
   const bool is_first = part.kind == PeerFailure::none && !has_failed();
   if (!is_first && (part.kind != PeerFailure::gave_up || part.has_reason != 0)) return;
-  part.kind = PeerFailure::gave_up;
+  if (is_first) part.kind = PeerFailure::gave_up;  // others may be reading it by now
   if (!cause.empty()) write_culprits(part);
   write_reason(part, cause);
   if (is_first) name(rank);
