@@ -5,9 +5,9 @@ namespace switchyard {
 
 // Selects the tokens that losses cover.
 enum class LossScope {
-  global,  // those of all ranks of the batch: a step does not depend on how they are divided
-  // Those of this rank (KempnerForge); for sequences that are split over ranks, all sequences of
-  // which this rank has a piece.
+  global,  // the tokens of all ranks of the batch: a step does not depend on how they are divided
+  // The tokens of this rank, as in KempnerForge. If sequences are split over ranks, all tokens of
+  // every sequence of which this rank holds a piece.
   rank,
 };
 

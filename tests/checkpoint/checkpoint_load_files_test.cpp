@@ -111,7 +111,7 @@ TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
             "FILE has m.shared_expert.up_proj.weight [1,1], but there is nothing to load it into");
 }
 
-// Of one tensor, of so many bytes of `dtype`, after the file lost half of them.
+// Returns the error of loading a tensor of `dtype` after the file lost half of that tensor's bytes.
 std::string error_of_shortened(const fs::path& path, const std::string& dtype, Dtype into) {
   const auto checkpoint = Checkpoint::open(path);
   fs::resize_file(path, fs::file_size(path) - 50'000);

@@ -15,8 +15,8 @@ namespace {
 
 using train::CheckpointHeader;
 
-// What a command may address: some gigabytes less than such files have asked for. A sanitizer
-// reserves addresses without end.
+// Limits the command's address space to less than these files used to make it allocate. Sanitizers
+// reserve too many addresses for such a limit.
 #ifdef SWITCHYARD_SANITIZED
 constexpr const char* kLimits = "";
 #else

@@ -59,7 +59,7 @@ namespace {
 constexpr int kRanks = 3;
 constexpr int kFailing = 1;
 
-// What a rank's step came to.
+// How a rank's step ended.
 enum class End { well, lacked_memory, told };
 
 struct Outcome {

@@ -1,4 +1,4 @@
-// What a program tells its processor about floats changes no bit of the library's results.
+// The program's rounding mode and flush-to-zero settings change no bit of the library's results.
 #include <gtest/gtest.h>
 
 #include <cfenv>
