@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "comm/failure_listener.h"
+#include "comm/world_numbers.h"
 #include "core/check_memory.h"
 #include "core/overlap.h"
 #include "core/process.h"
@@ -128,9 +129,6 @@ void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& resul
   }
 }
 
-// Encodes a world rank outside this group as a negative number, and decodes it.
-int elsewhere(int rank) { return -1 - rank; }
-
 // Backends take both directions as mutable bytes, but only read the sending side.
 std::byte* read_only(const std::byte* data) { return const_cast<std::byte*>(data); }
 
@@ -239,9 +237,7 @@ void Communicator::give_up_if_unwinding() noexcept {
 std::vector<int> Communicator::ranks_here(const std::vector<int>& world_ranks) const {
   std::vector<int> ranks;
   for (const int world_rank : world_ranks) {
-    const auto here = std::ranges::find(world_ranks_, world_rank);
-    ranks.push_back(here == world_ranks_.end() ? elsewhere(world_rank)
-                                               : static_cast<int>(here - world_ranks_.begin()));
+    ranks.push_back(number_in_group(world_ranks_, world_rank));
   }
   return ranks;
 }
@@ -252,7 +248,7 @@ CommunicationError Communicator::make_error(std::string what, const std::vector<
   std::vector<int> world_ranks;
   for (const int r : ranks) {
     if (r < 0) {
-      world_ranks.push_back(elsewhere(r));
+      world_ranks.push_back(number_in_world(world_ranks_, r));
       continue;
     }
     here.push_back(r);

@@ -12,6 +12,7 @@
 
 #include "comm/backends.h"
 #include "comm/mpi/errors.h"
+#include "comm/world_numbers.h"
 #include "core/require.h"
 
 namespace switchyard::mpi {
@@ -229,11 +230,8 @@ void MpiCommunicator::throw_trouble(const Board::Trouble& trouble) const {
 
 void MpiCommunicator::report_early(const Board::Trouble& trouble) const {
   if (roll_call_ == nullptr || operation() != "connect") return;
-  int culprit = RollCall::kNobody;
-  if (!trouble.ranks.empty()) {
-    const int r = trouble.ranks.front();
-    culprit = r < 0 ? -1 - r : world_ranks_[static_cast<std::size_t>(r)];
-  }
+  const int culprit = trouble.ranks.empty() ? RollCall::kNobody
+                                            : number_in_world(world_ranks_, trouble.ranks.front());
   roll_call_->report(
       {culprit, trouble.is_death ? fmt::format("rank {} died", culprit) : trouble.reason});
 }
@@ -281,9 +279,7 @@ Board::Trouble MpiCommunicator::find_trouble() const {
 
 std::vector<int> MpiCommunicator::culprits_of(int world_rank) const {
   if (world_rank == RollCall::kNobody) return {};
-  const auto here = std::ranges::find(world_ranks_, world_rank);
-  return {here == world_ranks_.end() ? -1 - world_rank
-                                     : static_cast<int>(here - world_ranks_.begin())};
+  return {number_in_group(world_ranks_, world_rank)};
 }
 
 // Explains a missed deadline when no rank can be named: the awaited ranks are on other hosts, or

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/world_numbers.h"
 #include "core/require.h"
 
 #if defined(__x86_64__)
@@ -160,7 +161,7 @@ void MeetingPoint::find_culprits(int world_rank, Search& search) {
       failure ? failure->ranks
               : point->absent_ranks(point->ranks_[static_cast<std::size_t>(rank)].phase, false);
   for (const int r : missing) {
-    const int world = r < 0 ? -1 - r : point->world_ranks_[static_cast<std::size_t>(r)];
+    const int world = number_in_world(point->world_ranks_, r);
     if (failure) {
       search.culprits.insert(world);  // the rank that failed there has followed the others
     } else {
@@ -183,9 +184,7 @@ MeetingPoint::Failure MeetingPoint::explain_timeout(const std::vector<int>& abse
   std::vector<int> ranks;
   std::vector<int> elsewhere;  // culprits that do not keep this group waiting themselves
   for (const int world : culprits) {
-    const auto here = std::ranges::find(world_ranks_, world);
-    ranks.push_back(here == world_ranks_.end() ? -1 - world
-                                               : static_cast<int>(here - world_ranks_.begin()));
+    ranks.push_back(number_in_group(world_ranks_, world));
     if (std::ranges::find(absent, ranks.back()) == absent.end()) elsewhere.push_back(world);
   }
   std::vector<int> waiting;

@@ -21,8 +21,11 @@ thread_local int num_failed = 0;
 decltype(&cuMemCreate) real_create = nullptr;
 
 bool fails() {
-  if (allocations_left > 0) --allocations_left;
-  if (allocations_left != 0) return false;
+  if (allocations_left < 0) return false;
+  if (allocations_left > 0) {
+    --allocations_left;
+    return false;
+  }
   ++num_failed;
   return true;
 }
