@@ -45,7 +45,7 @@ class Finisher {
       : args_(args),
         rank_(rank),
         shared_(shared),
-        thread_(threadIdx.x - (kThreads - Variant::kFinishers)) {}
+        thread_(threadIdx.x - (Variant::kThreads - Variant::kFinishers)) {}
 
   template <typename Act>
   __device__ __forceinline__ void run() {
@@ -175,10 +175,10 @@ class Finisher {
     PackedLine up;
   };
 
-  // In backward, 16 threads share 128 columns of a row, so the three warps cover 6 rows per step.
+  // In backward, 16 threads share 128 columns of a row, so the six warps cover 12 rows per step.
   static constexpr int kPieces = 16;
   static constexpr int kStep = Variant::kFinishers / kPieces;
-  static constexpr int kAtOnce = 2;  // steps in flight, to hide their latency
+  static constexpr int kAtOnce = 1;  // steps in flight, to hide their latency
 
   // Loads this thread's inputs of kAtOnce steps, from row `line` of the half on.
   __device__ __forceinline__ void load_step(const Half& half, int line,

@@ -1,6 +1,6 @@
 // The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
-// two. In each block one thread, one warp or four warps produce, two consumer warpgroups multiply
-// 64 rows of the tile each, and with a fused epilogue three warps run the finisher.
+// two. In each block one thread, two warps or four produce, two consumer warpgroups multiply 64 rows
+// of the tile each, and with a fused epilogue six warps run the finisher.
 #pragma once
 
 #include "device/cuda/hopper/deferred_epilogue.cuh"
@@ -10,6 +10,22 @@
 #include "device/cuda/hopper/producer.cuh"
 
 namespace switchyard::cuda::hopper {
+
+// Multiplies the k blocks of a tile from `k` on.
+template <typename Variant>
+__device__ __forceinline__ void multiply_from(float (&sums)[128], const Tile& tile,
+                                              MainLoop<Variant>& loop, int k) {
+  const int whole = whole_blocks<Variant>(tile);
+  for (; k < whole; ++k) {
+    loop.start(sums, k);
+    loop.finish(k);
+  }
+  if (Variant::kIsWeightGradient && k < tile.k_blocks) {
+    loop.start_last(sums, tile.rows - k * kBlock, k);
+    loop.finish(k);
+  }
+  loop.finish_all(sums);
+}
 
 template <typename Variant>
 __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int rank,
@@ -25,10 +41,10 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
     }
     const Target target = find_target<Variant>(args, tile, loop.consumer);
     int k = 0;
-    if (last.pending() && tile.k_blocks >= kChunks) {
+    if (last.pending() && whole_blocks<Variant>(tile) >= kChunks) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        loop.start(sums, tile, chunk);
+        loop.start(sums, chunk);
         last.store_chunk(args, loop, chunk);
         loop.finish(chunk);
       }
@@ -40,11 +56,7 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
         continue;
       }
     }
-    for (; k < tile.k_blocks; ++k) {
-      loop.start(sums, tile, k);
-      loop.finish(k);
-    }
-    loop.finish_all(sums);
+    multiply_from(sums, tile, loop, k);
     last.keep(sums, target);
   }
   last.store(args, loop);
@@ -68,11 +80,7 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
       store_directly<Variant>(args, target, loop.thread, [](int) { return 0.0F; });
       continue;
     }
-    for (int k = 0; k < tile.k_blocks; ++k) {
-      loop.start(sums, tile, k);
-      loop.finish(k);
-    }
-    loop.finish_all(sums);
+    multiply_from(sums, tile, loop, 0);
     store_directly<Variant>(args, target, loop.thread, [&](int i) { return sums[i]; });
   }
 }
@@ -93,17 +101,13 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
     }
     const int middle = tile.k_blocks / 2;
     for (int k = 0; k < middle; ++k) {
-      loop.start(sums, tile, k);
+      loop.start(sums, k);
       loop.finish(k);
     }
-    loop.start(sums, tile, middle);
+    loop.start(sums, middle);
     last.flush();
     loop.finish(middle);
-    for (int k = middle + 1; k < tile.k_blocks; ++k) {
-      loop.start(sums, tile, k);
-      loop.finish(k);
-    }
-    loop.finish_all(sums);
+    multiply_from(sums, tile, loop, middle + 1);
     last.end_tile(sums);
   }
   last.flush();
@@ -122,8 +126,8 @@ __device__ __forceinline__ void consume(const KernelArgs& args, int rank,
 }
 
 template <typename Variant>
-__device__ __forceinline__ void produce(const KernelArgs& args, int rank, SharedMemory shared) {
-  const int thread = threadIdx.x % kWarpgroup;
+__device__ __forceinline__ void produce(const KernelArgs& args, int rank, SharedMemory shared,
+                                        int thread) {
   Producer<Variant> producer(args, rank, shared);
   if constexpr (Variant::kReadsTokens) {
     producer.run_reading_tokens(thread);
@@ -143,7 +147,7 @@ __device__ __forceinline__ void finish(const KernelArgs& args, int rank, SharedM
 }
 
 template <typename Variant>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Variant::kThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ KernelArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t unaligned[];
@@ -160,9 +164,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     consume<Variant>(args, rank, MainLoop<Variant>(shared, warpgroup));
   } else {
     give_registers<Variant::kOtherRegisters>();
-    const int warp = __shfl_sync(~0U, threadIdx.x / 32, 0) - kConsumers * kWarpgroup / 32;
-    if (!Variant::kHasFinisher || warp == 0) {
-      produce<Variant>(args, rank, shared);
+    const int thread = static_cast<int>(threadIdx.x) - kConsumers * kWarpgroup;
+    if (__shfl_sync(~0U, thread, 0) < Variant::kProducers) {
+      produce<Variant>(args, rank, shared, thread);
     } else if constexpr (Variant::kHasFinisher) {
       finish<Variant>(args, rank, shared);
     }
@@ -187,7 +191,7 @@ void launch(const KernelArgs& args, const Context& context) {
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(context.num_multiprocessors() / 2 * 2));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(Variant::kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = context.stream();
   config.attrs = attributes;

@@ -29,7 +29,6 @@ constexpr int kBlock = 64;
 
 constexpr int kConsumers = 2;  // warpgroups; each computes 64 rows of the tile
 constexpr int kWarpgroup = 128;
-constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 
 // Compile-time configuration of one kernel.
 template <Product kTheProduct, Source kTheSource, Epilogue kTheEpilogue>
@@ -42,14 +41,15 @@ struct Variant {
   static constexpr bool kActivates = kEpilogue == Epilogue::activate;
   static constexpr bool kHasFinisher = kActivates || kEpilogue == Epilogue::activate_backward;
 
-  // The first warp of the third warpgroup is a producer. The other three warps run the finisher if
-  // there is one; otherwise they also produce if the variant reads tokens.
-  static constexpr int kReaders = kHasFinisher ? 32 : kWarpgroup;
-  static constexpr int kFinishers = kWarpgroup - 32;
+  // Behind the consumers come the threads that produce, then those that run the finisher, if there
+  // is one. All producing threads read tokens; without tokens, one of them does all the work.
+  static constexpr int kProducers = kHasFinisher ? 64 : kWarpgroup;
+  static constexpr int kFinishers = kHasFinisher ? 2 * kWarpgroup - kProducers : 0;
+  static constexpr int kThreads = kConsumers * kWarpgroup + kProducers + kFinishers;
   // A consumer thread holds 128 accumulators, and up to 64 rounded pairs of the previous tile (32
   // with a finisher).
-  static constexpr int kConsumerRegisters = kHasFinisher ? 184 : kReadsTokens ? 216 : 232;
-  static constexpr int kOtherRegisters = kHasFinisher ? 136 : kReadsTokens ? 72 : 40;
+  static constexpr int kConsumerRegisters = kHasFinisher ? 176 : kReadsTokens ? 216 : 232;
+  static constexpr int kOtherRegisters = kHasFinisher ? 80 : kReadsTokens ? 72 : 40;
   // An activating tile covers 128 columns of the gate projection and the same 128 of the up
   // projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;

@@ -18,20 +18,25 @@ class MainLoop {
       : shared(shared), consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
   // Issues the products of block k. The caller may do other work before finish(k).
-  __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
-    pipeline_.wait_full();
-    if constexpr (Variant::kReadsTokens) fence_async_proxy();  // A was written by cp.async
-    if constexpr (Variant::kIsWeightGradient) {
-      if (k == tile.k_blocks - 1 && tile.rows % kBlock != 0) zero_lines(tile.rows % kBlock);
-    }
-    const std::uint64_t a = describe<kA>(pipeline_.a() + consumer * kBoxBytes);
-    const std::uint64_t b = describe<kB>(pipeline_.b());
+  __device__ __forceinline__ void start(float (&sums)[128], int k) {
+    wait_full();
     fence_sums(sums);
 #pragma unroll
-    for (int i = 0; i < kBlock / 16; ++i) {
-      multiply<kA, kB>(sums, a + i * kNextSixteen<kA>, b + i * kNextSixteen<kB>, (k | i) != 0);
-    }
+    for (int i = 0; i < kBlock / kSlice; ++i) multiply_slice(sums, i, (k | i) != 0);
     commit_products();
+  }
+
+  // Does the same for the last block of a weight gradient, in which the group has fewer than 64
+  // rows. Slices without rows are left out.
+  __device__ __forceinline__ void start_last(float (&sums)[128], int rows, int k) {
+    const int slices = (rows + kSlice - 1) / kSlice;
+    wait_full();
+    zero_lines(rows, slices * kSlice);
+    for (int i = 0; i < slices; ++i) {
+      fence_sums(sums);
+      multiply_slice(sums, i, (k | i) != 0);
+      commit_products();
+    }
   }
 
   // Leaves the products of block k in flight, and releases the stage of the block before.
@@ -72,14 +77,33 @@ class MainLoop {
 
  private:
   static constexpr Lines kA = Variant::kIsWeightGradient ? Lines::across_k : Lines::along_k;
+  static constexpr std::uint64_t kHalfOfB = kBBytes / 2 / 16;  // in units of a descriptor
   static constexpr Lines kB =
       Variant::kProduct == Product::forward ? Lines::along_k : Lines::across_k;
 
-  // Zeroes the rows past the end of the group, which may hold anything, in both operands. The
-  // swizzle permutes pieces within a line, so whole lines can be zeroed without regard to it.
-  __device__ __forceinline__ void zero_lines(int first) {
+  __device__ __forceinline__ void wait_full() const {
+    pipeline_.wait_full();
+    if constexpr (Variant::kReadsTokens) fence_async_proxy();  // A was written by cp.async
+  }
+
+  __device__ __forceinline__ void multiply_slice(float (&sums)[128], int slice,
+                                                 int continues) const {
+    const std::uint64_t a =
+        describe<kA>(pipeline_.a() + consumer * kBoxBytes) + slice * kNextSlice<kA>;
+    const std::uint64_t b = describe<kB>(pipeline_.b()) + slice * kNextSlice<kB>;
+    if constexpr (Variant::kHasFinisher) {
+      multiply_half<kA, kB, 0>(sums, a, b, continues);
+      multiply_half<kA, kB, 64>(sums, a, b + kHalfOfB, continues);
+    } else {
+      multiply<kA, kB>(sums, a, b, continues);
+    }
+  }
+
+  // Zeroes rows past the end of the group, which may hold anything, in both operands. The swizzle
+  // permutes pieces within a line, so whole lines can be zeroed without regard to it.
+  __device__ __forceinline__ void zero_lines(int first, int last) {
     constexpr int kPieces = 128 / 16;
-    const int pieces = (64 - first) * kPieces;
+    const int pieces = (last - first) * kPieces;
     const std::uint32_t boxes[3] = {pipeline_.a() + consumer * kBoxBytes,
                                     pipeline_.b() + consumer * 2 * kBoxBytes,
                                     pipeline_.b() + (consumer * 2 + 1) * kBoxBytes};

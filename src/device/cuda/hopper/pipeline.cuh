@@ -53,12 +53,12 @@ class SharedMemory {
   template <typename Variant>
   __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(full(stage), Variant::kReadsTokens ? 1 + Variant::kReaders : 1);
+      init_barrier(full(stage), Variant::kReadsTokens ? 1 + Variant::kProducers : 1);
       init_barrier(empty(stage), kConsumers * 2);
     }
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       init_barrier(filled(consumer), kWarpgroup);
-      init_barrier(drained(consumer), Variant::kFinishers);
+      if (Variant::kHasFinisher) init_barrier(drained(consumer), Variant::kFinishers);
     }
     fence_barrier_init();
   }

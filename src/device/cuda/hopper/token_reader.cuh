@@ -1,5 +1,5 @@
-// Gathers rows of A from tokens: one warp or four write what TMA would, in pieces of 16 bytes with
-// cp.async. The lanes of a warp share the lookup of tokens, one or four rows per lane. The work per
+// Gathers rows of A from tokens: two warps or four write what TMA would, in pieces of 16 bytes with
+// cp.async. The lanes of a warp share the lookup of tokens, one or two rows per lane. The work per
 // k block is kept small, because the readers must keep up with the tensor cores.
 #pragma once
 
@@ -40,23 +40,25 @@ class TokenRowsOfWarp {
   const int lane_;
 };
 
-// Reads lines along k, with one warp. A stage has 128 lines, one per row; a lane copies the same
-// piece of every fourth line, from the same rows in all k blocks of a tile. Lines far past the end
-// of the group are not written.
+// Reads lines along k, with two warps. A stage has 128 lines, one per row, and each warp reads half
+// of them. A lane copies the same piece of every fourth line, from the same rows in all k blocks of
+// a tile. Lines far past the end of the group are not written.
 class AlongKReader {
  public:
-  __device__ __forceinline__ AlongKReader(const Tokens& tokens, int /*warp*/) : rows_(tokens) {}
+  __device__ __forceinline__ AlongKReader(const Tokens& tokens, int warp)
+      : rows_(tokens), first_row_(warp * kLinesOfWarp) {}
 
   __device__ __forceinline__ void begin(const Tile& tile) {
-    constexpr int kRowsOfLane = kTileRows / 32;
+    constexpr int kRowsOfLane = kLinesOfWarp / 32;
+    const int first_row = tile.row_block * kTileRows + first_row_;
     std::uint32_t found[kRowsOfLane];
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      found[i] = rows_.source_of(tile, tile.row_block * kTileRows + i * 32 + rows_.lane());
+      found[i] = rows_.source_of(tile, first_row + i * 32 + rows_.lane());
     }
 #pragma unroll
     for (std::uint32_t& place : found) place = rows_.token_of(place);
-    num_rows_ = tile.rows - tile.row_block * kTileRows;
+    num_rows_ = tile.rows - first_row;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
       const int line = first_line() + i * kStep;
@@ -84,7 +86,8 @@ class AlongKReader {
 
  private:
   static constexpr int kStep = 4;
-  static constexpr int kLinesOfLane = kTileRows / kStep;
+  static constexpr int kLinesOfWarp = kTileRows / 2;
+  static constexpr int kLinesOfLane = kLinesOfWarp / kStep;
   static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
 
@@ -93,7 +96,7 @@ class AlongKReader {
   template <int kBlockOfPointer>
   __device__ __forceinline__ void copy_block(int k, std::uint32_t to) const {
     const bool inside = k * kBlock + piece() * 8 < rows_.columns();
-    const std::uint32_t line = to + first_line() * 128;
+    const std::uint32_t line = to + (first_row_ + first_line()) * 128;
     // The swizzle repeats every eight lines, so two addresses are enough.
     const std::uint32_t even = line + (piece() ^ first_line()) * 16;
     const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
@@ -110,7 +113,8 @@ class AlongKReader {
   __device__ __forceinline__ int piece() const { return rows_.lane() % 8; }
 
   TokenRowsOfWarp rows_;
-  int num_rows_ = 0;  // left in the group from the tile's first row on
+  const int first_row_;  // of the warp, in the tile
+  int num_rows_ = 0;     // left in the group from there on
   const std::byte* from_[kLinesOfLane];
 };
 

@@ -20,9 +20,11 @@ __device__ __forceinline__ std::uint64_t describe(std::uint32_t address) {
          kSwizzle128 << 62;
 }
 
-// Descriptor step between consecutive slices of 16 in k: 32 bytes in every line, or 16 lines.
+constexpr int kSlice = 16;  // of k, in one wgmma
+
+// Descriptor step between consecutive slices: 32 bytes in every line, or 16 lines.
 template <Lines kLines>
-constexpr std::uint64_t kNextSixteen = kLines == Lines::along_k ? 2 : 128;
+constexpr std::uint64_t kNextSlice = kLines == Lines::along_k ? 2 : 128;
 
 // A compiler barrier for the accumulators. The compiler does not know that wgmma writes them until
 // it has been waited for, and must not move, copy or read them across this point.
@@ -46,11 +48,12 @@ __device__ __forceinline__ void wait_for_products() {
 }
 
 // clang-format off
-#define SWITCHYARD_128_REGISTERS \
+#define SWITCHYARD_64_REGISTERS \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SWITCHYARD_128_REGISTERS SWITCHYARD_64_REGISTERS ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
@@ -77,8 +80,21 @@ __device__ __forceinline__ void multiply(float (&sums)[128], std::uint64_t a, st
         SWITCHYARD_32_SUMS(96)
       : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
 }
+
+// The same for 128 of the columns, whose sums begin at kFirst.
+template <Lines kA, Lines kB, int kFirst>
+__device__ __forceinline__ void multiply_half(float (&sums)[128], std::uint64_t a, std::uint64_t b,
+                                              int continues) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SWITCHYARD_64_REGISTERS "}, "
+      "%64, %65, p, 1, 1, %67, %68;\n}\n"
+      : SWITCHYARD_32_SUMS(kFirst), SWITCHYARD_32_SUMS(kFirst + 32)
+      : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
+}
 // clang-format on
 
+#undef SWITCHYARD_64_REGISTERS
 #undef SWITCHYARD_128_REGISTERS
 #undef SWITCHYARD_8_SUMS
 #undef SWITCHYARD_32_SUMS
