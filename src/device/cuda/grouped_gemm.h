@@ -58,11 +58,11 @@ struct GroupMatrices {
 struct ForwardGemm {
   Dtype dtype = Dtype::f32;  // of a, B, bias and c
   Groups groups;
-  Rows a;                                // [R, K]
-  GroupMatrices b;                       // [N, K]
-  Rows c;                                // out [R, parts · N]
-  std::span<const MatrixRef> bias = {};  // host, indexed like b.refs: [N]; null data: no bias
-  const float* bias_factors = nullptr;   // device [R]; null: all 1
+  Rows a;                                     // [R, K]
+  GroupMatrices b;                            // [N, K]
+  Rows c;                                     // out [R, parts · N]
+  std::span<const MatrixRef> bias = {};       // host, indexed like b.refs: [N]; null data: no bias
+  RowNumbers<const float> bias_factors = {};  // null data: all 1
 };
 
 // c[r, n] = Σ_p Σ_k a[r, p · K + k] · B_{g,p}[k, n], B [K, N].
@@ -88,8 +88,8 @@ struct WeightGradientGemm {
   bool accumulate = false;     // add to C instead of overwriting it
 };
 
-// inner[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k], rounded. Then, from the rounded values,
-// activated[r, i] = weight · activation(inner[r]).
+// inner[r, p · I + i] = Σ_k a[r, k] · B_{g,p}[i, k] (+ bias_{g,p}[i]), rounded. Then, from the
+// rounded values, activated[r, i] = weight · activation(inner[r]).
 struct ActivatedGemm {
   const ExpertsOptions& options;
   Groups groups;
@@ -98,6 +98,7 @@ struct ActivatedGemm {
   Rows inner;       // out [R, 2I]; null data: not stored
   Rows activated;   // out [R, I]
   RowNumbers<const float> weights = {};
+  std::span<const MatrixRef> bias = {};  // host, indexed like b.refs: [I]; null data: no bias
 };
 
 // Let d[r, i] = Σ_k a[r, k] · B_g[k, i], rounded. Then activated[r, i] =

@@ -71,10 +71,6 @@ struct ActivateBackwardKernel {
   const float* row_weights;
   ActivationConstants constants;
   float* d_row_weights;
-  Lines d_out_lines;
-  const T* d_out;
-  std::int64_t d_out_stride;
-  const MatrixRef* down_bias;  // [groups] or null
 };
 
 // Computes the gradients of one line of a row. Returns its part of ⟨d_activated, activation⟩.
@@ -102,26 +98,10 @@ __device__ float line_backward(const Lines& lines, T* inner, T* activated, int l
   return sum;
 }
 
-// Returns this thread's part of ⟨d_out row, down bias⟩.
-template <typename T>
-__device__ float bias_dot(const ActivateBackwardKernel<T>& args, std::int64_t row, int group,
-                          int thread) {
-  const T* const bias = static_cast<const T*>(args.down_bias[group].data);
-  if (bias == nullptr) return 0.0F;
-  float sum = 0.0F;
-  for (int line = thread; line < args.d_out_lines.count; line += args.warps * 32) {
-    const Line<T> d = args.d_out_lines.load(args.d_out + row * args.d_out_stride, line);
-    const Line<T> b = args.d_out_lines.load(bias, line);
-#pragma unroll
-    for (int i = 0; i < Line<T>::kElements; ++i) sum += d.get(i) * b.get(i);
-  }
-  return sum;
-}
-
 template <typename T, typename Act>
 __global__ void __launch_bounds__(kTeamBlock)
     activate_backward_kernel(const ActivateBackwardKernel<T> args) {
-  for_each_row(args.groups, args.warps, [&](std::int64_t row, int group, int thread) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int /*group*/, int thread) {
     const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
     float sum = 0.0F;
     for (int line = thread; line < args.lines.count; line += args.warps * 32) {
@@ -130,7 +110,6 @@ __global__ void __launch_bounds__(kTeamBlock)
                                    args.constants);
     }
     if (args.d_row_weights == nullptr) return;
-    if (args.down_bias != nullptr) sum += bias_dot(args, row, group, thread);
     sum = team_sum(sum, args.warps);
     if (thread == 0) args.d_row_weights[row] = sum;
   });
@@ -198,25 +177,19 @@ void activate(const Activate& args, Context& context) {
 
 void activate_backward(const ActivateBackward& args, Context& context) {
   if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
-  const bool dot_bias = args.d_row_weights != nullptr && !args.down_bias.empty();
   for_options(args.options, [&]<typename T, typename Act>(T, Act) {
     const Lines lines = lines_of<T>(args.options.intermediate, args.inner, args.activated);
     const int warps = team_warps(lines.count);
-    const ActivateBackwardKernel<T> kernel{
-        .groups = args.groups,
-        .lines = lines,
-        .warps = warps,
-        .inner = data_of<T>(args.inner),
-        .inner_stride = args.inner.stride,
-        .activated = data_of<T>(args.activated),
-        .activated_stride = args.activated.stride,
-        .row_weights = args.row_weights,
-        .constants = constants_of(args.options),
-        .d_row_weights = args.d_row_weights,
-        .d_out_lines = lines_of<T>(args.options.hidden, args.d_out, args.down_bias),
-        .d_out = data_of<T>(args.d_out),
-        .d_out_stride = args.d_out.stride,
-        .down_bias = dot_bias ? context.table(args.down_bias) : nullptr};
+    const ActivateBackwardKernel<T> kernel{.groups = args.groups,
+                                           .lines = lines,
+                                           .warps = warps,
+                                           .inner = data_of<T>(args.inner),
+                                           .inner_stride = args.inner.stride,
+                                           .activated = data_of<T>(args.activated),
+                                           .activated_stride = args.activated.stride,
+                                           .row_weights = args.row_weights,
+                                           .constants = constants_of(args.options),
+                                           .d_row_weights = args.d_row_weights};
     activate_backward_kernel<T, Act>
         <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
     check(cudaGetLastError(), "activate_backward");

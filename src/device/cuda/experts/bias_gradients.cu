@@ -1,4 +1,5 @@
-// Column sums over the rows of each group: first within chunks, then over the chunks in order.
+// The gradients of biases, and what biases add to the gradients of the routing weights. Column sums
+// over the rows of a group are taken within chunks first, then over the chunks in order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -44,9 +45,8 @@ template <typename T>
 struct SumChunks {
   Groups groups;
   Lines lines;
-  const T* rows;
-  std::int64_t stride;
-  const float* row_weights;
+  SourceRows rows;
+  RowNumbers<const float> row_weights;
   float* sums;  // out [chunks, columns]
 };
 
@@ -67,8 +67,9 @@ __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T>
 #pragma unroll 4
     for (int r = warp; r < rows.count; r += kWarps) {
       const std::int64_t row = rows.first + r;
-      const float weight = args.row_weights != nullptr ? args.row_weights[row] : 1.0F;
-      const Line<T> value = args.lines.load(args.rows + row * args.stride, line);
+      const float weight =
+          args.row_weights.data != nullptr ? number_of(args.row_weights, row) : 1.0F;
+      const Line<T> value = args.lines.load(row_of<T>(args.rows, row), line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) sums[i] += weight * value.get(i);
     }
@@ -130,8 +131,7 @@ void sum_chunks(const BiasGradients& args, float* sums, Context& context) {
     const std::int64_t columns = args.parts * args.width;
     const SumChunks<T> kernel{.groups = args.groups,
                               .lines = lines_of<T>(columns, args.rows),
-                              .rows = data_of<T>(args.rows),
-                              .stride = args.rows.stride,
+                              .rows = args.rows,
                               .row_weights = args.row_weights,
                               .sums = sums};
     const dim3 grid(static_cast<unsigned>(num_chunks(args.groups)),
@@ -141,7 +141,52 @@ void sum_chunks(const BiasGradients& args, float* sums, Context& context) {
   });
 }
 
+template <typename T>
+struct BiasDotsKernel {
+  Groups groups;
+  Lines lines;
+  int warps;
+  SourceRows rows;
+  const MatrixRef* bias;  // [groups]
+  RowNumbers<float> sums;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kTeamBlock) bias_dots_kernel(const BiasDotsKernel<T> args) {
+  for_each_row(args.groups, args.warps, [&](std::int64_t row, int group, int thread) {
+    const auto* const bias = static_cast<const T*>(args.bias[group].data);
+    if (bias == nullptr) return;
+    const T* const from = row_of<T>(args.rows, row);
+    float sum = 0.0F;
+    for (int line = thread; line < args.lines.count; line += args.warps * 32) {
+      const Line<T> value = args.lines.load(from, line);
+      const Line<T> factor = args.lines.template load<false>(bias, line);
+#pragma unroll
+      for (int i = 0; i < Line<T>::kElements; ++i) sum += value.get(i) * factor.get(i);
+    }
+    sum = team_sum(sum, args.warps);
+    if (thread == 0) number_of(args.sums, row) += sum;
+  });
+}
+
 }  // namespace
+
+void add_bias_dots(const BiasDots& args, Context& context) {
+  if (args.groups.count == 0 || args.groups.row_capacity == 0) return;
+  for_dtype(args.dtype, [&]<typename T>(T) {
+    const Lines lines = lines_of<T>(args.width, args.rows, args.bias);
+    const int warps = team_warps(lines.count);
+    const BiasDotsKernel<T> kernel{.groups = args.groups,
+                                   .lines = lines,
+                                   .warps = warps,
+                                   .rows = args.rows,
+                                   .bias = context.table(args.bias),
+                                   .sums = args.sums};
+    bias_dots_kernel<T>
+        <<<team_blocks(args.groups, warps, context), kTeamBlock, 0, context.stream()>>>(kernel);
+    check(cudaGetLastError(), "bias_dots");
+  });
+}
 
 void bias_gradients(const BiasGradients& args, Context& context) {
   std::vector<BiasRef> refs;

@@ -48,14 +48,15 @@ void activate_rows(const ExpertPass& pass, const RowNumbers<const float>& weight
   const auto biases = bias_refs_of(pass.weights, inner_biases<ConstTensorView>(options));
   const GroupMatrices b{refs, static_cast<int>(matrices.size()), options.intermediate,
                         options.hidden};
-  const bool is_done = biases.empty() && hopper::grouped_gemm(ActivatedGemm{.options = options,
-                                                                            .groups = pass.groups,
-                                                                            .a = x,
-                                                                            .b = b,
-                                                                            .inner = pass.inner,
-                                                                            .activated = activated,
-                                                                            .weights = weights},
-                                                              context);
+  const bool is_done = hopper::grouped_gemm(ActivatedGemm{.options = options,
+                                                          .groups = pass.groups,
+                                                          .a = x,
+                                                          .b = b,
+                                                          .inner = pass.inner,
+                                                          .activated = activated,
+                                                          .weights = weights,
+                                                          .bias = biases},
+                                            context);
   if (is_done) return context.mark("experts");
   TensorView scratch;
   Rows inner = pass.inner;
@@ -97,12 +98,27 @@ void expert_forward(const ExpertPass& pass, const Rows& out, Context& context) {
                            .b = {refs, 1, options.hidden, options.intermediate},
                            .c = out,
                            .bias = biases,
-                           .bias_factors = weights.data},
+                           .bias_factors = weights},
                context);
   context.mark("experts");
 }
 
 namespace {
+
+// Adds the part of the routing weights' gradients that comes from the bias of the down projection.
+void add_bias_dots(const ExpertPass& pass, const ExpertPassGradients& out,
+                   const RowNumbers<float>& d_weights, Context& context) {
+  const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
+  if (d_weights.data == nullptr || biases.empty()) return;
+  cuda::add_bias_dots({.dtype = pass.options.dtype,
+                       .groups = pass.groups,
+                       .width = pass.options.hidden,
+                       .rows = out.d_out,
+                       .bias = biases,
+                       .sums = d_weights},
+                      context);
+  context.mark("activation");
+}
 
 // Replaces inner by its gradient, and fills activated with the input of the down projection, in one
 // fused kernel if there is one.
@@ -113,23 +129,24 @@ void inner_backward(const ExpertPass& pass, const ExpertPassGradients& out, cons
     activate_rows(pass, {}, activated, context);  // recomputes inner; `activated` is overwritten
   }
   const auto refs = refs_of(pass.weights, {&ExpertWeights::down});
-  const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
   const GroupMatrices down{refs, 1, options.hidden, options.intermediate};
   const bool weighs = options.weight_stage != WeightStage::input;
   const auto weights = weighs ? pass.row_weights : RowNumbers<const float>{};
   const bool has_weights = weights.data != nullptr;
   const auto d_weights = has_weights ? out.d_row_weights : RowNumbers<float>{};
-  const bool is_done =
-      biases.empty() && hopper::grouped_gemm(ActivationGradientGemm{.options = options,
-                                                                    .groups = pass.groups,
-                                                                    .a = out.d_out,
-                                                                    .b = down,
-                                                                    .inner = pass.inner,
-                                                                    .activated = activated,
-                                                                    .weights = weights,
-                                                                    .d_weights = d_weights},
-                                             context);
-  if (is_done) return context.mark("experts");
+  const bool is_done = hopper::grouped_gemm(ActivationGradientGemm{.options = options,
+                                                                   .groups = pass.groups,
+                                                                   .a = out.d_out,
+                                                                   .b = down,
+                                                                   .inner = pass.inner,
+                                                                   .activated = activated,
+                                                                   .weights = weights,
+                                                                   .d_weights = d_weights},
+                                            context);
+  if (is_done) {
+    context.mark("experts");
+    return add_bias_dots(pass, out, d_weights, context);
+  }
   grouped_gemm(InputGradientGemm{.dtype = options.dtype,
                                  .groups = pass.groups,
                                  .a = without_tokens(out.d_out),
@@ -142,11 +159,10 @@ void inner_backward(const ExpertPass& pass, const ExpertPassGradients& out, cons
                      .inner = pass.inner,
                      .activated = activated,
                      .row_weights = weights.data,
-                     .d_row_weights = d_weights.data,
-                     .d_out = out.d_out,
-                     .down_bias = biases},
+                     .d_row_weights = d_weights.data},
                     context);
   context.mark("activation");
+  add_bias_dots(pass, out, d_weights, context);
 }
 
 void input_backward(const ExpertPass& pass, const ExpertPassGradients& out, Context& context) {

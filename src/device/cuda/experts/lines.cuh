@@ -70,6 +70,16 @@ struct Lines {
   }
 };
 
+template <typename T>
+__device__ const T* row_of(const SourceRows& rows, std::int64_t row) {
+  const std::int64_t at = rows.sources != nullptr ? rows.sources[row] / rows.top_k : row;
+  return static_cast<const T*>(rows.data) + at * rows.stride;
+}
+template <typename Float>
+__device__ Float& number_of(const RowNumbers<Float>& numbers, std::int64_t row) {
+  return numbers.data[numbers.sources != nullptr ? numbers.sources[row] : row];
+}
+
 inline bool is_aligned(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }

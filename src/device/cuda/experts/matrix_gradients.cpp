@@ -19,7 +19,7 @@ struct MatrixGradients {
   WeightGradientGemm::Side narrow = WeightGradientGemm::Side::a;  // the side with H columns
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  const float* bias_weights = nullptr;
+  RowNumbers<const float> bias_weights = {};
 };
 
 // Makes one call if all gradients have the same dtype, otherwise one per matrix.
@@ -114,8 +114,8 @@ void outer_gradients(const ExpertPass& pass, const ExpertPassGradients& out, con
        .right = {activated},
        .rows = options.hidden,
        .columns = options.intermediate,
-       .bias_weights =
-           options.weight_stage != WeightStage::input ? pass.row_weights.data : nullptr},
+       .bias_weights = options.weight_stage != WeightStage::input ? pass.row_weights
+                                                                  : RowNumbers<const float>{}},
       context);
 }
 

@@ -29,12 +29,20 @@ struct ActivateBackward {
   Rows inner;                          // in: [R, inner_width]; out: its gradient
   Rows activated;                      // in: its gradient [R, I]; out: weight · activation
   const float* row_weights = nullptr;  // [R] or null: all 1
-  // Out [R] or null: ⟨d_activated, activation⟩ + ⟨d_out, down_bias⟩, the latter if there is a bias.
-  float* d_row_weights = nullptr;
-  Rows d_out = {};                            // [R, H]
-  std::span<const MatrixRef> down_bias = {};  // host; [H] per group, or null
+  float* d_row_weights = nullptr;      // out [R] or null: ⟨d_activated, activation⟩
 };
 void activate_backward(const ActivateBackward& args, Context& context);
+
+// sums[r] += ⟨rows[r], bias of the row's group⟩
+struct BiasDots {
+  Dtype dtype = Dtype::f32;
+  Groups groups;
+  std::int64_t width = 0;
+  SourceRows rows;
+  std::span<const MatrixRef> bias;  // host; [width] per group, or null
+  RowNumbers<float> sums;
+};
+void add_bias_dots(const BiasDots& args, Context& context);
 
 // weigh_rows.cu
 
@@ -90,11 +98,11 @@ void add_rows(const AddRows& args, Context& context);
 struct BiasGradients {
   Dtype dtype = Dtype::f32;  // of rows
   Groups groups;
-  Rows rows;  // [R, parts · width]
+  SourceRows rows;  // [R, parts · width]
   int parts = 1;
   std::int64_t width = 0;
-  const float* row_weights = nullptr;     // [R] or null: all 1
-  std::span<const TensorView> gradients;  // host; each is f32, `dtype` or null
+  RowNumbers<const float> row_weights = {};  // null data: all 1
+  std::span<const TensorView> gradients;     // host; each is f32, `dtype` or null
   bool accumulate = false;
 };
 void bias_gradients(const BiasGradients& args, Context& context);

@@ -23,6 +23,7 @@ KernelArgs kernel_args(const ActivatedGemm& args, Context& context) {
   to.k_blocks = blocks_of(args.b.columns, kBlock);
   to.columns = static_cast<int>(args.b.rows);
   to.activations = activations_of(args.options, args.inner, args.activated, args.weights);
+  if (has_bias(args.bias)) to.bias = context.table(args.bias);
   return to;
 }
 

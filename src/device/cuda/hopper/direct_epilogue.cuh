@@ -1,5 +1,5 @@
-// The direct epilogue: stores sums straight from registers. Used to accumulate, to add a bias, to
-// write f32, or where TMA cannot address the output.
+// The direct epilogue: stores sums straight from registers. Used to accumulate, to write f32, or
+// where TMA cannot address the output.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,15 +38,14 @@ class DirectStore {
  public:
   __device__ __forceinline__ DirectStore(const KernelArgs& args, const Target& target)
       : args_(args), target_(target) {
-    const int matrix = target.part * args.groups + target.group;
     if constexpr (Variant::kIsWeightGradient) {
+      const int matrix = target.part * args.groups + target.group;
       c_ = static_cast<Element*>(args.c_matrices[matrix].data);
       stride_ = args.c_matrices[matrix].row_stride;
     } else {
       c_ = static_cast<Element*>(const_cast<void*>(args.c_rows.data)) +
            static_cast<std::int64_t>(target.part) * args.columns;
       stride_ = args.c_rows.stride;
-      if (args.bias != nullptr) bias_ = static_cast<__nv_bfloat16*>(args.bias[matrix].data);
     }
   }
 
@@ -58,26 +57,17 @@ class DirectStore {
       const int in_half = thread / 32 * 16 + thread % 32 / 4 + half * 8;
       if (in_half >= target_.rows) continue;
       const std::int64_t row = target_.row + in_half;
-      const bool scaled = bias_ != nullptr && args_.bias_factors != nullptr;
-      const float factor = scaled ? args_.bias_factors[row] : 1.0F;
 #pragma unroll
       for (int i = 0; i < kTileColumns / 8; ++i) {
         const int column = target_.column + i * 8 + thread % 4 * 2;
         if (column >= args_.columns) continue;
-        const float2 value = {sum(4 * i + 2 * half), sum(4 * i + 2 * half + 1)};
-        store(row, column, add_bias(value, factor, column));
+        store(row, column, {sum(4 * i + 2 * half), sum(4 * i + 2 * half + 1)});
       }
     }
     __syncwarp();
   }
 
  private:
-  __device__ __forceinline__ float2 add_bias(float2 value, float factor, int column) const {
-    if (Variant::kProduct != Product::forward || bias_ == nullptr) return value;
-    return {value.x + factor * __bfloat162float(bias_[column]),
-            value.y + factor * __bfloat162float(bias_[column + 1])};
-  }
-
   // Sizes are multiples of eight, so if one element of a pair exists, so does the other.
   __device__ __forceinline__ void store(std::int64_t row, int column, float2 value) const {
     if constexpr (Variant::kIsTransposed) {
@@ -96,7 +86,6 @@ class DirectStore {
   const Target target_;
   Element* c_;
   std::int64_t stride_;
-  const __nv_bfloat16* bias_ = nullptr;
 };
 
 template <typename Variant, typename Sum>

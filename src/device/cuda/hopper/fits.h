@@ -1,6 +1,9 @@
 // Decides which products the Hopper kernels accept, and fills in the arguments they share.
 #pragma once
 
+#include <algorithm>
+#include <span>
+
 #include "device/cuda/hopper/aligned_copies.h"
 #include "device/cuda/hopper/kernel_args.h"
 
@@ -49,6 +52,10 @@ inline void set_a(KernelArgs& args, const SourceRows& rows, std::int64_t num_row
                  .columns = static_cast<int>(columns),
                  .sources = rows.sources,
                  .top_k = Divisor(static_cast<std::uint32_t>(rows.top_k))};
+}
+
+inline bool has_bias(std::span<const MatrixRef> bias) {
+  return std::ranges::any_of(bias, [](const MatrixRef& ref) { return ref.data != nullptr; });
 }
 
 inline KernelArgs args_of(const Groups& groups) {

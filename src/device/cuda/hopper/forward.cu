@@ -5,13 +5,6 @@
 namespace switchyard::cuda::hopper {
 namespace {
 
-bool has_bias(const ForwardGemm& args) {
-  for (const MatrixRef& bias : args.bias) {
-    if (bias.data != nullptr) return true;
-  }
-  return false;
-}
-
 KernelArgs kernel_args(const ForwardGemm& args, Context& context) {
   const std::int64_t rows = args.groups.row_capacity;
   const std::int64_t n = args.b.rows;
@@ -48,14 +41,14 @@ bool grouped_gemm(const ForwardGemm& args, Context& context) {
   aligned.a = copies.of(args.a, args.groups.row_capacity, args.b.columns);
   aligned.b = copies.of(args.b);
   KernelArgs to = kernel_args(aligned, context);
-  if (has_bias(args)) {
+  if (has_bias(args.bias)) {
     to.bias = context.table(args.bias);
     to.bias_factors = args.bias_factors;
   }
-  if (has_bias(args) || !can_map(args.c)) {
-    launch<Variant<Product::forward, Source::rows, Epilogue::direct>>(to, context);
-  } else {
+  if (can_map(args.c)) {
     launch<Variant<Product::forward, Source::rows, Epilogue::deferred>>(to, context);
+  } else {
+    launch<Variant<Product::forward, Source::rows, Epilogue::direct>>(to, context);
   }
   return true;
 }

@@ -1,6 +1,6 @@
 // The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
-// two. In each block one thread, two warps or four produce, two consumer warpgroups multiply 64 rows
-// of the tile each, and with a fused epilogue six warps run the finisher.
+// two. In each block one thread, two warps or four produce, two consumer warpgroups multiply 64
+// rows of the tile each, and with a fused epilogue six warps run the finisher.
 #pragma once
 
 #include "device/cuda/hopper/deferred_epilogue.cuh"
@@ -8,13 +8,15 @@
 #include "device/cuda/hopper/fused_epilogue.cuh"
 #include "device/cuda/hopper/main_loop.cuh"
 #include "device/cuda/hopper/producer.cuh"
+#include "device/cuda/hopper/tile_bias.cuh"
 
 namespace switchyard::cuda::hopper {
 
-// Multiplies the k blocks of a tile from `k` on.
+// Multiplies the k blocks of a tile from `k` on, and adds the bias.
 template <typename Variant>
-__device__ __forceinline__ void multiply_from(float (&sums)[128], const Tile& tile,
-                                              MainLoop<Variant>& loop, int k) {
+__device__ __forceinline__ void complete(float (&sums)[128], const KernelArgs& args,
+                                         const Tile& tile, const Target& target,
+                                         MainLoop<Variant>& loop, int k) {
   const int whole = whole_blocks<Variant>(tile);
   for (; k < whole; ++k) {
     loop.start(sums, k);
@@ -25,6 +27,7 @@ __device__ __forceinline__ void multiply_from(float (&sums)[128], const Tile& ti
     loop.finish(k);
   }
   loop.finish_all(sums);
+  add_bias<Variant>(sums, args, target, loop.thread);
 }
 
 template <typename Variant>
@@ -56,7 +59,7 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
         continue;
       }
     }
-    multiply_from(sums, tile, loop, k);
+    complete(sums, args, tile, target, loop, k);
     last.keep(sums, target);
   }
   last.store(args, loop);
@@ -80,7 +83,7 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
       store_directly<Variant>(args, target, loop.thread, [](int) { return 0.0F; });
       continue;
     }
-    multiply_from(sums, tile, loop, 0);
+    complete(sums, args, tile, target, loop, 0);
     store_directly<Variant>(args, target, loop.thread, [&](int i) { return sums[i]; });
   }
 }
@@ -107,7 +110,8 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
     loop.start(sums, middle);
     last.flush();
     loop.finish(middle);
-    multiply_from(sums, tile, loop, middle + 1);
+    const Target target = find_target<Variant>(args, tile, loop.consumer);
+    complete(sums, args, tile, target, loop, middle + 1);
     last.end_tile(sums);
   }
   last.flush();

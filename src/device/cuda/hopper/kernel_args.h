@@ -16,9 +16,9 @@ enum class Source { rows, tokens };
 
 // How accumulators are written out.
 enum class Epilogue {
-  deferred,  // rounded, then stored during the first k blocks of the next tile
-  direct,    // stored at once from registers: slower, but can accumulate, add a bias or write f32
-  activate,  // activation of gate and up projections, by finisher warps
+  deferred,           // rounded, then stored during the first k blocks of the next tile
+  direct,             // stored at once from registers: slower, but can accumulate or write f32
+  activate,           // activation of gate and up projections, by finisher warps
   activate_backward,  // gradient of the activation, by finisher warps
 };
 
@@ -120,11 +120,11 @@ struct KernelArgs {
   int columns = 0;        // N
   Rows c_rows;            // unused by weight gradients
   const MatrixRef* c_matrices = nullptr;  // direct weight gradients only
-  bool c_is_f32 = false;                  // this and the next four: direct epilogues only
+  bool c_is_f32 = false;                  // this and the next two: direct epilogues only
   bool c_has_pairs = true;                // see has_pairs()
   bool accumulate = false;
-  const MatrixRef* bias = nullptr;
-  const float* bias_factors = nullptr;
+  const MatrixRef* bias = nullptr;  // [parts · groups] or null; forward only
+  RowNumbers<const float> bias_factors;
   Activations activations;
 };
 

@@ -46,7 +46,7 @@ struct ForwardTiles {
         c_is_aligned(is_aligned(args.c.data, args.c.stride * sizeof(T)) &&
                      (args.b.parts == 1 || args.b.rows * sizeof(T) % 16 == 0)),
         bias(args.bias.empty() ? nullptr : context.table(args.bias)),
-        factors(args.bias_factors) {}
+        factors(args.bias_factors.data) {}
 
   __device__ bool find(int index, Walk& walk, Tile<T>& tile) const {
     const int tiles_a_part = tiles_over(n, kTileColumns);
