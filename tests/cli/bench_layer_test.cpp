@@ -55,6 +55,16 @@ TEST(BenchLayer, CountsWhatIsKept) {
   EXPECT_NEAR(again.at("activation_bytes_per_token").get<double>(), expected - 4 * 2 * 3 * 24, 0.1);
 }
 
+TEST(BenchLayer, KnowsShapesByName) {
+  const auto line = lines_of(run("bench layer --shape small --repeat 1 --ranks 1 --json")).at(0);
+  EXPECT_EQ(line.at("shape"), "small");
+  EXPECT_EQ(line.at("num_tokens"), 4096);
+  EXPECT_EQ(line.at("hidden"), 512);
+  EXPECT_EQ(line.at("intermediate"), 512);
+  EXPECT_EQ(line.at("num_experts"), 16);
+  EXPECT_EQ(line.at("top_k"), 2);
+}
+
 TEST(BenchLayer, TheTableIsForPeople) {
   const auto outcome = run("bench layer --shape 64,32,16,4,2 --repeat 1");
   EXPECT_EQ(outcome.status, 0);
@@ -78,8 +88,9 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
     EXPECT_NE(outcome.output.find(message), std::string::npos) << outcome.output;
   };
   expect_error("--shape tiny",
-               "\"tiny\" is not dsv3-slice, fine, mixtral, olmoe, qwen3-30b, small, or T,H,I,E,K: "
-               "5 positive numbers");
+               "\"tiny\" is not small, fine, qwen3-30b, olmoe, mixtral, dsv3-slice, gpt-oss, "
+               "dsv2-lite, granite, kimi-slice, qwen3-235b-half, scout, odd, qwen3-next-like, or "
+               "T,H,I,E,K: 5 positive numbers");
   expect_error("--shape 8,8,8,2,3", "K (3) must not exceed E (2)");
   expect_error("--keep all", "--keep: \"all\" is not one of activations|nothing|rows");
   expect_error("--weight-stage late", "--weight-stage: \"late\" is not one of");
