@@ -179,8 +179,7 @@ def parse_options(arguments=None):
                         help="of compare: a,b of " + ", ".join(ROWS))
     parser.add_argument("--shapes", type=parse_groups, help="of compare: a,b/c,d; all by default")
     parser.add_argument("--skew-shapes", type=parse_names, default=["qwen3-30b", "olmoe"])
-    parser.add_argument("--small-shapes", type=parse_names,
-                        default=["qwen3-30b", "gpt-oss", "dsv3-slice"])
+    parser.add_argument("--small-shapes", type=parse_names, default=["qwen3-30b"])
     parser.add_argument("--small-tokens", default=SMALL_TOKENS,
                         type=lambda text: [int(t) for t in text.split(",")])
     parser.add_argument("--small-rows", type=names_among(SMALL_ROWS),

@@ -57,8 +57,8 @@ cli::DenseProduct dense_product(const LayerShape& s, Dense dense) {
 
 // The speed of the GPU, measured in the same run.
 struct Ceilings {
-  std::array<cli::CoolAndHot, kNumDense> dense;  // FLOP/s; 0 without cuBLAS
-  cli::CoolAndHot copy;                          // bytes/s, read and written
+  std::array<cli::CoolAndHot, kNumDense> dense = {};  // FLOP/s; 0 without cuBLAS
+  cli::CoolAndHot copy = {};                          // bytes/s, read and written
 };
 
 // The work that one product cannot avoid.

@@ -15,7 +15,7 @@ from gpu_torch_layers import (BestTorchExperts, GatheredTorchExperts, TorchExper
                               TorchLayer)
 
 CACHE_BYTES = 400 << 20  # several times a GPU's cache
-GATHERED_BYTES = 8 << 30  # beyond, copying matrices is no longer for few tokens
+GATHERED_BYTES = 2 << 30  # beyond, copying the matrices of every pick takes too long
 
 
 def draw_batches(shape):
