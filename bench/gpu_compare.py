@@ -204,7 +204,7 @@ def main():
     options = parse_options()
     library = load_library(options.library)
     now = datetime.datetime.now()
-    everything = {"run": now.strftime("r%m%d-%H%M"), "date": str(now.date()),
+    everything = {"run": now.strftime("r%m%d-%H%M%S"), "date": str(now.date()),
                   "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                   "options": vars(options).copy()}
     print(heading(everything))

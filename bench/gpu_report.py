@@ -176,8 +176,8 @@ TABLES = {"compare": compare_tables, "skew": skew_table, "small": small_table}
 
 def heading(run):
     """Returns a line on one run: when, on what and how it was made."""
-    return (f"{run['run']}: {run['date']}, {run['gpu']}, torch {run['torch']}; bf16, routing given, "
-            f"{run['options']['kernels']} kernels; cool / hot, medians")
+    return (f"{run['run']}: {run['date']}, {run['gpu']}, torch {run['torch']}; bf16, routing "
+            f"given, {run['options']['kernels']} kernels; cool / hot, medians")
 
 
 def merged(runs):

@@ -108,7 +108,7 @@ class Floors(unittest.TestCase):
                          {"up": 100, "down": 10, "up backward": 20, "gradient": 496})
         self.assertEqual({stage.dense for stage in self.stages()} - {None}, set(sizes))
         # The gradient's reduction of 500 rows was rounded.
-        for name, parts in {"up": 2, "down": 1, "up backward": 2, "gradient": 2 * 496 / 500}.items():
+        for name, parts in (("up", 2), ("down", 1), ("up backward", 2), ("gradient", 1.984)):
             m, n, k = sizes[name]
             self.assertEqual(2 * m * n * k, parts * 2 * 2000 * 100 * 10, name)
         self.assertEqual(gpu_floors.dense_sizes((1, 8, 8, 64, 2))["gradient"][2], 8)
