@@ -62,8 +62,8 @@ def captions(runs, height):
     first = runs[0]
     dates = ", ".join(dict.fromkeys(run["date"] for run in runs))
     return [text(LEFT, 22, "Forward and backward of an MoE layer, TFLOP/s", "bold"),
-            text(LEFT, 42, "pale: cool; dark: hot, limited by power; dashed: a dense product, cool; red: "
-                 "the floor, cool", "small"),
+            text(LEFT, 42, "pale: cool; dark: hot, limited by power; dashed: a dense product, "
+                 "cool; red: the floor, cool", "small"),
             text(LEFT, height - 8, f"{first['gpu']}, bf16, torch {first['torch']}, {dates}",
                  "small")]
 
