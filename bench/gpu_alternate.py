@@ -3,8 +3,9 @@
 
   gpu_alternate.py OLD/libswitchyard_gpu_compare.so NEW/libswitchyard_gpu_compare.so
 
-Each turn runs in its own process, because both builds have the same library name. The table shows
-the medians of forward+backward over the turns, cool and hot, and the ratio new / old.
+Each build runs in its own process, because both have the same library name. The two processes hold
+the same inputs, and time forward+backward in turns while the other one is idle. The table shows the
+medians over the turns, cool and hot, and the ratio new / old.
 """
 import argparse
 import json
@@ -14,12 +15,11 @@ import statistics
 import subprocess
 import sys
 
-from gpu_report import HEATS, SHAPES
+from gpu_floors import HEATS
+from gpu_report import pair, table
+from gpu_shapes import SHAPES, parse_names, shape_of
 
-
-def shape_of(name):
-    """Returns a known shape, or parses T x H x I x E x K, as in 16384x2048x768x128x1."""
-    return SHAPES.get(name) or tuple(int(size) for size in name.split("x"))
+BURSTS = 3  # a turn is short, because there are several
 
 
 def require_own_library(build):
@@ -30,61 +30,114 @@ def require_own_library(build):
         sys.exit(f"{build} uses {found}")
 
 
-def step_times(path, options):
-    """Returns the step times of one build, by shape. Runs in a child process."""
-    import torch  # imported here because the parent needs no GPU
-    from gpu_layers import Batch, Switchyard, TorchExperts, Weights, check_step, load_library, route
-    from gpu_timing import measure
+def await_turn():
+    """Waits for a line from the parent, and exits if there is no more."""
+    if not sys.stdin.readline():
+        sys.exit(1)
 
-    library, times = load_library(path), {}
+
+def serve(path, options):
+    """Answers the parent on behalf of one build. For every shape it first checks results, then
+    prints the times of its turns. It uses the GPU only when asked to."""
+    import torch  # imported here because the parent needs no GPU
+    from gpu_layers import Batch, Switchyard, Weights, check_step, load_library, route
+    from gpu_timing import measure
+    from gpu_torch_layers import TorchExperts
+
+    library = load_library(path)
     require_own_library(pathlib.Path(path).resolve().parent.parent)
     for name in options.shapes:
+        await_turn()
         torch.manual_seed(0)
         shape = shape_of(name)
         weights = Weights(shape)
         batch = Batch(shape, route(shape))
         with Switchyard(library, weights, batch, options) as ours:
-            check_step(name, batch, TorchExperts(weights, shape[3], shape[4]), ours)
-            times[name] = measure(ours.step, options.rounds)
+            check_step(name, batch, TorchExperts(weights, shape[4]), ours)
+            print(json.dumps("ready"), flush=True)
+            for _ in range(options.turns):
+                await_turn()
+                times = measure(ours.step, options.rounds, bursts=BURSTS)
+                print(json.dumps(times), flush=True)
+        del weights, batch, ours
         torch.cuda.empty_cache()
-    return times
 
 
-def turn(path, options):
-    command = [sys.executable, __file__, path, path, "--child", "--rounds", str(options.rounds),
-               "--kernels", options.kernels, "--shapes", ",".join(options.shapes)]
-    folder = pathlib.Path(path).resolve().parent
-    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent / 'lib'}:{folder.parent}"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout)
+class Build:
+    """One build, in a process of its own."""
+
+    def __init__(self, path, options):
+        command = [sys.executable, __file__, path, path, "--child", "--turns", str(options.turns),
+                   "--rounds", str(options.rounds), "--kernels", options.kernels,
+                   "--shapes", ",".join(options.shapes)]
+        folder = pathlib.Path(path).resolve().parent
+        environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent / 'lib'}:{folder.parent}"}
+        self.path = path
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.path}: the process ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
 
-def main():
+def alternate(builds, turns):
+    """Returns the median times of one shape, by name of the build."""
+    times = {name: [] for name in builds}
+    for build in builds.values():
+        build.ask()
+    for build in builds.values():
+        build.answer()  # both are ready
+    for _ in range(turns):
+        for name, build in builds.items():
+            build.ask()
+            times[name].append(build.answer())
+    return {name: {heat: statistics.median(turn[heat] for turn in of_turns) for heat in HEATS}
+            for name, of_turns in times.items()}
+
+
+def ratio_table(results):
+    """Returns a table of the medians, by shape."""
+    return table(["shape", "old, ms", "new, ms", "new / old"],
+                 [[shape, pair(times["old"], "{:.3f}"), pair(times["new"], "{:.3f}"),
+                   pair({heat: times["new"][heat] / times["old"][heat] for heat in HEATS},
+                        "{:.4f}")] for shape, times in results.items()])
+
+
+def parse_options(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("--turns", type=int, default=3, help="of each")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES))
+    parser.add_argument("--shapes", type=parse_names, default=list(SHAPES))
     parser.add_argument("--kernels", choices=["best", "portable"], default="best")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.alignment = 1
+    return options
+
+
+def main():
+    options = parse_options()
     if options.child:
-        print(json.dumps(step_times(options.old, options)))
+        serve(options.old, options)
         return
-    turns = {"old": [], "new": []}
-    for i in range(options.turns):
-        for name, path in (("old", options.old), ("new", options.new)):
-            print(f"turn {i + 1} of {options.turns}: {name}", file=sys.stderr, flush=True)
-            turns[name].append(turn(path, options))
-    print("| shape | heat | old, ms | new, ms | new / old |\n|---|---|---|---|---|")
+    builds = {"old": Build(options.old, options), "new": Build(options.new, options)}
+    results = {}
     for shape in options.shapes:
-        for heat in HEATS:
-            old, new = (statistics.median(times[shape][heat] for times in turns[name])
-                        for name in ("old", "new"))
-            print(f"| {shape} | {heat} | {old:.3f} | {new:.3f} | {new / old:.4f} |")
+        results[shape] = alternate(builds, options.turns)
+        print(f"{shape}: new / old "
+              + pair({heat: results[shape]["new"][heat] / results[shape]["old"][heat]
+                      for heat in HEATS}, "{:.4f}"), file=sys.stderr, flush=True)
+    print(ratio_table(results))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Draws the comparison that gpu_compare.py --json wrote: gpu_chart.py RESULTS.json CHART.svg
+"""Draws the comparison that runs of gpu_compare.py --json wrote:
+
+  gpu_chart.py RESULTS.json … CHART.svg
 
 The bars show the TFLOP/s of forward and backward, cool, and their dark parts the same when hot. The
-line is a dense product, cool.
+lines are a dense product and the layer's floor, cool.
 """
-import json
 import sys
 from xml.sax.saxutils import escape
 
-from gpu_report import OURS, step_flops, tflops
+from gpu_floors import step_flops
+from gpu_report import OURS, floor_of, label_of, load_runs, merged, tflops
 
-WIDTH, LEFT, RIGHT = 820, 140, 250
+WIDTH, LEFT, RIGHT = 850, 170, 250
 BAR, GAP, BETWEEN, TOP, BOTTOM = 16, 4, 22, 64, 30
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -18,43 +20,52 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 .bold { font-weight: 600 }
 .axis { stroke: #d0d7de }
 .dense { stroke: #24292f; stroke-dasharray: 3 2 }
+.floor { stroke: #cf222e }
 .other { fill: #8c959f } .ours { fill: #0969da }
 .cool { opacity: .45 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .small { fill: #8d96a0 }
   .axis { stroke: #3d444d } .dense { stroke: #e6edf3 }
-  .other { fill: #8d96a0 } .ours { fill: #4493f8 }
+  .floor { stroke: #f85149 } .other { fill: #8d96a0 } .ours { fill: #4493f8 }
 }
 """
 
 
-def chart(everything):
-    """Returns an SVG of everything["compare"]."""
-    results = everything["compare"]
-    most = max(layer["ceiling"]["cool"] for r in results for layer in r["layers"].values())
+def chart(runs):
+    """Returns an SVG of what the runs compared."""
+    results = merged(runs)["compare"]
+    most = max(result["ceilings"]["dense"]["up"]["cool"] for result in results)
     scale = (WIDTH - LEFT - RIGHT) / most
     parts, y = [], TOP
     for result in results:
         begin = y
+        flops = step_flops(result["sizes"])
         for label, layer in result["layers"].items():
-            parts += bar(label, y, tflops(step_flops(result["sizes"]), layer["step"]), scale)
+            parts += bar(label, y, tflops(flops, layer["step"]), scale)
             y += BAR + GAP
-        x = LEFT + scale * result["layers"][OURS]["ceiling"]["cool"]
-        parts.append(f'<line class="dense" x1="{x:.1f}" y1="{begin - 3}" x2="{x:.1f}" y2="{y}"/>')
-        middle = (begin + y - GAP) / 2 + 5
-        parts.append(text(LEFT - 12, middle, result["shape"], "bold", "end"))
+        limits = {"dense": result["ceilings"]["dense"]["up"],
+                  "floor": tflops(flops, floor_of(result))}
+        for kind, rate in limits.items():
+            x = LEFT + scale * rate["cool"]
+            parts.append(
+                f'<line class="{kind}" x1="{x:.1f}" y1="{begin - 3}" x2="{x:.1f}" y2="{y}"/>')
+        parts.append(text(LEFT - 12, (begin + y - GAP) / 2 + 5, label_of(result), "bold", "end"))
         y += BETWEEN
     height = y + BOTTOM - BETWEEN
     parts.append(f'<line class="axis" x1="{LEFT}" y1="{TOP - 6}" x2="{LEFT}" y2="{y - BETWEEN}"/>')
-    head = [text(LEFT, 22, "Forward and backward of an MoE layer, TFLOP/s", "bold"),
-            text(LEFT, 42, "pale: cool; dark: hot, limited by power; dashed: a dense product, cool",
-                 "small"),
-            text(LEFT, height - 8,
-                 f"{everything['gpu']}, bf16, torch {everything['torch']}, {everything['date']}",
-                 "small")]
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
                       f'viewBox="0 0 {WIDTH} {height}">', f"<style>{STYLE}</style>",
-                      *head, *parts, "</svg>", ""])
+                      *captions(runs, height), *parts, "</svg>", ""])
+
+
+def captions(runs, height):
+    first = runs[0]
+    dates = ", ".join(dict.fromkeys(run["date"] for run in runs))
+    return [text(LEFT, 22, "Forward and backward of an MoE layer, TFLOP/s", "bold"),
+            text(LEFT, 42, "pale: cool; dark: hot, limited by power; dashed: a dense product, "
+                 "cool; red: the floor, cool", "small"),
+            text(LEFT, height - 8, f"{first['gpu']}, bf16, torch {first['torch']}, {dates}",
+                 "small")]
 
 
 def bar(label, y, rates, scale):
@@ -72,12 +83,10 @@ def text(x, y, words, kind, anchor="start"):
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    with open(sys.argv[1]) as file:
-        everything = json.load(file)
-    with open(sys.argv[2], "w") as file:
-        file.write(chart(everything))
+    with open(sys.argv[-1], "w", encoding="utf-8") as file:
+        file.write(chart(load_runs(sys.argv[1:-1])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ using namespace switchyard;
 struct Sizes {
   std::int64_t num_tokens, hidden, intermediate, num_experts, top_k, alignment;
   std::int64_t portable;  // 1: use the kernels that run on every GPU
+  std::int64_t form;      // a Form
+};
+enum Form : std::int64_t {
+  kSwiglu,
+  kGptOss,  // biases and gpt-oss's clamped SwiGLU
 };
 
 // The tensors of a step. Inference needs none of the gradients.
@@ -31,6 +36,11 @@ struct Tensors {
   void* d_weights;
   void* d_gate_up;
   void* d_down;
+  // For kGptOss.
+  void* gate_up_bias;  // [E, 2I] bf16
+  void* down_bias;     // [E, H] bf16
+  void* d_gate_up_bias;
+  void* d_down_bias;
 };
 
 struct Numbers {
@@ -64,8 +74,16 @@ struct Layer {
                              .alignment = s.alignment,
                              .sizing = Sizing::bounded(most_rows())}},
                    device),
-        experts({.hidden = s.hidden, .intermediate = s.intermediate, .dtype = Dtype::bf16},
+        experts({.hidden = s.hidden,
+                 .intermediate = s.intermediate,
+                 .dtype = Dtype::bf16,
+                 .activation = has_biases() ? Activation::clamped_swiglu : Activation::swiglu,
+                 .clamp_limit = 7.0F,
+                 .gate_alpha = 1.702F,
+                 .up_offset = 1.0F},
                 device) {}
+
+  bool has_biases() const { return s.form == kGptOss; }
 
   // Returns enough rows for any routing.
   std::int64_t most_rows() const {
@@ -87,20 +105,30 @@ struct Layer {
     return {.x = tokens(t.x), .row_sources = plan->row_sources(), .top_k = s.top_k};
   }
 
+  // The packed tensors of the experts, or of their gradients.
+  struct Pointers {
+    void *gate_up, *down, *gate_up_bias, *down_bias;
+  };
   template <typename Packed, typename Expert>
-  const std::vector<Expert>& unpacked(void* gate_up, void* down, Unpacked<Expert>& kept) const {
-    if (kept.gate_up != gate_up || kept.down != down) {
-      kept = {gate_up, down,
-              unpack(Packed{.gate_up = bf16(gate_up, {s.num_experts, 2 * s.intermediate, s.hidden}),
-                            .down = bf16(down, {s.num_experts, s.hidden, s.intermediate})})};
+  const std::vector<Expert>& unpacked(const Pointers& p, Unpacked<Expert>& kept) const {
+    if (kept.gate_up != p.gate_up || kept.down != p.down) {
+      Packed packed{.gate_up = bf16(p.gate_up, {s.num_experts, 2 * s.intermediate, s.hidden}),
+                    .down = bf16(p.down, {s.num_experts, s.hidden, s.intermediate})};
+      if (has_biases()) {
+        packed.gate_up_bias = bf16(p.gate_up_bias, {s.num_experts, 2 * s.intermediate});
+        packed.down_bias = bf16(p.down_bias, {s.num_experts, s.hidden});
+      }
+      kept = {p.gate_up, p.down, unpack(packed, experts.options().activation)};
     }
     return kept.experts;
   }
   const std::vector<ExpertWeights>& weights_of(const Tensors& t) {
-    return unpacked<PackedExperts>(t.gate_up, t.down, weights);
+    return unpacked<PackedExperts>(Pointers{t.gate_up, t.down, t.gate_up_bias, t.down_bias},
+                                   weights);
   }
   const std::vector<ExpertGradients>& gradients_of(const Tensors& t) {
-    return unpacked<PackedExpertViews>(t.d_gate_up, t.d_down, gradients);
+    return unpacked<PackedExpertViews>(
+        Pointers{t.d_gate_up, t.d_down, t.d_gate_up_bias, t.d_down_bias}, gradients);
   }
 
   void forward(const Tensors& t, bool training);

@@ -1,9 +1,12 @@
-"""The layers to compare, Switchyard's and torch's, their inputs, and checks that they agree."""
+"""Switchyard's layer, the inputs of all layers, and checks that their results agree."""
+import copy
 import ctypes
 import sys
 
 import torch
 import torch.nn.functional as F
+
+from gpu_torch_layers import FORMS, TorchLayer
 
 TOLERANCE = 2e-2  # both sides round to bf16 at several places
 TILE_TOLERANCE = 6e-2  # per kernel tile: one bad tile among thousands is lost in the whole
@@ -11,17 +14,31 @@ TILE = (128, 256)
 
 
 class Weights:
-    """Random experts: gate_up [E, 2I, H] and down [E, H, I]."""
+    """Random experts: gate_up [E, 2I, H] and down [E, H, I], and with biases gate_up_bias [E, 2I]
+    and down_bias [E, H]."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, form="swiglu", device="cuda"):
         _, h, i, e, _ = shape
-        self.gate_up = torch.randn(e, 2 * i, h, device="cuda", dtype=torch.bfloat16) * h**-0.5
-        self.down = torch.randn(e, h, i, device="cuda", dtype=torch.bfloat16) * i**-0.5
+
+        def numbers(*sizes):
+            return torch.randn(*sizes, device=device, dtype=torch.bfloat16)
+
+        self.form = FORMS[form]
+        self.gate_up = numbers(e, 2 * i, h) * h**-0.5
+        self.down = numbers(e, h, i) * i**-0.5
+        self.gate_up_bias = numbers(e, 2 * i) * 0.5 if self.form.biases else None
+        self.down_bias = numbers(e, h) * 0.5 if self.form.biases else None
+
+    def tensors(self):
+        """Returns the tensors that there are, by name."""
+        names = ["gate_up", "down"] + ["gate_up_bias", "down_bias"] * self.form.biases
+        return {name: getattr(self, name) for name in names}
 
     def of(self, experts):
         """Returns a copy of some experts."""
-        some = Weights.__new__(Weights)
-        some.gate_up, some.down = self.gate_up[experts], self.down[experts]
+        some = copy.copy(self)
+        for name, tensor in self.tensors().items():
+            setattr(some, name, tensor[experts])
         return some
 
 
@@ -31,154 +48,28 @@ class Batch:
     def __init__(self, shape, ids):
         t, h, _, e, k = shape
         self.shape = shape
-        self.x = torch.randn(t, h, device="cuda", dtype=torch.bfloat16)
-        self.d_y = torch.randn(t, h, device="cuda", dtype=torch.bfloat16)
+        self.x = torch.randn(t, h, device=ids.device, dtype=torch.bfloat16)
+        self.d_y = torch.randn(t, h, device=ids.device, dtype=torch.bfloat16)
         self.ids = ids
         self.ids32 = ids.to(torch.int32).contiguous()
-        self.weights = torch.softmax(torch.randn(t, k, device="cuda"), -1).contiguous()
+        self.weights = torch.softmax(torch.randn(t, k, device=ids.device), -1).contiguous()
         self.rows = torch.bincount(ids.view(-1), minlength=e)  # [E]
 
 
-def route(shape, exponent=0.0, experts=None):
+def route(shape, exponent=0.0, experts=None, device="cuda"):
     """Draws K distinct experts for each token, [T, K] i64. Taking the K largest log-probabilities
     plus Gumbel noise samples without replacement. Experts are ranked in random order; the one of
     rank r has a probability proportional to 1 / r^exponent. With `experts`, all others have
     none."""
     t, _, _, e, k = shape
-    ranks = torch.randperm(e, device="cuda").float() + 1
+    ranks = torch.randperm(e, device=device).float() + 1
     logits = -exponent * ranks.log()
     if experts is not None:
-        others = torch.ones(e, dtype=torch.bool, device="cuda")
+        others = torch.ones(e, dtype=torch.bool, device=device)
         others[experts] = False
         logits = logits.masked_fill(others, -torch.inf)
-    gumbel = -torch.empty(t, e, device="cuda").exponential_().log()
+    gumbel = -torch.empty(t, e, device=device).exponential_().log()
     return torch.topk(logits + gumbel, k).indices
-
-
-class TorchExperts(torch.nn.Module):
-    """TorchTitan's algorithm with given picks."""
-
-    def __init__(self, weights, num_experts, top_k):
-        super().__init__()
-        i = weights.down.shape[-1]
-        self.gate = torch.nn.Parameter(weights.gate_up[:, :i].contiguous())
-        self.up = torch.nn.Parameter(weights.gate_up[:, i:].contiguous())
-        self.down = torch.nn.Parameter(weights.down.clone())
-        self.num_experts = num_experts
-        self.top_k = top_k
-
-    def forward(self, x, weights, ids):
-        order = torch.argsort(ids.view(-1), stable=True)
-        tokens = order // self.top_k
-        counts = torch.histc(ids.view(-1).float(), bins=self.num_experts, min=0,
-                             max=self.num_experts)
-        offsets = torch.cumsum(counts, 0).to(torch.int32)
-        rows = x[tokens]
-        hidden = F.silu(torch._grouped_mm(rows, self.gate.transpose(-2, -1), offs=offsets))
-        hidden = hidden * torch._grouped_mm(rows, self.up.transpose(-2, -1), offs=offsets)
-        out = torch._grouped_mm(hidden, self.down.transpose(-2, -1), offs=offsets)
-        out = (out.float() * weights.view(-1)[order][:, None]).to(x.dtype)
-        index = tokens[:, None].expand(-1, x.shape[1])
-        return torch.zeros_like(x).scatter_add_(0, index, out)
-
-
-class Permuted(torch.autograd.Function):
-    """Computes rows[order]. Its gradient is another permutation instead of a scatter-add."""
-
-    @staticmethod
-    def forward(ctx, rows, order, inverse):
-        ctx.save_for_backward(inverse)
-        return rows[order]
-
-    @staticmethod
-    def backward(ctx, d_rows):
-        inverse, = ctx.saved_tensors
-        return d_rows[inverse], None, None
-
-
-class RowsOfTokens(torch.autograd.Function):
-    """Computes x[order // K]. Its gradient gathers each token's K rows and sums them."""
-
-    @staticmethod
-    def forward(ctx, x, order, inverse, top_k):
-        ctx.save_for_backward(inverse)
-        ctx.top_k = top_k
-        return x[order // top_k]
-
-    @staticmethod
-    def backward(ctx, d_rows):
-        inverse, = ctx.saved_tensors
-        by_token = d_rows[inverse].view(-1, ctx.top_k, d_rows.shape[1])
-        return by_token.float().sum(1).to(d_rows.dtype), None, None, None
-
-
-class BestTorchExperts(torch.nn.Module):
-    """The fastest that torch's own operators allow: gate and up in one product, and no
-    scatter-add."""
-
-    def __init__(self, weights, num_experts, top_k):
-        super().__init__()
-        self.gate_up = torch.nn.Parameter(weights.gate_up.clone())
-        self.down = torch.nn.Parameter(weights.down.clone())
-        self.num_experts = num_experts
-        self.top_k = top_k
-
-    def forward(self, x, weights, ids):
-        order = torch.argsort(ids.view(-1), stable=True)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(order.numel(), device=order.device)
-        counts = torch.histc(ids.view(-1).float(), bins=self.num_experts, min=0,
-                             max=self.num_experts)
-        offsets = torch.cumsum(counts, 0).to(torch.int32)
-        rows = RowsOfTokens.apply(x, order, inverse, self.top_k)
-        gate, up = torch._grouped_mm(rows, self.gate_up.transpose(-2, -1),
-                                     offs=offsets).chunk(2, dim=-1)
-        out = torch._grouped_mm(F.silu(gate) * up, self.down.transpose(-2, -1), offs=offsets)
-        by_token = Permuted.apply(out, inverse, order).view(-1, self.top_k, x.shape[1])
-        return (by_token.float() * weights[:, :, None]).sum(1).to(x.dtype)
-
-
-class TorchLayer:
-    """Torch's experts with a batch, eager or compiled in a mode of torch.compile."""
-
-    def __init__(self, experts, batch, mode=None):
-        # A code object allows only a few compilations, then silently runs eagerly.
-        if mode:
-            torch.compiler.reset()
-        self.experts = experts
-        self.run = torch.compile(experts, dynamic=False, mode=mode) if mode else experts
-        self.x = batch.x.clone().requires_grad_()
-        self.weights = batch.weights.clone().requires_grad_()
-        self.ids, self.d_y = batch.ids, batch.d_y
-
-    def forward(self):
-        with torch.no_grad():
-            return self.run(self.x, self.weights, self.ids)
-
-    def step(self):
-        self.clear()
-        self.run(self.x, self.weights, self.ids).backward(self.d_y)
-
-    def leaves(self):
-        return [self.x, self.weights, *self.experts.parameters()]
-
-    def clear(self):
-        for leaf in self.leaves():
-            leaf.grad = None
-
-    def peak_bytes(self):
-        """Returns the peak memory of a step beyond its inputs and its results, y and the
-        gradients."""
-        self.step()
-        self.clear()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self.step()
-        torch.cuda.synchronize()
-        returned = [self.x, *self.leaves()]  # y is as large as x
-        return (torch.cuda.max_memory_allocated() - before
-                - sum(t.numel() * t.element_size() for t in returned))
 
 
 def structure(kind, names):
@@ -190,9 +81,10 @@ def structure(kind, names):
 
 # These match the structs in gpu_compare.cpp.
 Sizes = structure(ctypes.c_int64,
-                  "num_tokens hidden intermediate num_experts top_k alignment portable")
+                  "num_tokens hidden intermediate num_experts top_k alignment portable form")
 Tensors = structure(ctypes.c_void_p,
-                    "x ids weights gate_up down y d_y d_x d_weights d_gate_up d_down")
+                    "x ids weights gate_up down y d_y d_x d_weights d_gate_up d_down "
+                    "gate_up_bias down_bias d_gate_up_bias d_down_bias")
 Numbers = structure(ctypes.c_int64,
                     "host_syncs bytes_held saved_activations saved_integers")
 
@@ -223,20 +115,20 @@ class Switchyard:
         # The default stream is 1 for CUDA and 0 for torch.
         stream = torch.cuda.current_stream().cuda_stream or 1
         self.layer = library.switchyard_make(
-            ctypes.byref(Sizes(t, h, i, e, k, options.alignment, options.kernels == "portable")),
-            stream)
+            ctypes.byref(Sizes(t, h, i, e, k, options.alignment, options.kernels == "portable",
+                               weights.form.code)), stream)
         if not self.layer:
             sys.exit("switchyard_make failed")
         self.y = nans_like(batch.x)
         given = {"x": batch.x, "ids": batch.ids32, "weights": batch.weights, "y": self.y,
-                 "gate_up": weights.gate_up, "down": weights.down}
+                 **weights.tensors()}
         if training:
             self.d_x = nans_like(batch.x)
             self.d_weights = nans_like(batch.weights)
-            self.d_gate_up = nans_like(weights.gate_up)
-            self.d_down = nans_like(weights.down)
+            self.gradients = {f"d_{name}": nans_like(tensor)
+                              for name, tensor in weights.tensors().items()}
             given |= {"d_y": batch.d_y, "d_x": self.d_x, "d_weights": self.d_weights,
-                      "d_gate_up": self.d_gate_up, "d_down": self.d_down}
+                      **self.gradients}
         assert all(tensor.is_contiguous() for tensor in given.values())
         self.given = given  # keeps the tensors alive
         self.tensors = Tensors(**{name: tensor.data_ptr() for name, tensor in given.items()})
@@ -320,10 +212,21 @@ def compare_results(name, pairs):
     return errors | {f"worst tile of {tensor}": error for tensor, error in in_tiles.items()}
 
 
+def halves(gradients, i):
+    """Splits what Switchyard packs: the gradients of gate and up, and of their biases."""
+    result = {}
+    for name, gradient in gradients.items():
+        if "gate_up" in name:
+            result[name.replace("gate_up", "gate")] = gradient[:, :i]
+            result[name.replace("gate_up", "up")] = gradient[:, i:]
+        else:
+            result[name] = gradient
+    return result
+
+
 def check_step(name, batch, module, ours):
     """Compares every result and gradient of a step with torch's, and exits with the errors if they
     differ. Gradients of experts without rows must be zero, whatever torch leaves there."""
-    i = batch.shape[2]
     theirs = TorchLayer(module, batch)
     theirs.clear()
     y = theirs.run(theirs.x, theirs.weights, theirs.ids)
@@ -331,16 +234,14 @@ def check_step(name, batch, module, ours):
     ours.step()
     torch.cuda.synchronize()
     busy, empty = batch.rows > 0, batch.rows == 0
-    errors = compare_results(name, {
-        "y": (ours.y, y.detach()),
-        "d_x": (ours.d_x, theirs.x.grad),
-        "d_weights": (ours.d_weights, theirs.weights.grad),
-        "d_gate": (ours.d_gate_up[busy, :i], module.gate.grad[busy]),
-        "d_up": (ours.d_gate_up[busy, i:], module.up.grad[busy]),
-        "d_down": (ours.d_down[busy], module.down.grad[busy]),
-    })
+    pairs = {"y": (ours.y, y.detach()), "d_x": (ours.d_x, theirs.x.grad),
+             "d_weights": (ours.d_weights, theirs.weights.grad)}
+    expected = {f"d_{name}": parameter.grad for name, parameter in module.named_parameters()}
+    for gradient, tensor in halves(ours.gradients, batch.shape[2]).items():
+        pairs[gradient] = (tensor[busy], expected[gradient][busy])
+    errors = compare_results(name, pairs)
     theirs.clear()
-    for gradient in (ours.d_gate_up, ours.d_down):
+    for gradient in ours.gradients.values():
         if torch.count_nonzero(gradient[empty]).item() != 0:
             sys.exit(f"{name}: gradients of experts without rows are not zero")
     return errors
@@ -354,13 +255,21 @@ def check_forward(name, batch, module, ours):
 
 
 def check_best(name, batch, module, best):
-    """Checks that both of torch's layers are equivalent in results and gradients of the inputs."""
+    """Checks that both of torch's layers are equivalent in results and gradients."""
     results = []
     for experts in (module, best):
         layer = TorchLayer(experts, batch)
+        layer.clear()
         y = layer.run(layer.x, layer.weights, layer.ids)
         y.backward(batch.d_y)
-        results.append((y.detach(), layer.x.grad, layer.weights.grad))
+        gradients = {f"d_{name}": parameter.grad for name, parameter in experts.named_parameters()}
+        results.append({"y": y.detach(), "d_x": layer.x.grad, "d_weights": layer.weights.grad,
+                        **halves(gradients, batch.shape[2])})
         layer.clear()
-    compare_results(f"{name}, torch's own two", dict(zip(("y", "d_x", "d_weights"),
-                                                         zip(*results))))
+    busy = batch.rows > 0
+    theirs, best_results = results
+    pairs = {}
+    for result, tensor in theirs.items():
+        some = busy if result not in ("y", "d_x", "d_weights") else slice(None)
+        pairs[result] = (best_results[result][some], tensor[some])
+    return compare_results(f"{name}, torch's own two", pairs)

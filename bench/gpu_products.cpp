@@ -1,16 +1,23 @@
 // Times each grouped product of an MoE layer on a GPU, called as the layer calls it, next to a
-// dense product of the same size: gpu_products [--only PART_OF_NAME] [SHAPE …]
+// dense product with the same reduction length and to its floor:
+// gpu_products [--only PART_OF_NAME] [SHAPE …]
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <iterator>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/gpu_ceiling.h"
+#include "bench/layer_shapes.h"
 #include "bench/random_rows.h"
 #include "bench/routing.h"
+#include "core/require.h"
 #include "device/cuda/backend.h"
 #include "device/cuda/experts/row_passes.h"
 #include "device/cuda/grouped_gemm.h"
@@ -24,14 +31,42 @@ using cuda::Rows;
 using cuda::SourceRows;
 using Side = cuda::WeightGradientGemm::Side;
 
-struct LayerShape {
-  std::string name;
-  std::int64_t tokens, hidden, intermediate, experts, top_k;
+using cli::LayerShape;
+
+// The dense products to compare with, by what they reduce over: H, I, 2I or the rows of an expert.
+// They have as many FLOPs as the layer's own product, and the weight gradient's also has its
+// output.
+enum Dense { kUp, kDown, kUpBackward, kGradient, kNumDense };
+constexpr std::array<const char*, kNumDense> kDenseNames = {
+    "dense, as up", "dense, as down", "dense, as up backward", "dense, as up gradient"};
+cli::DenseProduct dense_product(const LayerShape& s, Dense dense) {
+  const auto rows = s.num_tokens * s.top_k;
+  const auto inner = 2 * s.intermediate;
+  switch (dense) {
+    case kUp:
+      return {rows, inner, s.hidden};
+    case kDown:
+      return {rows, s.hidden, s.intermediate};
+    case kUpBackward:
+      return {rows, s.hidden, inner};
+    default:
+      return {s.num_experts * inner, s.hidden,
+              std::max<std::int64_t>(rows / s.num_experts, 8) / 8 * 8};
+  }
+}
+
+// The speed of the GPU, measured in the same run.
+struct Ceilings {
+  std::array<cli::CoolAndHot, kNumDense> dense = {};  // FLOP/s; 0 without cuBLAS
+  cli::CoolAndHot copy = {};                          // bytes/s, read and written
 };
-const std::vector<LayerShape> kShapes = {{"qwen3-30b", 16384, 2048, 768, 128, 8},
-                                         {"olmoe", 16384, 2048, 1024, 64, 8},
-                                         {"mixtral", 8192, 4096, 14336, 8, 2},
-                                         {"dsv3-slice", 4096, 7168, 2048, 32, 8}};
+
+// The work that one product cannot avoid.
+struct Work {
+  double thirds;  // FLOPs, in thirds of the forward's
+  Dense dense;
+  double elements;  // bf16 numbers that are read or written, each once
+};
 
 // The tensors of one layer, filled with random numbers, and its products.
 class Products {
@@ -42,52 +77,44 @@ class Products {
         context_(cuda::context_of(device)),
         options_{.hidden = s_.hidden, .intermediate = s_.intermediate, .dtype = Dtype::bf16},
         comm_(connect({.backend = "threads"})),
-        planner_(*comm_, ExpertPlacement::contiguous(static_cast<int>(s_.experts), 1),
+        planner_(*comm_, ExpertPlacement::contiguous(static_cast<int>(s_.num_experts), 1),
                  {.hidden = s_.hidden, .dtype = Dtype::bf16}, device),
         plan_(planner_.plan(
-            device.copy_of(cli::make_routing({.num_tokens = s_.tokens,
+            device.copy_of(cli::make_routing({.num_tokens = s_.num_tokens,
                                               .top_k = s_.top_k,
-                                              .num_experts = static_cast<int>(s_.experts)})))) {
+                                              .num_experts = static_cast<int>(s_.num_experts)})))) {
     const auto rows = plan_.row_capacity();
-    tokens_ = make({s_.tokens, s_.hidden});
-    weights_ = device.copy_of(cli::random_rows({s_.tokens, s_.top_k}, Dtype::f32, 2));
-    d_weights_ = device.empty({s_.tokens, s_.top_k}, Dtype::f32);
+    tokens_ = make({s_.num_tokens, s_.hidden});
+    weights_ = device.copy_of(cli::random_rows({s_.num_tokens, s_.top_k}, Dtype::f32, 2));
+    d_weights_ = device.empty({s_.num_tokens, s_.top_k}, Dtype::f32);
     wide_ = make({rows, s_.hidden});
     out_ = make({rows, s_.hidden});
     inner_rows_ = make({rows, 2 * s_.intermediate});
     activated_ = make({rows, s_.intermediate});
-    gate_up_ = make({s_.experts, 2 * s_.intermediate, s_.hidden});
-    down_ = make({s_.experts, s_.hidden, s_.intermediate});
+    gate_up_ = make({s_.num_experts, 2 * s_.intermediate, s_.hidden});
+    down_ = make({s_.num_experts, s_.hidden, s_.intermediate});
     inner_ = refs_to(gate_up_, 2, s_.intermediate, s_.hidden);
     outer_ = refs_to(down_, 1, s_.hidden, s_.intermediate);
   }
 
   struct Product {
     const char* name;
-    double parts;  // its FLOPs, in thirds of the forward's
+    Work work;
     std::function<void()> run;
   };
   std::vector<Product> all() {
-    return {{"up", 2, [this] { up(); }},
-            {"up + activation", 2, [this] { activated(rows()); }},
-            {"up + activation, tokens", 2, [this] { activated(sources()); }},
-            {"down", 1, [this] { down(); }},
-            {"down backward", 1, [this] { down_backward(); }},
-            {"down backward + activation", 1, [this] { activation_gradient(rows()); }},
-            {"down backward + activation, tokens", 1, [this] { activation_gradient(sources()); }},
-            {"up backward", 2, [this] { up_backward(); }},
-            {"up gradient", 2, [this] { up_gradient(rows()); }},
-            {"up gradient, tokens", 2, [this] { up_gradient(sources()); }},
-            {"down gradient", 1, [this] { down_gradient(rows()); }},
-            {"down gradient, tokens", 1, [this] { down_gradient(sources()); }}};
+    auto result = forward_products();
+    const auto backward = backward_products();
+    result.insert(result.end(), backward.begin(), backward.end());
+    return result;
   }
   // Repeated products overflow, and a GPU is faster on NaNs, so inputs are refilled.
   void refill() {
     fill(inner_rows_);
     fill(activated_);
   }
-  double flops_of_part() const {
-    return 2.0 * static_cast<double>(s_.tokens * s_.top_k * s_.hidden * s_.intermediate);
+  double flops_of_third() const {
+    return 2.0 * static_cast<double>(s_.num_tokens * s_.top_k * s_.hidden * s_.intermediate);
   }
 
  private:
@@ -111,7 +138,7 @@ class Products {
                                  std::int64_t columns) const {
     std::vector<MatrixRef> refs;
     for (int part = 0; part < parts; ++part) {
-      for (std::int64_t e = 0; e < s_.experts; ++e) {
+      for (std::int64_t e = 0; e < s_.num_experts; ++e) {
         auto* first = reinterpret_cast<Bfloat16*>(const_cast<std::byte*>(packed.data()));
         refs.push_back({first + (e * parts + part) * rows * columns, columns});
       }
@@ -122,12 +149,12 @@ class Products {
   cuda::Groups groups() const {
     return {reinterpret_cast<const std::int32_t*>(plan_.row_offsets().data()),
             reinterpret_cast<const std::int32_t*>(plan_.group_rows().data()),
-            static_cast<int>(s_.experts), plan_.row_capacity()};
+            static_cast<int>(s_.num_experts), plan_.row_capacity()};
   }
   static Rows rows_of(const Tensor& tensor) { return {tensor.data(), tensor.shape()[1]}; }
   SourceRows rows() const { return {rows_of(wide_)}; }
   SourceRows sources() const {
-    return {rows_of(tokens_), row_sources(), static_cast<int>(s_.top_k), s_.tokens};
+    return {rows_of(tokens_), row_sources(), static_cast<int>(s_.top_k), s_.num_tokens};
   }
   const std::int32_t* row_sources() const {
     return reinterpret_cast<const std::int32_t*>(plan_.row_sources().data());
@@ -138,6 +165,55 @@ class Products {
   }
   cuda::GroupMatrices inner() const { return {inner_, 2, s_.intermediate, s_.hidden}; }
   cuda::GroupMatrices outer() const { return {outer_, 1, s_.hidden, s_.intermediate}; }
+
+  // The numbers in tensors of the layer.
+  struct Elements {
+    explicit Elements(const LayerShape& s)
+        : x(product(s.num_tokens, s.hidden)),
+          rows(product(s.num_tokens * s.top_k, s.hidden)),
+          activated(product(s.num_tokens * s.top_k, s.intermediate)),
+          down(product(s.num_experts * s.hidden, s.intermediate)) {}
+    static double product(std::int64_t a, std::int64_t b) { return static_cast<double>(a * b); }
+
+    double x, rows, activated, down;
+    double inner = 2 * activated;
+    double up = 2 * down;
+  };
+  std::vector<Product> forward_products() {
+    const Elements n(s_);
+    const double out = n.up + n.inner;
+    return {
+        {"up", {2, kUp, n.rows + out}, [this] { up(); }},
+        {"up + activation", {2, kUp, n.rows + out + n.activated}, [this] { activated(rows()); }},
+        {"up + activation, tokens",
+         {2, kUp, n.x + out + n.activated},
+         [this] { activated(sources()); }},
+        {"down", {1, kDown, n.activated + n.down + n.rows}, [this] { down(); }}};
+  }
+  std::vector<Product> backward_products() {
+    const Elements n(s_);
+    // The activation's gradient reads gate and up, and writes their gradients and the activation.
+    const double gradient = n.down + 2 * n.inner + n.activated;
+    return {
+        {"down backward", {1, kUp, n.rows + n.down + n.activated}, [this] { down_backward(); }},
+        {"down backward + activation",
+         {1, kUp, n.rows + gradient},
+         [this] { activation_gradient(rows()); }},
+        {"down backward + activation, tokens",
+         {1, kUp, n.x + gradient},
+         [this] { activation_gradient(sources()); }},
+        {"up backward", {2, kUpBackward, n.inner + n.up + n.rows}, [this] { up_backward(); }},
+        {"up gradient", {2, kGradient, n.inner + n.rows + n.up}, [this] { up_gradient(rows()); }},
+        {"up gradient, tokens",
+         {2, kGradient, n.inner + n.x + n.up},
+         [this] { up_gradient(sources()); }},
+        {"down gradient",
+         {1, kGradient, n.activated + n.rows + n.down},
+         [this] { down_gradient(rows()); }},
+        {"down gradient, tokens", {1, kGradient, n.activated + n.x + n.down}, [this] {
+           down_gradient(sources());
+         }}};
+  }
 
   void up() {
     cuda::grouped_gemm(cuda::ForwardGemm{.dtype = Dtype::bf16,
@@ -224,38 +300,64 @@ class Products {
   std::vector<MatrixRef> inner_, outer_;
 };
 
-void time_shape(const LayerShape& shape, const std::string& only, const Device& device) {
-  void* const stream = device.stream().handle;
-  std::string reason;
-  const auto rows = shape.tokens * shape.top_k;
-  const auto print = [&](const std::string& name, const cli::CoolAndHot& rate) {
-    fmt::print("{:<11} {:<36} {:>6.0f} {:>6.0f}\n", shape.name, name, rate.cool * 1e-12,
-               rate.hot * 1e-12);
-    std::fflush(stdout);
-  };
-  if (only.empty()) {
-    print("dense, as up",
-          cli::gemm_ceiling(stream, {rows, 2 * shape.intermediate, shape.hidden}, reason));
-    print("dense, as down",
-          cli::gemm_ceiling(stream, {rows, shape.hidden, shape.intermediate}, reason));
+// Returns 0 without a dense product, because the bytes alone do not say what is possible.
+double floor_seconds(const Work& work, double flops, const Ceilings& ceilings) {
+  const double dense = ceilings.dense[work.dense].cool;
+  if (dense == 0.0) return 0.0;
+  return std::max(flops / dense, size_of(Dtype::bf16) * work.elements / ceilings.copy.cool);
+}
+
+void print_product(const LayerShape& shape, const Products::Product& product, double flops,
+                   const cli::CoolAndHot& seconds, const Ceilings& ceilings) {
+  const auto rate = flops / seconds;
+  const auto& dense = ceilings.dense[product.work.dense];
+  fmt::print("{:<15} {:<35} {:>8.3f} {:>7.0f} {:>7.0f}", shape.name, product.name,
+             seconds.cool * 1e3, rate.cool * 1e-12, rate.hot * 1e-12);
+  if (const double floor = floor_seconds(product.work, flops, ceilings); floor > 0.0) {
+    fmt::print(" {:>5.0f}% {:>5.0f}% {:>9.3f} {:>5.0f}%", rate.cool / dense.cool * 100,
+               rate.hot / dense.hot * 100, floor * 1e3, floor / seconds.cool * 100);
   }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void measure_dense(const LayerShape& shape, void* stream, Ceilings& ceilings) {
+  for (int i = 0; i < kNumDense; ++i) {
+    std::string reason;
+    auto& rate = ceilings.dense[i];
+    rate = cli::gemm_ceiling(stream, dense_product(shape, static_cast<Dense>(i)), reason);
+    if (reason.empty()) {
+      fmt::print("{:<15} {:<35} {:>8} {:>7.0f} {:>7.0f}\n", shape.name, kDenseNames[i], "",
+                 rate.cool * 1e-12, rate.hot * 1e-12);
+    } else {
+      fmt::print("{:<15} {}: {}\n", shape.name, kDenseNames[i], reason);
+    }
+    std::fflush(stdout);
+  }
+}
+
+void time_shape(const LayerShape& shape, const std::string& only, const Device& device,
+                Ceilings ceilings) {
+  void* const stream = device.stream().handle;
+  measure_dense(shape, stream, ceilings);
   Products products(shape, device);
   for (const auto& product : products.all()) {
     if (std::string(product.name).find(only) == std::string::npos) continue;
     products.refill();
-    const auto seconds = cli::time_on_gpu(stream, product.run);
-    const double flops = product.parts * products.flops_of_part();
-    print(product.name, {flops / seconds.cool, flops / seconds.hot});
+    const double flops = product.work.thirds * products.flops_of_third();
+    print_product(shape, product, flops, cli::time_on_gpu(stream, product.run), ceilings);
   }
 }
 
-void require_shape(const std::string& name) {
-  std::string known;
-  for (const LayerShape& shape : kShapes) {
-    if (shape.name == name) return;
-    known += " " + shape.name;
+std::vector<LayerShape> find_shapes(const std::vector<std::string>& names) {
+  if (names.empty()) return {std::begin(cli::kGpuShapes), std::end(cli::kGpuShapes)};
+  std::vector<LayerShape> shapes;
+  for (const std::string& name : names) {
+    const LayerShape* shape = cli::find_layer_shape(name);
+    require(shape != nullptr, "there is no shape {}, only {}", name, cli::layer_shape_names());
+    shapes.push_back(*shape);
   }
-  throw InvalidArgument(fmt::format("there is no shape {}, only{}", name, known));
+  return shapes;
 }
 
 }  // namespace
@@ -268,14 +370,17 @@ int main(int argc, char** argv) {
       only = names[1];
       names.erase(names.begin(), names.begin() + 2);
     }
-    for (const std::string& name : names) require_shape(name);
+    const auto shapes = find_shapes(names);
     const Device device = Device::cuda();
-    fmt::print("{:<11} {:<36} {:>6} {:>6}\n", "", "TFLOP/s", "cool", "hot");
-    for (const LayerShape& shape : kShapes) {
-      const bool wanted =
-          names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end();
-      if (wanted) time_shape(shape, only, device);
-    }
+    void* const stream = device.stream().handle;
+    const Ceilings ceilings{.copy = cli::copy_ceiling(stream, 0, [&](const auto& copy) {
+                              return cli::time_on_gpu(stream, copy);
+                            })};
+    fmt::print("Copy: {:.0f} GB/s cool, {:.0f} hot, read and written\n\n",
+               ceilings.copy.cool * 1e-9, ceilings.copy.hot * 1e-9);
+    fmt::print("{:<15} {:<35} {:>8} {:>7} {:>7} {:>13} {:>9} {:>6}\n", "", "", "ms cool", "TF cool",
+               "hot", "of dense", "floor, ms", "of it");
+    for (const LayerShape& shape : shapes) time_shape(shape, only, device, ceilings);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "gpu_products: {}\n", error.what());

@@ -5,13 +5,15 @@ import time
 
 import torch
 
-from gpu_report import HEATS
+from gpu_floors import HEATS, dense_sizes
 
 BURSTS = 5  # per cool time
 PAUSE_S = 0.15  # before each burst
 WARM_UP_MS = 3  # until the clock has ramped up
 BURST_MS = 20  # any longer is no longer cool; a single round may exceed it
 LOAD_MS = 300  # of the same work before a hot time
+CEILING_BURSTS = 3  # a ceiling varies less than a layer
+SHORT_MS = 0.5  # between two events, so that recording them does not count
 
 
 def timed(run, rounds):
@@ -29,7 +31,7 @@ def times_ms(events):
     return [a.elapsed_time(b) for a, b in zip(events, events[1:])]
 
 
-def cool_ms(run, rounds, agree=float):
+def cool_ms(run, rounds, agree=float, bursts=BURSTS):
     """Times short bursts, because a GPU under load for more than about 30 ms reaches its power
     limit and slows down.
 
@@ -38,7 +40,7 @@ def cool_ms(run, rounds, agree=float):
     warm_ups = math.ceil(WARM_UP_MS / estimate)
     rounds = max(1, min(rounds, int(BURST_MS / estimate) - warm_ups))
     times = []
-    for _ in range(BURSTS):
+    for _ in range(bursts):
         time.sleep(PAUSE_S)
         for _ in range(warm_ups):
             run()
@@ -61,24 +63,33 @@ def hot_ms(run, rounds, estimate_ms, agree=float):
         runs = math.ceil(1.2 * runs * LOAD_MS / load_ms)
 
 
-def measure(run, rounds, agree=float):
-    cool = cool_ms(run, rounds, agree)
+def measure(run, rounds, agree=float, bursts=BURSTS):
+    cool = cool_ms(run, rounds, agree, bursts)
     return {"cool": cool, "hot": hot_ms(run, rounds, cool, agree)}
 
 
-class DenseGemm:
-    """A cuBLAS product over as many rows as the experts of a shape have: [T·K, H] × [2I, H]ᵀ."""
+def measure_short(run, rounds):
+    """Measures work of microseconds, which runs several times between two events."""
+    repeats = max(1, math.ceil(SHORT_MS / times_ms(timed(run, 10))[-1]))
 
-    def __init__(self, shape):
-        t, h, i, _, k = shape
-        self.a = torch.randn(t * k, h, device="cuda", dtype=torch.bfloat16)
-        self.b = torch.randn(2 * i, h, device="cuda", dtype=torch.bfloat16)
-        self.out = torch.empty(t * k, 2 * i, device="cuda", dtype=torch.bfloat16)
-        self.flops = 2 * t * k * h * 2 * i
+    def several():
+        for _ in range(repeats):
+            run()
 
-    def tflops(self, rounds):
-        times = measure(lambda: torch.mm(self.a, self.b.t(), out=self.out), rounds)
-        return {heat: self.flops / times[heat] * 1e-9 for heat in HEATS}
+    return {heat: ms / repeats for heat, ms in measure(several, rounds).items()}
+
+
+def dense_tflops(m, n, k, rounds):
+    """Returns the speed of cuBLAS on [m, k] × [n, k]ᵀ."""
+    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    times = measure(lambda: torch.mm(a, b.t(), out=out), rounds, bursts=CEILING_BURSTS)
+    return {heat: 2 * m * n * k / times[heat] * 1e-9 for heat in HEATS}
+
+
+def dense_ceilings(shape, rounds):
+    return {name: dense_tflops(*sizes, rounds) for name, sizes in dense_sizes(shape).items()}
 
 
 def bandwidth_gb_s(rounds):
@@ -87,9 +98,10 @@ def bandwidth_gb_s(rounds):
     buffer = torch.empty(1 << 30, device="cuda").normal_()
     half = buffer.numel() // 2
     num_bytes = 4 * buffer.numel()  # the sum reads them; the copy reads and writes half each
-    read = measure(lambda: torch.sum(buffer), rounds)
-    copy = measure(lambda: buffer[half:].copy_(buffer[:half]), rounds)
-    result = {name: {heat: num_bytes / times[heat] * 1e-6 for heat in HEATS}
-              for name, times in (("read", read), ("copy", copy))}
+    result = {}
+    for name, run in {"read": lambda: torch.sum(buffer),
+                      "copy": lambda: buffer[half:].copy_(buffer[:half])}.items():
+        times = measure(run, rounds, bursts=CEILING_BURSTS)
+        result[name] = {heat: num_bytes / times[heat] * 1e-6 for heat in HEATS}
     result["best"] = {heat: max(result["read"][heat], result["copy"][heat]) for heat in HEATS}
     return result

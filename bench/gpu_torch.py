@@ -23,7 +23,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (Qwen3MoeDecoderLay
 
 import switchyard.torch
 from gpu_layers import Batch, Switchyard, Weights, load_library, route
-from gpu_report import SHAPES, pair
+from gpu_report import pair
+from gpu_shapes import SHAPES
 from gpu_timing import measure
 
 SHAPE = SHAPES["qwen3-30b"]

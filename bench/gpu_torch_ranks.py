@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 import switchyard.torch
-from gpu_report import SHAPES, pair
+from gpu_report import pair
+from gpu_shapes import SHAPES
 from gpu_timing import measure
 from gpu_torch import config_of
 

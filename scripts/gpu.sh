@@ -248,7 +248,7 @@ for step in verify-best verify-portable memcheck racecheck; do
   [ -f "$results/$step.txt" ] && tail -n 6 "$results/$step.txt"
 done
 [ ! -f "$results/compare.txt" ] ||
-  grep -E '^\| [^|]*\| (layer|switchyard) ' "$results/compare.txt" || true
+  grep -E '^\|( [^|]*\|){2} (layer|switchyard) ' "$results/compare.txt" || true
 for shape in "${shapes[@]}"; do
   [ -f "$results/bench-$shape.txt" ] || continue
   printf '%-12s ' "$shape"

@@ -9,6 +9,7 @@
 
 #include "add_choice.h"
 #include "bench/benchmarks.h"
+#include "bench/layer_shapes.h"
 #include "comm_options.h"
 #include "commands.h"
 
@@ -109,25 +110,21 @@ void add_dispatch(CLI::App& bench) {
   });
 }
 
-// T, H, I, E, K of layers that are commonly compared.
-const std::map<std::string, std::string> kNamedShapes{
-    {"small", "4096,512,512,16,2"},        {"fine", "4096,512,256,64,8"},
-    {"qwen3-30b", "16384,2048,768,128,8"}, {"olmoe", "16384,2048,1024,64,8"},
-    {"mixtral", "8192,4096,14336,8,2"},    {"dsv3-slice", "4096,7168,2048,32,8"}};
+LayerShape parse_layer_shape(const std::string& text) {
+  if (const LayerShape* named = find_layer_shape(text)) return *named;
+  const auto n = parse_shape(text, 5, layer_shape_names() + ", or T,H,I,E,K");
+  require_few_experts(n[3]);
+  return {text, n[0], n[1], n[2], n[3], n[4]};
+}
 
 void set_layer_shape(BenchLayerOptions& o, const std::string& text) {
-  const auto named = kNamedShapes.find(text);
-  std::string names;
-  for (const auto& [name, sizes] : kNamedShapes) names += name + ", ";
-  const auto n =
-      parse_shape(named != kNamedShapes.end() ? named->second : text, 5, names + "or T,H,I,E,K");
-  require_few_experts(n[3]);
+  const LayerShape shape = parse_layer_shape(text);
   o.shape_name = text;
-  o.num_tokens = n[0];
-  o.hidden = n[1];
-  o.intermediate = n[2];
-  o.num_experts = static_cast<int>(n[3]);
-  o.top_k = n[4];
+  o.num_tokens = shape.num_tokens;
+  o.hidden = shape.hidden;
+  o.intermediate = shape.intermediate;
+  o.num_experts = static_cast<int>(shape.num_experts);
+  o.top_k = shape.top_k;
 }
 
 void add_layer(CLI::App& bench) {
@@ -137,8 +134,9 @@ void add_layer(CLI::App& bench) {
   command
       ->add_option_function<std::string>(
           "--shape", [o](const std::string& text) { set_layer_shape(*o, text); },
-          "Tokens over all ranks, hidden and intermediate size, experts, picks a token; or a name: "
-          "small, fine, qwen3-30b, olmoe, mixtral, dsv3-slice [small]")
+          "Tokens over all ranks, hidden and intermediate size, experts, picks a token; or a "
+          "name: " +
+              layer_shape_names() + " [small]")
       ->type_name("NAME|T,H,I,E,K");
   add_launch_and_device(command, o->launch, o->device);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")

@@ -55,6 +55,16 @@ TEST(BenchLayer, CountsWhatIsKept) {
   EXPECT_NEAR(again.at("activation_bytes_per_token").get<double>(), expected - 4 * 2 * 3 * 24, 0.1);
 }
 
+// The wrong --threads keeps large layers from being run, but is found after the shape.
+TEST(BenchLayer, KnowsShapesByName) {
+  for (const char* name : {"small", "qwen3-30b", "gpt-oss", "qwen3-next-like", "1,8,8,2,2"}) {
+    const auto outcome = run(std::string("bench layer --device cuda --threads 2 --shape ") + name);
+    EXPECT_EQ(outcome.status, 2) << name;
+    EXPECT_NE(outcome.output.find("--threads: a GPU has none"), std::string::npos)
+        << outcome.output;
+  }
+}
+
 TEST(BenchLayer, TheTableIsForPeople) {
   const auto outcome = run("bench layer --shape 64,32,16,4,2 --repeat 1");
   EXPECT_EQ(outcome.status, 0);
@@ -78,8 +88,9 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
     EXPECT_NE(outcome.output.find(message), std::string::npos) << outcome.output;
   };
   expect_error("--shape tiny",
-               "\"tiny\" is not dsv3-slice, fine, mixtral, olmoe, qwen3-30b, small, or T,H,I,E,K: "
-               "5 positive numbers");
+               "\"tiny\" is not small, fine, qwen3-30b, olmoe, mixtral, dsv3-slice, gpt-oss, "
+               "dsv2-lite, granite, kimi-slice, qwen3-235b-half, scout, odd, qwen3-next-like, or "
+               "T,H,I,E,K: 5 positive numbers");
   expect_error("--shape 8,8,8,2,3", "K (3) must not exceed E (2)");
   expect_error("--keep all", "--keep: \"all\" is not one of activations|nothing|rows");
   expect_error("--weight-stage late", "--weight-stage: \"late\" is not one of");
