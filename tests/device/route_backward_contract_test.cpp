@@ -153,10 +153,11 @@ TEST_P(RouteBackwardContract, GradientsAreAddedToAndTheSameInEveryRun) {
   }
 }
 
-// Enough tokens for several parts of the gate's gradient, and the last of them short.
+// Enough tokens for several parts of the gate's gradient, the last of them short, and enough
+// columns for a GPU's block to have several tiles.
 TEST_P(RouteBackwardContract, ManyTokensAddUp) {
   for (const auto dtype : {Dtype::f32, Dtype::bf16}) {
-    const RouteCase test{"many", RouterOptions::mixtral(8, 2), 9001, 24, dtype, dtype, true};
+    const RouteCase test{"many", RouterOptions::mixtral(8, 2), 9001, 520, dtype, dtype, true};
     RouteInputs inputs(test);
     const auto routing = route_on(device, inputs);
     const Tensor d_weights = d_weights_for(test);

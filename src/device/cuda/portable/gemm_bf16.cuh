@@ -57,34 +57,45 @@ __device__ void copy_chunk(unsigned to, const __nv_bfloat16* from, int count) {
   }
 }
 
-// Layout of an operand in a stage, as in global memory: [128 lines, 32 of k] or its transpose.
+// The part of an operand's stage that has elements. Bit i of `kept` stands for a thread's copy i.
+struct StageExtent {
+  int lines;
+  int k;
+  unsigned kept = ~0U;
+};
+
+// Layout of an operand in a stage, as in global memory: [kLines, kDepth of k] or its transpose.
 // Chunks of 16 bytes are swizzled so that the 8 lines of a matrix fall on different banks.
-template <bool kKMajor>
+template <bool kKMajor, int kLines = 128, int kDepth = 32, int kThreads = 128>
 struct OperandStage {
-  static constexpr int kThreads = 128;
-  static constexpr int kChunks = kKMajor ? 4 : 16;
+  static constexpr int kChunks = (kKMajor ? kDepth : kLines) / 8;
   static constexpr int kLineBytes = kChunks * 16;
-  static constexpr int kLinesAtOnce = kThreads / kChunks;  // a multiple of 8: the swizzle repeats
-  static constexpr int kBytes = 128 * 32 * 2;
+  static constexpr int kLinesAtOnce = kThreads / kChunks;
+  static constexpr int kBytes = kLines * kDepth * 2;
+  static constexpr int kCopies = kBytes / 16 / kThreads;  // per thread
+  static_assert(kChunks == 4 || kChunks % 8 == 0);
+  static_assert(kLinesAtOnce % 8 == 0);  // the swizzle repeats
+  static_assert(kCopies * 16 * kThreads == kBytes);
 
   static __device__ unsigned offset(int line, int chunk) {
-    const int place = kKMajor ? chunk ^ ((line >> 1) & 3) : chunk ^ (line & 7);
+    const int place = kChunks == 4 ? chunk ^ ((line >> 1) & 3) : chunk ^ (line & 7);
     return static_cast<unsigned>(line * kLineBytes + place * 16);
   }
 
-  // Elements beyond `lines` or `k` are zeroed and not read.
+  // Elements beyond the extent are zeroed and not read.
   template <bool kAligned>
   static __device__ void fill(unsigned stage, const __nv_bfloat16* from, std::int64_t stride,
-                              int lines, int k) {
+                              const StageExtent& extent) {
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
     const int first = static_cast<int>(threadIdx.x) / kChunks;
-    const int outer = kKMajor ? lines : k;
-    const int inner = min(max((kKMajor ? k : lines) - chunk * 8, 0), 8);
+    const int outer = kKMajor ? extent.lines : extent.k;
+    const int inner = min(max((kKMajor ? extent.k : extent.lines) - chunk * 8, 0), 8);
     const unsigned to = stage + offset(first, chunk);
     const __nv_bfloat16* source = from + first * stride + chunk * 8;
 #pragma unroll
-    for (int i = 0; i < kBytes / 16 / kThreads; ++i) {
-      const int count = first + i * kLinesAtOnce < outer ? inner : 0;
+    for (int i = 0; i < kCopies; ++i) {
+      const bool is_there = first + i * kLinesAtOnce < outer && (extent.kept >> i & 1U) != 0;
+      const int count = is_there ? inner : 0;
       const __nv_bfloat16* line = source + i * kLinesAtOnce * stride;
       copy_chunk<kAligned>(to + i * kLinesAtOnce * kLineBytes, count > 0 ? line : from, count);
     }
@@ -185,10 +196,10 @@ class TensorCoreTile {
     if (index < count) {
       const auto slice = slice_of<kDepth, kAKMajor, kBKMajor>(tile, index);
       const unsigned stage = stage_of(ring, index);
-      OperandStage<kAKMajor>::template fill<kAligned>(stage, slice.a, tile.a_stride, tile.rows,
-                                                      slice.k);
+      OperandStage<kAKMajor>::template fill<kAligned>(stage, slice.a, tile.a_stride,
+                                                      {tile.rows, slice.k});
       OperandStage<kBKMajor>::template fill<kAligned>(
-          stage + OperandStage<kAKMajor>::kBytes, slice.b, slice.b_stride, tile.columns, slice.k);
+          stage + OperandStage<kAKMajor>::kBytes, slice.b, slice.b_stride, {tile.columns, slice.k});
     }
     commit_copies();
   }

@@ -1,5 +1,6 @@
 // The router's backward on a GPU: recomputes the logits, computes their gradient with one warp per
 // token, then the gradients of the tokens and the gate.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "device/cuda/kernels.h"
@@ -14,6 +15,9 @@ struct BackwardArgs {
   std::int64_t num_tokens = 0;
   float* logits = nullptr;  // [T, E]; overwritten with their gradient
   std::int64_t logits_stride = 0;
+  __nv_bfloat16* main = nullptr;  // out [T, E], see DLogits; or null
+  __nv_bfloat16* rest = nullptr;
+  std::int64_t terms_stride = 0;
   std::int32_t* has_part = nullptr;     // out [T]
   const std::int32_t* valid = nullptr;  // [T] or null
   std::int64_t valid_stride = 0;
@@ -29,6 +33,26 @@ struct BackwardArgs {
   // Only for more experts than registers hold: [T, E] each.
   float* all_scores = nullptr;
   float* all_slopes = nullptr;
+};
+
+// The gradient of one token's logits.
+struct DLogitsRow {
+  float* logits;  // [E]; overwritten
+  __nv_bfloat16* main;
+  __nv_bfloat16* rest;
+
+  __device__ DLogitsRow(const BackwardArgs& p, std::int64_t token)
+      : logits(p.logits + token * p.logits_stride),
+        main(p.main == nullptr ? nullptr : p.main + token * p.terms_stride),
+        rest(p.rest + token * p.terms_stride) {}
+
+  __device__ void set(int expert, float d_logit) const {
+    logits[expert] = d_logit;
+    if (main == nullptr) return;
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(d_logit);
+    main[expert] = rounded;
+    rest[expert] = __float2bfloat16_rn(d_logit - __bfloat162float(rounded));
+  }
 };
 
 // The picks of one token. Ids that no expert has count as no pick.
@@ -111,10 +135,10 @@ __device__ void add_loss_slopes(const TokenRules& rules, const float* by_score, 
                         [&](int i, int e) { slopes[i] += (by_score[e] - mean) / total; });
 }
 
-// Overwrites logits [E] with their gradient. `by_probability` is the part that comes from the
+// Overwrites the logits with their gradient. `by_probability` is the part that comes from the
 // z-loss, as a multiple of the softmax exp(logit − log_sum_exp).
 template <int kPerLane>
-__device__ void write_d_logits(const TokenRules& rules, float* logits,
+__device__ void write_d_logits(const TokenRules& rules, const DLogitsRow& row,
                                LaneValues<float, kPerLane>& scores,
                                LaneValues<float, kPerLane>& slopes, float by_probability,
                                float log_sum_exp) {
@@ -126,21 +150,21 @@ __device__ void write_d_logits(const TokenRules& rules, float* logits,
   each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
     const float slope = rules.is_softmax ? 1.0F : 1.0F - scores[i];
     float d_logit = scores[i] * slope * (slopes[i] - mean);
-    if (by_probability != 0.0F) d_logit += by_probability * expf(logits[e] - log_sum_exp);
-    logits[e] = d_logit;
+    if (by_probability != 0.0F) d_logit += by_probability * expf(row.logits[e] - log_sum_exp);
+    row.set(e, d_logit);
   });
 }
 
 // Returns false if the token takes no part: no gradient reaches its logits, or they are not finite.
 template <int kPerLane>
-__device__ bool token_backward(const BackwardArgs& p, std::int64_t token, float* logits) {
+__device__ bool token_backward(const BackwardArgs& p, std::int64_t token, const DLogitsRow& row) {
   if (p.valid != nullptr && p.valid[token * p.valid_stride] == 0) return false;
   const TokenPicks picks(p, token);
   const bool has_slopes = p.by_score != nullptr || p.by_square != nullptr;
   if (!has_slopes && !picks.has_any()) return false;
   const auto& rules = p.rules;
   LaneValues<float, kPerLane> scores(p.all_scores + token * rules.num_experts);
-  if (!score<kPerLane>(rules, logits, scores)) return false;
+  if (!score<kPerLane>(rules, row.logits, scores)) return false;
   LaneValues<float, kPerLane> slopes(p.all_slopes + token * rules.num_experts);
   weight_slopes<kPerLane>(rules, picks, scores, slopes);
   if (p.by_score != nullptr) {
@@ -148,8 +172,8 @@ __device__ bool token_backward(const BackwardArgs& p, std::int64_t token, float*
     add_loss_slopes<kPerLane>(rules, by_score, p.by_shares, scores, slopes);
   }
   const float by_square = p.by_square != nullptr ? *p.by_square : 0.0F;
-  const float over_all = by_square != 0.0F ? log_sum_exp<kPerLane>(rules, logits) : 0.0F;
-  write_d_logits<kPerLane>(rules, logits, scores, slopes, 2.0F * by_square * over_all, over_all);
+  const float over_all = by_square != 0.0F ? log_sum_exp<kPerLane>(rules, row.logits) : 0.0F;
+  write_d_logits<kPerLane>(rules, row, scores, slopes, 2.0F * by_square * over_all, over_all);
   return true;
 }
 
@@ -157,21 +181,24 @@ template <int kPerLane>
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void d_logits_kernel(BackwardArgs p) {
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
-  float* logits = p.logits + token * p.logits_stride;
-  const bool has_part = token_backward<kPerLane>(p, token, logits);
+  const DLogitsRow row(p, token);
+  const bool has_part = token_backward<kPerLane>(p, token, row);
   if (!has_part) {
-    each_expert<kPerLane>(p.rules.num_experts, [&](int, int e) { logits[e] = 0.0F; });
+    each_expert<kPerLane>(p.rules.num_experts, [&](int, int e) { row.set(e, 0.0F); });
   }
   if (lane_of_thread() == 0) p.has_part[token] = has_part ? 1 : 0;
 }
 
-BackwardArgs backward_args(const RouteTokensBackward& args, const TensorView& logits,
+BackwardArgs backward_args(const RouteTokensBackward& args, const DLogits& d_logits,
                            const TensorView& has_part) {
   const auto& in = args.in;
   BackwardArgs p{.rules = TokenRules(args.options, args.weights)};
   p.num_tokens = in.x.rows();
-  p.logits = reinterpret_cast<float*>(logits.data());
-  p.logits_stride = logits.row_stride();
+  p.logits = reinterpret_cast<float*>(d_logits.values.data());
+  p.logits_stride = d_logits.values.row_stride();
+  p.main = reinterpret_cast<__nv_bfloat16*>(d_logits.main.data());
+  p.rest = reinterpret_cast<__nv_bfloat16*>(d_logits.rest.data());
+  p.terms_stride = d_logits.main.row_stride();
   p.has_part = reinterpret_cast<std::int32_t*>(has_part.data());
   if (in.valid) {
     p.valid = reinterpret_cast<const std::int32_t*>(in.valid->data());
@@ -210,15 +237,26 @@ void launch_d_logits(BackwardArgs p, Context& context) {
   });
 }
 
+DLogits take_d_logits(const ConstTensorView& x, std::int64_t num_experts, Context& context) {
+  const auto num_tokens = x.rows();
+  DLogits d_logits{.values = take_logits(num_tokens, num_experts, context)};
+  if (x.dtype() == Dtype::bf16) {
+    const auto stride = (num_experts + 7) / 8 * 8;
+    d_logits.main = context.take({num_tokens, stride}, Dtype::bf16);
+    d_logits.rest = context.take({num_tokens, stride}, Dtype::bf16);
+  }
+  return d_logits;
+}
+
 }  // namespace
 
 void route_tokens_backward(const RouteTokensBackward& args, Context& context) {
   const auto& in = args.in;
   const auto num_tokens = in.x.rows();
-  const TensorView d_logits = take_logits(num_tokens, args.options.num_experts, context);
+  const DLogits d_logits = take_d_logits(in.x, args.options.num_experts, context);
   const TensorView has_part = context.take({num_tokens}, Dtype::i32);
   if (num_tokens > 0) {
-    gate_logits(in.x, args.weights, d_logits, context);
+    gate_logits(in.x, args.weights, d_logits.values, context);
     launch_d_logits(backward_args(args, d_logits, has_part), context);
     add_gate_d_x(d_logits, args.weights.gate, args.out.d_x, context);
   }

@@ -2,72 +2,151 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/route/route_gate.h"
+#include "device/cuda/route/route_product.cuh"
 #include "device/cuda/route/route_simt.cuh"
-#include "device/cuda/route/route_split.cuh"
-#include "device/cuda/route/route_views.cuh"
+#include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-struct Bf16Rows {
-  __nv_bfloat16* data;
-  std::int64_t row_stride;
-  bool is_aligned;  // rows are aligned to 16 bytes
+using DxShape = ProductShape<128, 128, 2, Runs::along_k, Runs::across_k>;
+constexpr int kDxTilesPerBlock = 4;
+
+// Eight consecutive elements of a row, of which the first `count` are there.
+struct Eight {
+  __nv_bfloat16* at;
+  int count;
+  bool is_aligned;  // to 16 bytes
+
+  __device__ uint4 load() const {
+    if (is_aligned && count >= 8) return *reinterpret_cast<const uint4*>(at);
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(at);
+    unsigned pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned low = 2 * i < count ? bits[2 * i] : 0;
+      const unsigned high = 2 * i + 1 < count ? bits[2 * i + 1] : 0;
+      pairs[i] = low | high << 16;
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  __device__ void store(uint4 words) const {
+    if (is_aligned && count >= 8) {
+      *reinterpret_cast<uint4*>(at) = words;
+      return;
+    }
+    const unsigned pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto bits = static_cast<unsigned short>(pairs[i / 2] >> i % 2 * 16);
+      if (i < count) at[i] = __ushort_as_bfloat16(bits);
+    }
+  }
 };
 
-// Adds `count` ≤ 8 consecutive sums.
-__device__ void add_eight(__nv_bfloat16* to, const float* sums, int count, bool is_aligned) {
-  if (!is_aligned || count < 8) {
-    for (int i = 0; i < count; ++i) to[i] = __float2bfloat16_rn(__bfloat162float(to[i]) + sums[i]);
-    return;
-  }
-  uint4 words = *reinterpret_cast<const uint4*>(to);
-  auto* pairs = reinterpret_cast<__nv_bfloat162*>(&words);
+__device__ unsigned sum_of(unsigned known, float2 sums) {
+  const float2 from = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&known));
+  const __nv_bfloat162 to = __floats2bfloat162_rn(from.x + sums.x, from.y + sums.y);
+  return *reinterpret_cast<const unsigned*>(&to);
+}
+
+// Transposes a 4 × 4 matrix of which lane q of each four lanes has row q.
+__device__ void transpose_in_fours(float2 (&row)[4]) {
+  const int lane = lane_of_thread();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 known = __bfloat1622float2(pairs[i]);
-    pairs[i] = __floats2bfloat162_rn(known.x + sums[2 * i], known.y + sums[2 * i + 1]);
-  }
-  *reinterpret_cast<uint4*>(to) = words;
-}
-
-// The sums go through shared memory, so that d_x is read and written in coalesced accesses.
-template <bool kAligned>
-__global__ __launch_bounds__(kSplitThreads) void d_x_kernel(SplitProduct p, Bf16Rows d_x) {
-  extern __shared__ __align__(128) std::byte shared[];
-  constexpr int kPitch = kSplitN + 4;
-  static_assert(kSplitM * kPitch * 4 <= SplitTile<false>::kSharedBytes);
-  const int tiles = (p.b.columns + kSplitN - 1) / kSplitN;
-  const int first_n = static_cast<int>(blockIdx.x % tiles) * kSplitN;
-  const std::int64_t first_token = std::int64_t{blockIdx.x / tiles} * kSplitM;
-  SplitSums sums = {};
-  split_product<false, kAligned>(p, shared, first_token, first_n, sums);
-  auto* rows = reinterpret_cast<float*>(shared);
-  for_each_pair(sums, [&](int row, int column, float first, float second) {
-    *reinterpret_cast<float2*>(rows + row * kPitch + column) = make_float2(first, second);
-  });
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kSplitM * kSplitN / 8; i += kSplitThreads) {
-    const int row = i / (kSplitN / 8);
-    const int column = i % (kSplitN / 8) * 8;
-    const int count = min(8, p.b.columns - first_n - column);
-    if (first_token + row >= p.a.rows || count <= 0) continue;
-    add_eight(d_x.data + (first_token + row) * d_x.row_stride + first_n + column,
-              rows + row * kPitch + column, count, d_x.is_aligned);
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool is_low = (lane & bit) == 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      float2& low = row[i];
+      float2& high = row[i | bit];
+      const float x = __shfl_xor_sync(kAllLanes, is_low ? high.x : low.x, bit);
+      const float y = __shfl_xor_sync(kAllLanes, is_low ? high.y : low.y, bit);
+      high = is_low ? make_float2(x, y) : high;
+      low = is_low ? low : make_float2(x, y);
+    }
   }
 }
 
-template <bool kAligned>
-void launch_d_x(const SplitProduct& product, const Bf16Rows& d_x, Context& context) {
-  constexpr int kBytes = SplitTile<false>::kSharedBytes;
-  check(cudaFuncSetAttribute(d_x_kernel<kAligned>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kBytes),
-        "shared memory of d_x_kernel");
-  const std::int64_t tiles = (product.b.columns + kSplitN - 1) / kSplitN;
-  const auto blocks = static_cast<unsigned>((product.a.rows + kSplitM - 1) / kSplitM * tiles);
-  if (blocks == 0) return;
-  d_x_kernel<kAligned><<<blocks, kSplitThreads, kBytes, context.stream()>>>(product, d_x);
-  check(cudaGetLastError(), "d_x_kernel");
+// An epilogue that adds the sums to bf16 rows. Each thread gathers eight consecutive sums, so that
+// four lanes access 64 consecutive bytes.
+struct AddToRows {
+  __nv_bfloat16* data;
+  std::int64_t row_stride;
+  std::int64_t rows;
+  std::int64_t columns;
+  bool is_aligned;  // rows are aligned to 16 bytes
+
+  // Fetches the tile into the L2 cache: two threads per row, one for every 128 bytes.
+  __device__ void expect(std::int64_t first_m, std::int64_t first_n) const {
+    static_assert(DxShape::kM * DxShape::kN == DxShape::kThreads * 64);
+    const std::int64_t m = first_m + static_cast<int>(threadIdx.x) / 2;
+    const std::int64_t n = first_n + static_cast<int>(threadIdx.x) % 2 * 64;
+    if (m < rows && n < columns) {
+      asm volatile("prefetch.global.L2 [%0];\n" ::"l"(data + m * row_stride + n));
+    }
+  }
+  template <typename Shape>
+  __device__ void take(const typename Shape::Sums& sums, std::int64_t first_m,
+                       std::int64_t first_n) const {
+    constexpr int kRuns = Shape::kWarpN / 32;
+    uint4 known[4][kRuns];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        known[m][run] = eight<Shape>(first_m, first_n, m, run).load();
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        float2 pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const auto& four = sums[m / 2][run * 4 + i];
+          pairs[i] = make_float2(four[m % 2 * 2], four[m % 2 * 2 + 1]);
+        }
+        transpose_in_fours(pairs);
+        const uint4& from = known[m][run];
+        eight<Shape>(first_m, first_n, m, run)
+            .store(make_uint4(sum_of(from.x, pairs[0]), sum_of(from.y, pairs[1]),
+                              sum_of(from.z, pairs[2]), sum_of(from.w, pairs[3])));
+      }
+    }
+  }
+
+ private:
+  // This thread's eight elements in run `run` of the warp's rows m · 8 … m · 8 + 7.
+  template <typename Shape>
+  __device__ Eight eight(std::int64_t first_m, std::int64_t first_n, int m, int run) const {
+    const int lane = lane_of_thread();
+    const std::int64_t row = first_m + Shape::warp_row() + m * 8 + lane / 4;
+    const std::int64_t column = first_n + Shape::warp_column() + run * 32 + lane % 4 * 8;
+    const auto left = row < rows ? columns - column : 0;
+    return {data + row * row_stride + column,
+            static_cast<int>(max(std::int64_t{0}, min(left, std::int64_t{8}))), is_aligned};
+  }
+};
+
+void bf16_d_x(const DLogits& d_logits, const ConstTensorView& gate, const TensorView& d_x,
+              Context& context) {
+  const auto rows = d_x.rows();
+  const auto columns = d_x.shape()[1];
+  Product<DxShape> product{
+      .a = {factor_of<__nv_bfloat16, Runs::along_k>(d_logits.main),
+            factor_of<__nv_bfloat16, Runs::along_k>(d_logits.rest)},
+      .b = factor_of<__nv_bfloat16, Runs::across_k>(gate),
+      .sizes = {.m = rows, .n = columns, .k = gate.rows(), .k_part = gate.rows()}};
+  const auto strips = (columns - 1) / (kDxTilesPerBlock * DxShape::kN) + 1;
+  const auto blocks = (rows + DxShape::kM - 1) / DxShape::kM * strips;
+  if (blocks >= context.num_multiprocessors()) product.tiles_per_block = kDxTilesPerBlock;
+  launch_product(product, has_aligned_rows(gate), 1,
+                 AddToRows{reinterpret_cast<__nv_bfloat16*>(d_x.data()), d_x.row_stride(), rows,
+                           columns, has_aligned_rows(d_x)},
+                 context);
 }
 
 template <typename T>
@@ -92,23 +171,18 @@ void f32_d_x(const ConstTensorView& d_logits, const ConstTensorView& gate, const
 
 }  // namespace
 
-void add_gate_d_x(const ConstTensorView& d_logits, const ConstTensorView& gate,
-                  const TensorView& d_x, Context& context) {
+void add_gate_d_x(const DLogits& d_logits, const ConstTensorView& gate, const TensorView& d_x,
+                  Context& context) {
   const bool gate_is_bf16 = gate.dtype() == Dtype::bf16;
   const bool x_is_bf16 = d_x.dtype() == Dtype::bf16;
   if (gate_is_bf16 && x_is_bf16) {
-    const SplitProduct product{
-        .a = f32_matrix(d_logits), .b = bf16_matrix(gate), .k_part = gate.rows()};
-    const auto launch = has_aligned_rows(gate) ? launch_d_x<true> : launch_d_x<false>;
-    launch(product,
-           {reinterpret_cast<__nv_bfloat16*>(d_x.data()), d_x.row_stride(), has_aligned_rows(d_x)},
-           context);
+    bf16_d_x(d_logits, gate, d_x, context);
   } else if (gate_is_bf16) {
-    f32_d_x<__nv_bfloat16, float>(d_logits, gate, d_x, context);
+    f32_d_x<__nv_bfloat16, float>(d_logits.values, gate, d_x, context);
   } else if (x_is_bf16) {
-    f32_d_x<float, __nv_bfloat16>(d_logits, gate, d_x, context);
+    f32_d_x<float, __nv_bfloat16>(d_logits.values, gate, d_x, context);
   } else {
-    f32_d_x<float, float>(d_logits, gate, d_x, context);
+    f32_d_x<float, float>(d_logits.values, gate, d_x, context);
   }
 }
 

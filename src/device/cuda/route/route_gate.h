@@ -16,14 +16,22 @@ TensorView take_logits(std::int64_t num_tokens, std::int64_t num_experts, Contex
 void gate_logits(const ConstTensorView& x, const RouterWeights& weights, const TensorView& logits,
                  Context& context);
 
-// d_x [T, H] += d_logits · gate, with d_logits from take_logits. For T > 0.
-void add_gate_d_x(const ConstTensorView& d_logits, const ConstTensorView& gate,
-                  const TensorView& d_x, Context& context);
+// The gradient of the logits, [T, E]. For tokens in bf16 also as the sum of two bf16 terms, which
+// leaves a relative error of 2⁻¹⁷.
+struct DLogits {
+  TensorView values;     // from take_logits
+  TensorView main = {};  // rows aligned to 16 bytes
+  TensorView rest = {};  // likewise
+};
+
+// d_x [T, H] += d_logits · gate. For T > 0.
+void add_gate_d_x(const DLogits& d_logits, const ConstTensorView& gate, const TensorView& d_x,
+                  Context& context);
 
 // Computes the gradients of the gate, d_logitsᵀ · x, and of its bias, over the tokens that take
 // part. For other tokens x may hold NaN. T may be 0.
 struct GateGradients {
-  ConstTensorView d_logits;  // [T, E] from take_logits; 0 where a token takes no part
+  const DLogits& d_logits;   // 0 where a token takes no part
   ConstTensorView has_part;  // [T] i32
   ConstTensorView x;         // [T, H]
   const RouterGradients& gradients;

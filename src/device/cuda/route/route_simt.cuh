@@ -1,36 +1,13 @@
 // A plain f32 product, for operands that are not all bf16. Tiles are fixed, and k runs in order.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "device/cuda/portable/gemm_tile.cuh"
+#include "device/cuda/route/route_operands.cuh"
 #include "device/cuda/runtime/context.h"
 
 namespace switchyard::cuda {
-
-// One operand of a product. Element (i, k) belongs to row or column i of the product.
-enum class Runs { along_k, across_k };  // whether k or i is contiguous in memory
-template <typename T, Runs kRunsOf>
-struct Factor {
-  using Element = T;
-  static constexpr Runs kRuns = kRunsOf;
-  const T* data;
-  std::int64_t row_stride;
-
-  __device__ const T* at(std::int64_t i, std::int64_t k) const {
-    return data + (kRuns == Runs::along_k ? i * row_stride + k : k * row_stride + i);
-  }
-};
-
-struct ProductSizes {
-  std::int64_t m = 0;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  std::int64_t k_part = 0;              // block z takes part z of k, of this size
-  const std::int32_t* keeps = nullptr;  // [k] or null: b counts as 0 where this is 0
-};
 
 constexpr int kSimtTile = 64;
 constexpr int kSimtDepth = 16;
@@ -107,11 +84,6 @@ void launch_simt_product(A a, B b, const ProductSizes& sizes, unsigned parts, St
   if (grid.x == 0 || grid.y == 0) return;
   simt_product<<<grid, kSimtThreads, 0, context.stream()>>>(a, b, sizes, store);
   check(cudaGetLastError(), "simt_product");
-}
-
-template <typename T, Runs kRuns, typename View>
-Factor<T, kRuns> factor_of(const View& view) {
-  return {reinterpret_cast<const T*>(view.data()), view.row_stride()};
 }
 
 }  // namespace switchyard::cuda
