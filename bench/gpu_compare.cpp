@@ -160,7 +160,7 @@ void Layer::forward(const Tensors& t, bool training) {
   const auto& matrices = weights_of(t);
   const auto groups = RowGroups::of(*plan);
   Tensor rows;
-  if (experts.reads_tokens(matrices)) {
+  if (experts.reads_tokens()) {
     rows = take_rows(s.hidden);
     experts.forward(matrices, groups, {.tokens = token_rows(t)}, {.out = rows, .inner = kept});
   } else {
@@ -171,7 +171,7 @@ void Layer::forward(const Tensors& t, bool training) {
 }
 
 void Layer::backward(const Tensors& t) {
-  if (experts.reads_tokens(weights_of(t))) {
+  if (experts.reads_tokens()) {
     backward_of_tokens(t);
   } else {
     backward_of_rows(t);

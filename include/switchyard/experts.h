@@ -199,8 +199,8 @@ class SWITCHYARD_API Experts {
   Seconds seconds_spent() const;
 
   // True if these experts can read their rows from tokens. Depends on the device, the sizes, the
-  // dtype, the options and which weights exist. Results have the same bits either way.
-  bool reads_tokens(std::span<const ExpertWeights> weights) const;
+  // dtype and the options. Results have the same bits either way.
+  bool reads_tokens() const;
 
   // The number of rows that groups must be aligned to on this device.
   std::int64_t required_alignment() const { return 1; }

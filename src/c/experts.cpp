@@ -114,7 +114,7 @@ struct Moe {
 
 void Moe::forward(const TensorView& y) const {
   Tensor rows = take_rows();
-  if (experts.reads_tokens(weights)) {
+  if (experts.reads_tokens()) {
     experts.forward(weights, plan.groups(), {.tokens = token_rows()},
                     {.out = rows, .inner = inner});
   } else {
@@ -135,7 +135,7 @@ void Moe::backward(const switchyard_moe_gradients& out) const {
   const TensorView d_weights = picks(out.d_pick_weights, "d_pick_weights");
   const TensorView kept = inner ? *inner : inner_rows(nullptr);  // without inner, there are no rows
   Tensor d_rows = take_rows();
-  if (experts.reads_tokens(weights)) {
+  if (experts.reads_tokens()) {
     device.set_zero(d_weights);  // picks without a row keep zero
     experts.backward(weights, plan.groups(),
                      {.row_weights = pick_weights,

@@ -165,7 +165,7 @@ void SharedMoe::forward(const TensorView& y) const {
       call.dispatcher.receive(call.plan, call.tokens(given.x, "x"), pick_weights);
   out.out = call.dispatcher.take_rows(call.plan);
   const RowGroups groups = RowGroups::of(call.plan);
-  if (experts.reads_tokens(weights)) {
+  if (experts.reads_tokens()) {
     experts.forward(weights, groups, {.tokens = rows_from(received)}, out);
   } else {
     fill_rows(received, out.out, {});
@@ -196,7 +196,7 @@ void SharedMoe::backward(const switchyard_moe_gradients& out,
   const TensorView d_rows = call.dispatcher.take_rows(call.plan);
   ExpertsBackwardOutput made{.d_rows = d_rows, .gradients = gradients};
   DispatchBackwardInput returned{.d_rows = d_rows};
-  if (experts.reads_tokens(weights)) {
+  if (experts.reads_tokens()) {
     made.d_row_weights = call.dispatcher.take_received_weights(call.plan);
     returned.d_received_weights = *made.d_row_weights;
     in.row_weights = received.weights;

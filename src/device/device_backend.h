@@ -363,12 +363,8 @@ class DeviceBackend {
   // Fills these f32 or bf16 views with NaN if *failed is not 0. Rows may be strided.
   virtual void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const = 0;
 
-  // True if experts_forward and experts_backward accept `tokens` in their input for these weights.
-  // The answer is the same for any subset of a layer's experts.
-  virtual bool reads_tokens(const ExpertsOptions& /*options*/,
-                            std::span<const ExpertWeights> /*weights*/) const {
-    return false;
-  }
+  // True if experts_forward and experts_backward accept `tokens` in their input.
+  virtual bool reads_tokens(const ExpertsOptions& /*options*/) const { return false; }
   // Runs every group through its expert. The bits depend only on the group's rows and the sizes of
   // the matrices.
   virtual void experts_forward(const ExpertsForward& args) const = 0;

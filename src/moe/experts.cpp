@@ -218,8 +218,8 @@ Experts::Seconds Experts::seconds_spent() const {
           static_cast<double>(times_->other_ns) * 1e-9};
 }
 
-bool Experts::reads_tokens(std::span<const ExpertWeights> weights) const {
-  return backend_of(device_).reads_tokens(options_, weights);
+bool Experts::reads_tokens() const {
+  return backend_of(device_).reads_tokens(options_);
 }
 
 std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const RowGroups& groups,
@@ -235,7 +235,7 @@ void Experts::forward(std::span<const ExpertWeights> weights, const RowGroups& g
                       const ExpertsInput& in, const ExpertsOutput& out) const {
   const ExpertRowChecks expected{options_, device_.memory(),
                                  checked_rows(weights, groups, row_extent(in)), in.tokens};
-  expected.require_source(in.rows, in.tokens && reads_tokens(weights));
+  expected.require_source(in.rows, in.tokens && reads_tokens());
   expected.require_rows(out.out, options_.hidden, "out");
   expected.require_row_weights(in.row_weights, "row_weights");
   if (out.inner) expected.require_rows(*out.inner, options_.inner_width(), "inner");
@@ -255,7 +255,7 @@ void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& 
   const ExpertRowChecks expected{options_, device_.memory(),
                                  checked_rows(weights, groups, row_extent(in)), in.tokens};
   if (!out.gradients.empty()) check(weights, out.gradients);
-  expected.require_source(in.rows, in.tokens && reads_tokens(weights));
+  expected.require_source(in.rows, in.tokens && reads_tokens());
   expected.require_rows(in.inner, options_.inner_width(), "inner");
   expected.require_d_out(in.d_out);
   expected.require_rows(out.d_rows, options_.hidden, "d_rows");

@@ -48,7 +48,7 @@ class ExpertsTokensContract : public testing::OnDevices {
 
   // False where this device makes rows of such experts.
   bool expect_same(ExpertsProblem problem, std::int64_t top_k, ExpertsWay way = {}) const {
-    if (!backend_of(device).reads_tokens(problem.options, problem.weights)) return false;
+    if (!backend_of(device).reads_tokens(problem.options)) return false;
     const auto num_tokens = problem.num_rows() / top_k + 5;
     const TokensProblem tokens(problem, num_tokens, top_k);
     const ExpertsResults expected = run_experts_on(device, problem, way);

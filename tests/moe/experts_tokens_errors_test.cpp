@@ -89,8 +89,8 @@ TEST(ExpertsTokensErrors, OfExpertsThatReadNone) {
       "these experts do not read rows from tokens (see Experts::reads_tokens): give them the rows "
       "that Dispatcher::dispatch makes";
   const Experts on_cpu(kOptions);
-  EXPECT_FALSE(on_cpu.reads_tokens(t.p.weights));
-  EXPECT_TRUE(t.experts.reads_tokens(t.p.weights));
+  EXPECT_FALSE(on_cpu.reads_tokens());
+  EXPECT_TRUE(t.experts.reads_tokens());
   EXPECT_EQ(error_with(on_cpu), message);
   auto options = kOptions;
   options.weight_stage = WeightStage::input;

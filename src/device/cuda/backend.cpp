@@ -95,9 +95,8 @@ class CudaDevice final : public DeviceBackend {
   void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const override {
     cuda::spoil(failed, views, entered());
   }
-  bool reads_tokens(const ExpertsOptions& options,
-                    std::span<const ExpertWeights> weights) const override {
-    return cuda::reads_tokens(options, weights, context_);
+  bool reads_tokens(const ExpertsOptions& options) const override {
+    return cuda::hopper::reads_tokens(options, context_);
   }
   void experts_forward(const ExpertsForward& args) const override {
     cuda::experts_forward(args, entered());

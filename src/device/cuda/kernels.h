@@ -38,8 +38,6 @@ void count_picks(const RouterSums& sums, const TensorView& statistics, Context& 
 void output_scales(const OutputScales& args, Context& context);
 void scale_by_expert(const ScaleByExpert& args, Context& context);
 // experts/experts.cpp
-bool reads_tokens(const ExpertsOptions& options, std::span<const ExpertWeights> weights,
-                  const Context& context);
 void experts_forward(const ExpertsForward& args, Context& context);
 void experts_backward(const ExpertsBackward& args, Context& context);
 // experts/shared_expert.cpp

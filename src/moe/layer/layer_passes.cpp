@@ -42,8 +42,8 @@ Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, con
 
 ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, Saved& saved,
                                       const TensorView& rows, StageClock& clock) {
-  const bool reads = experts.reads_tokens(weights.experts);
-  if (receives(weights, saved.plan)) {
+  const bool reads = experts.reads_tokens();
+  if (receives(saved.plan)) {
     saved.received = mover->receive(saved.plan, saved.x, saved.weights());
     if (comm.size() > 1) clock.end("dispatch");
     if (reads) {
@@ -72,7 +72,7 @@ void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, cons
                                    Purpose purpose, StageClock& clock) {
   const bool training = purpose == Purpose::training;
   const bool keep_rows =
-      training && options.keep == Keep::rows && comm.size() > 1 && !receives(weights, saved.plan);
+      training && options.keep == Keep::rows && comm.size() > 1 && !receives(saved.plan);
   const TensorView rows = take_moved_rows(saved.plan);
   const ExpertsInput in = bring_rows(weights, saved, rows, clock);
   if (keep_rows) saved.rows = rows;
@@ -146,7 +146,7 @@ ExpertsBackwardInput MoeLayerData::receive_gradients(const MoeWeights& weights, 
     received.tokens = mover->receive(saved.plan, saved.x);
     if (comm.size() > 1) clock.end("dispatch_again");
   }
-  if (experts.reads_tokens(weights.experts)) {
+  if (experts.reads_tokens()) {
     return {.row_weights = received.weights,
             .inner = *saved.inner,
             .d_out = d_out,

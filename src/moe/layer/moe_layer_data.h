@@ -203,8 +203,8 @@ struct MoeLayerData {
   }
   bool weights_travel() const { return options.weight_stage != WeightStage::output; }
   // True if tokens are received and rows are read or filled from them, instead of dispatching rows.
-  bool receives(const MoeWeights& weights, const Plan& plan) const {
-    return mover->receives(plan) && (comm.size() > 1 || experts.reads_tokens(weights.experts));
+  bool receives(const Plan& plan) const {
+    return mover->receives(plan) && (comm.size() > 1 || experts.reads_tokens());
   }
   static TokenRows tokens_of(const Saved& saved) {
     return {.x = saved.received->tokens,

@@ -43,9 +43,8 @@ class ForwardingDevice : public DeviceBackend {
   void spoil(const std::uint32_t* failed, std::span<const TensorView> views) const override {
     base().spoil(failed, views);
   }
-  bool reads_tokens(const ExpertsOptions& options,
-                    std::span<const ExpertWeights> weights) const override {
-    return base().reads_tokens(options, weights);
+  bool reads_tokens(const ExpertsOptions& options) const override {
+    return base().reads_tokens(options);
   }
   void experts_forward(const ExpertsForward& args) const override { base().experts_forward(args); }
   void experts_backward(const ExpertsBackward& args) const override {

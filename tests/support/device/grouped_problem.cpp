@@ -109,7 +109,7 @@ class Problem {
                                  .b = matrices(),
                                  .c = device_rows(c),
                                  .bias = refs,
-                                 .bias_factors = setup_.has_factors ? data : nullptr};
+                                 .bias_factors = {setup_.has_factors ? data : nullptr}};
     multiply(args, context);
     device_.synchronize();
   }

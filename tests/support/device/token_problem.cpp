@@ -24,7 +24,7 @@ TokenProblem::TokenProblem(const Device& device, const TokenSetup& setup)
       slots_(device.to_host(plan_.slots())) {
   for (int e = 0; e < setup.picks.num_experts; ++e) {
     weights_.push_back(
-        expert_on(device, random_expert(random_, setup.options, Biases::none), setup.storage));
+        expert_on(device, random_expert(random_, setup.options, setup.biases), setup.storage));
   }
   const Shape shape{num_tokens(), setup.options.hidden};
   const Tensor x = random_.tensor(shape, Dtype::bf16);
@@ -60,12 +60,16 @@ std::vector<ExpertGradients> TokenProblem::gradients_before(const TokenWay& way)
   Random random(11);
   std::vector<ExpertGradients> gradients;
   for (const auto& expert : weights_) {
-    const auto like = [&](const ConstTensorView& weight, Dtype dtype) {
+    const auto like = [&](const ConstTensorView& weight, Dtype dtype) -> TensorView {
+      if (weight.data() == nullptr) return {};
       return copy_on(device_, random.tensor(weight.shape(), dtype), setup_.storage);
     };
     gradients.push_back({.gate = like(expert.gate, way.gate),
                          .up = like(expert.up, way.up_and_down),
-                         .down = like(expert.down, way.up_and_down)});
+                         .down = like(expert.down, way.up_and_down),
+                         .gate_bias = like(expert.gate_bias, way.gate),
+                         .up_bias = like(expert.up_bias, way.up_and_down),
+                         .down_bias = like(expert.down_bias, way.up_and_down)});
   }
   return gradients;
 }

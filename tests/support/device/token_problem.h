@@ -21,6 +21,7 @@ struct TokenSetup {
   std::int64_t alignment = 1;
   std::int64_t capacity = 1600;         // rows; assignments beyond it are dropped
   Storage storage = Storage::together;  // of the weights, and of everything used with tokens
+  Biases biases = Biases::none;
 };
 
 struct TokenWay {

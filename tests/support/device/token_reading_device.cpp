@@ -71,8 +71,7 @@ class TokenReadingDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
 
-  bool reads_tokens(const ExpertsOptions& options,
-                    std::span<const ExpertWeights> /*weights*/) const override {
+  bool reads_tokens(const ExpertsOptions& options) const override {
     return options.weight_stage != WeightStage::input;
   }
 

@@ -3,7 +3,6 @@
 #include <initializer_list>
 #include <optional>
 
-#include "core/given.h"
 #include "device/cuda/experts/expert_pass.h"
 #include "device/cuda/kernels.h"
 
@@ -42,14 +41,6 @@ std::int64_t num_rows_of(const ConstTensorView& rows, const std::optional<TokenR
 }
 
 }  // namespace
-
-bool reads_tokens(const ExpertsOptions& options, std::span<const ExpertWeights> weights,
-                  const Context& context) {
-  const auto has_bias = [](const ExpertWeights& expert) {
-    return is_given(expert.gate_bias) || is_given(expert.up_bias) || is_given(expert.down_bias);
-  };
-  return hopper::reads_tokens(options, context) && std::ranges::none_of(weights, has_bias);
-}
 
 void experts_forward(const ExpertsForward& args, Context& context) {
   const auto num_rows = num_rows_of(args.in.rows, args.in.tokens);
