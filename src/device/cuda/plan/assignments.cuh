@@ -1,8 +1,11 @@
-// The expert ids of a batch, as kernels read them: by token or by assignment.
+// The expert ids of a batch, as callers give them and as kernels read them: by token or by
+// assignment.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 #include "switchyard/tensor.h"
 
@@ -26,6 +29,36 @@ struct Assignments {
 inline Assignments assignments_of(const ConstTensorView& expert_ids) {
   return {reinterpret_cast<const std::int32_t*>(expert_ids.data()), expert_ids.row_stride(),
           expert_ids.rows(), static_cast<unsigned>(expert_ids.shape()[1])};
+}
+
+// Ids as callers give them, and which of them mean no pick (see NarrowIds).
+struct IdRows {
+  std::int64_t stride = 0;
+  std::int64_t top_k = 1;
+  std::int64_t count = 0;  // number of assignments
+  bool has_sentinels = false;
+  std::int64_t first_sentinel = 0;
+};
+
+inline IdRows id_rows(const ConstTensorView& ids,
+                      const std::optional<std::int64_t>& first_sentinel) {
+  return {.stride = ids.row_stride(),
+          .top_k = ids.shape()[1],
+          .count = ids.shape().num_elements(),
+          .has_sentinels = first_sentinel.has_value(),
+          .first_sentinel = first_sentinel.value_or(0)};
+}
+
+constexpr std::int64_t kLowestId = std::numeric_limits<std::int32_t>::min();
+constexpr std::int64_t kHighestId = std::numeric_limits<std::int32_t>::max();
+
+// Returns the id of an assignment as i32.
+template <typename Id>
+__device__ std::int32_t narrowed_id(const IdRows& rows, const Id* ids, std::int64_t assignment) {
+  const std::int64_t token = assignment / rows.top_k;
+  const std::int64_t id = ids[token * rows.stride + (assignment - token * rows.top_k)];
+  if (rows.has_sentinels && id >= rows.first_sentinel) return -1;
+  return static_cast<std::int32_t>(max(kLowestId, min(kHighestId, id)));
 }
 
 constexpr unsigned kElementThreads = 256;
