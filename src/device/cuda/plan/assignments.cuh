@@ -31,35 +31,22 @@ inline Assignments assignments_of(const ConstTensorView& expert_ids) {
           expert_ids.rows(), static_cast<unsigned>(expert_ids.shape()[1])};
 }
 
-// Ids as callers give them, and which of them mean no pick (see NarrowIds).
-struct IdRows {
-  std::int64_t stride = 0;
-  std::int64_t top_k = 1;
-  std::int64_t count = 0;  // number of assignments
-  bool has_sentinels = false;
-  std::int64_t first_sentinel = 0;
-};
-
-inline IdRows id_rows(const ConstTensorView& ids,
-                      const std::optional<std::int64_t>& first_sentinel) {
-  return {.stride = ids.row_stride(),
-          .top_k = ids.shape()[1],
-          .count = ids.shape().num_elements(),
-          .has_sentinels = first_sentinel.has_value(),
-          .first_sentinel = first_sentinel.value_or(0)};
-}
-
 constexpr std::int64_t kLowestId = std::numeric_limits<std::int32_t>::min();
 constexpr std::int64_t kHighestId = std::numeric_limits<std::int32_t>::max();
 
-// Returns the id of an assignment as i32.
-template <typename Id>
-__device__ std::int32_t narrowed_id(const IdRows& rows, const Id* ids, std::int64_t assignment) {
-  const std::int64_t token = assignment / rows.top_k;
-  const std::int64_t id = ids[token * rows.stride + (assignment - token * rows.top_k)];
-  if (rows.has_sentinels && id >= rows.first_sentinel) return -1;
-  return static_cast<std::int32_t>(max(kLowestId, min(kHighestId, id)));
-}
+// Turns the ids that callers give into i32 (see NarrowIds).
+struct Narrowing {
+  bool has_sentinels = false;
+  std::int64_t first_sentinel = 0;
+
+  explicit Narrowing(const std::optional<std::int64_t>& first)
+      : has_sentinels(first.has_value()), first_sentinel(first.value_or(0)) {}
+
+  __device__ std::int32_t operator()(std::int64_t id) const {
+    if (has_sentinels && id >= first_sentinel) return -1;
+    return static_cast<std::int32_t>(max(kLowestId, min(kHighestId, id)));
+  }
+};
 
 constexpr unsigned kElementThreads = 256;
 

@@ -10,19 +10,32 @@ namespace switchyard::cuda {
 namespace {
 
 template <typename Id>
+struct IdRows {
+  const Id* ids = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t top_k = 1;
+  std::int64_t count = 0;  // number of assignments
+  Narrowing narrowing;
+};
+
+template <typename Id>
 __global__ void __launch_bounds__(kElementThreads)
-    narrow_ids_kernel(const IdRows rows, const Id* from, std::int32_t* to) {
+    narrow_ids_kernel(const IdRows<Id> rows, std::int32_t* to) {
   for (std::int64_t i = first_element(); i < rows.count; i += element_stride()) {
-    to[i] = narrowed_id(rows, from, i);
+    const std::int64_t token = i / rows.top_k;
+    to[i] = rows.narrowing(rows.ids[token * rows.stride + (i - token * rows.top_k)]);
   }
 }
 
 template <typename Id>
 void launch_narrow_ids(const NarrowIds& args, Context& context) {
-  const IdRows rows = id_rows(args.from, args.first_sentinel);
-  narrow_ids_kernel<Id>
-      <<<blocks_over(rows.count, context.num_multiprocessors()), kElementThreads, 0,
-         context.stream()>>>(rows, elements<Id>(args.from), elements<std::int32_t>(args.to));
+  const IdRows<Id> rows{.ids = elements<Id>(args.from),
+                        .stride = args.from.row_stride(),
+                        .top_k = args.from.shape()[1],
+                        .count = args.from.shape().num_elements(),
+                        .narrowing = Narrowing(args.first_sentinel)};
+  narrow_ids_kernel<Id><<<blocks_over(rows.count, context.num_multiprocessors()), kElementThreads,
+                          0, context.stream()>>>(rows, elements<std::int32_t>(args.to));
   check(cudaGetLastError(), "narrow_ids_kernel");
 }
 

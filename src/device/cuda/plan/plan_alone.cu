@@ -20,39 +20,62 @@ constexpr std::int64_t kMostAlonePicks = 8192;
 
 template <typename Id>
 struct Alone {
-  IdRows rows;
   const Id* ids = nullptr;
+  std::int64_t stride = 0;
+  Narrowing narrowing;
   const std::int64_t* router_problems = nullptr;  // or null
   std::int64_t first_non_finite_token = -1;
-  // What these refer to in shared memory is set by the kernel.
+  // The kernel replaces what it has in shared memory.
   Count count;
   Layout layout;
   Slots slots;
 };
 
-// The tables in shared memory.
+// The tables in shared memory: the kernel's input, so that it waits for global memory only once,
+// and what no other kernel reads.
 struct AloneTables {
-  std::int64_t* totals;     // [E]
-  std::int32_t* counts;     // [columns]
-  std::int32_t* ids;        // [T, K]
-  std::int32_t* positions;  // [T·K]
-  std::int32_t* counters;   // [warps, columns]
+  std::int64_t* totals;           // [E]
+  std::int32_t* counts;           // [columns]
+  std::int32_t* owners;           // [E]
+  std::int32_t* experts_by_rank;  // [E]
+  std::int32_t* rank_offsets;     // [2]
+  std::int32_t* ids;              // [T, K]
+  std::int32_t* positions;        // [T·K]
+  std::int32_t* counters;         // [warps, columns]
 
   __device__ AloneTables(std::int64_t* memory, const Count& c)
       : totals(memory),
         counts(reinterpret_cast<std::int32_t*>(totals + c.num_experts)),
-        ids(counts + c.num_columns()),
+        owners(counts + c.num_columns()),
+        experts_by_rank(owners + c.num_experts),
+        rank_offsets(experts_by_rank + c.num_experts),
+        ids(rank_offsets + 2),
         positions(ids + c.all.count()),
         counters(positions + c.all.count()) {}
 
   static std::int64_t bytes_without_counters(const Count& c) {
-    return 8 * std::int64_t{c.num_experts} +
-           4 * (c.num_columns() + 2 * static_cast<std::int64_t>(c.all.count()));
+    const std::int64_t experts = c.num_experts;
+    const std::int64_t picks = c.all.num_tokens * c.all.top_k;
+    return 8 * experts + 4 * (c.num_columns() + 2 * experts + 2 + 2 * picks);
   }
   static std::int64_t bytes_of_counters(const Count& c, std::int64_t warps) {
     return 4 * warps * c.num_columns();
   }
 };
+
+template <typename Id>
+__device__ void load_inputs(const Alone<Id>& a, const AloneTables& to) {
+  const unsigned top_k = a.count.all.top_k;
+  for (unsigned i = threadIdx.x; i < a.count.all.count(); i += blockDim.x) {
+    const unsigned token = i / top_k;
+    to.ids[i] = a.narrowing(a.ids[token * a.stride + (i - token * top_k)]);
+  }
+  for (int e = static_cast<int>(threadIdx.x); e < a.count.num_experts; e += blockDim.x) {
+    to.owners[e] = a.count.owners[e];
+    to.experts_by_rank[e] = a.layout.experts_by_rank[e];
+  }
+  if (threadIdx.x < 2) to.rank_offsets[threadIdx.x] = a.layout.rank_offsets[threadIdx.x];
+}
 
 // Sets the problem words to those before counting.
 template <typename Id>
@@ -71,22 +94,24 @@ __global__ void __launch_bounds__(kMostAloneWarps* kWarpLanes)
   extern __shared__ std::int64_t alone_memory[];
   let_next_start();
   const AloneTables tables(alone_memory, a.count);
-  for (std::int64_t i = threadIdx.x; i < a.rows.count; i += blockDim.x) {
-    tables.ids[i] = narrowed_id(a.rows, a.ids, i);
-  }
+  load_inputs(a, tables);
   set_problems(a);
   Count c = a.count;
   c.all.ids = tables.ids;
   c.all.stride = c.all.top_k;
+  c.owners = tables.owners;
   c.positions = tables.positions;
   c.block_counts = tables.counts;
-  count_block(c, tables.counters);  // starts with a barrier
+  count_block(c, tables.counters);  // has a barrier before it reads anything
   Layout l = a.layout;
   l.counts.first = tables.counts;
+  l.experts_by_rank = tables.experts_by_rank;
+  l.rank_offsets = tables.rank_offsets;
   l.totals = tables.totals;
   lay_out_ranks(l);
   Slots s = a.slots;
   s.all = c.all;
+  s.owners = tables.owners;
   s.positions = tables.positions;
   __syncthreads();
   fill_slots(s);
@@ -118,8 +143,9 @@ void launch_alone(const PlanAlone& args, const Count& count, int warps, Context&
   slots.expert_ids = args.expert_ids;
   const auto& problems = args.problems;
   const Alone<Id> a{
-      .rows = id_rows(args.expert_ids, args.first_sentinel),
       .ids = elements<Id>(args.expert_ids),
+      .stride = args.expert_ids.row_stride(),
+      .narrowing = Narrowing(args.first_sentinel),
       .router_problems = problems.words ? elements<std::int64_t>(*problems.words) : nullptr,
       .first_non_finite_token = problems.first_non_finite_token,
       .count = count,
