@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/device/device_tables.h"
-#include "support/device/plain_count.h"
+#include "support/device/plain_layout.h"
 #include "support/random.h"
 
 namespace switchyard::count_assignments_contract_test {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "support/device/device_tables.h"
-#include "support/device/plain_count.h"
 #include "support/device/plain_layout.h"
 #include "support/random.h"
 #include "support/wide_ids.h"
