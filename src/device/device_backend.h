@@ -37,8 +37,8 @@ struct NarrowIds {
 };
 
 struct CountAssignments {
-  ConstTensorView expert_ids;  // [T, K] i32
-  ConstTensorView owners;      // [E] i32
+  ConstTensorView expert_ids = {};  // [T, K] i32
+  ConstTensorView owners;           // [E] i32
   bool allow_duplicates = false;
   TensorView counts;           // out [E] i32
   TensorView distinct_tokens;  // out [ranks] i32
@@ -96,9 +96,9 @@ struct SentTokens {
 };
 
 struct AssignSlots {
-  ConstTensorView expert_ids;      // [T, K] i32
-  ConstTensorView owners;          // [E] i32
-  ConstTensorView expert_offsets;  // this and the next three: as in LayOut
+  ConstTensorView expert_ids = {};  // [T, K] i32
+  ConstTensorView owners;           // [E] i32
+  ConstTensorView expert_offsets;   // this and the next three: as in LayOut
   ConstTensorView rows_before;
   ConstTensorView kept_rows;
   ConstTensorView source_offsets;
@@ -112,6 +112,26 @@ struct AssignSlots {
   // assignment are left unchanged.
   std::optional<TensorView> row_sources = {};
   std::optional<SentTokens> sent = {};
+};
+
+// The problems that a router found: its words [kProblemWords] i64, or, if they are not given, at
+// most a token whose logits are not finite (−1 for none).
+struct RouterProblems {
+  std::optional<ConstTensorView> words = {};
+  std::int64_t first_non_finite_token = -1;
+};
+
+// The whole plan of a rank that is alone: narrow_ids, count_assignments, lay_out and assign_slots.
+struct PlanAlone {
+  ConstTensorView expert_ids;                       // [T, K] i32 or i64; rows may be strided
+  std::optional<std::int64_t> first_sentinel = {};  // as in NarrowIds
+  RouterProblems problems = {};
+  // The arguments of the steps. `expert_ids` of `count` and `slots` are left out: they are the
+  // narrowed ids. `count.problems` is only written; `count.positions` is scratch memory. The counts
+  // of `layout` are those of `count`. There are no token_positions, and nothing is `sent`.
+  CountAssignments count;
+  LayOut layout;
+  AssignSlots slots;
 };
 
 // A table of rows: entry (i, j) is row slots[i · width + j] of buffer buffers[i · width + j]. A
@@ -332,6 +352,10 @@ class DeviceBackend {
   virtual void lay_out(const LayOut& args) const = 0;
   // Computes the slot of every assignment and the inverse map, in (token, k) order.
   virtual void assign_slots(const AssignSlots& args) const = 0;
+  // Takes one step after the other, unless the device can make the plan at once.
+  virtual void plan_alone(const PlanAlone& args) const;
+  // Sets the words [kProblemWords] i64 that count_assignments adds to.
+  void set_problems(const RouterProblems& problems, const TensorView& words) const;
   // row(i, j) = [scale(i, j) ·] from[i]. Reads each row once and writes it to all its places.
   // Zeroes the padding in the same pass.
   virtual void scatter_rows(const ScatterRows& args) const = 0;

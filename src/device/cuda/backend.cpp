@@ -66,6 +66,9 @@ class CudaDevice final : public DeviceBackend {
   }
   void lay_out(const LayOut& args) const override { cuda::lay_out(args, entered()); }
   void assign_slots(const AssignSlots& args) const override { cuda::assign_slots(args, entered()); }
+  void plan_alone(const PlanAlone& args) const override {
+    if (!cuda::plan_alone(args, entered())) DeviceBackend::plan_alone(args);
+  }
   void scatter_rows(const ScatterRows& args) const override { cuda::scatter_rows(args, entered()); }
   void gather_rows(const GatherRows& args) const override { cuda::gather_rows(args, entered()); }
   void fill_rows(const FillRows& args) const override { cuda::fill_rows(args, entered()); }

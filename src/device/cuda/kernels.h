@@ -17,6 +17,8 @@ void narrow_ids(const NarrowIds& args, Context& context);
 void lay_out(const LayOut& args, Context& context);
 // plan/assign_slots.cu
 void assign_slots(const AssignSlots& args, Context& context);
+// plan/plan_alone.cu; does nothing and returns false if the plan is too large for it
+bool plan_alone(const PlanAlone& args, Context& context);
 // route/capacity.cu
 void limit_picks(const LimitPicks& args, Context& context);
 // rows/scatter_rows.cu

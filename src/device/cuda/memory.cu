@@ -155,8 +155,10 @@ void copy_rows(const ConstTensorView& from, const TensorView& to, Context& conte
                         from.rows(), from.row_bytes()},
                        context);
   }
-  // Copies everything as one long row. A tail that is not a whole chunk is copied separately.
-  const std::int64_t rest = from.bytes() % kChunkBytes;
+  // Copies everything as one long row. A tail that is not a whole chunk is copied separately,
+  // unless a second launch would take longer than copying everything in smaller words.
+  constexpr std::int64_t kFewBytes = 4096;
+  const std::int64_t rest = from.bytes() <= kFewBytes ? 0 : from.bytes() % kChunkBytes;
   const std::int64_t body = from.bytes() - rest;
   launch_copy({from.data(), 0, to.data(), 0, 1, body}, context);
   launch_copy({from.data() + body, 0, to.data() + body, 0, 1, rest}, context);

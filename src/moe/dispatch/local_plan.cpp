@@ -108,41 +108,37 @@ void LocalPlan::make(const ConstTensorView& expert_ids) const {
   require_memory(expert_ids, device_.memory(), "expert_ids");
   const DeviceBackend& device = backend_of(device_);
   const Placement placement = placement_on(device_, options_.num_experts);
-  constexpr std::array<std::int64_t, kProblemWords> kNoProblems{-1, -1};
-  device.upload(std::as_bytes(std::span(kNoProblems)), problems_);
-  const ConstTensorView ids =
-      narrowed_ids(device_, expert_ids, options_.num_experts, options_.sentinel_ids);
-  device.count_assignments({.expert_ids = ids,
-                            .owners = placement.owners,
-                            .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
-                            .counts = flat(counts_),
-                            .distinct_tokens = distinct_tokens_,
-                            .positions = flat(slots_),
-                            .problems = problems_});
-  device.lay_out({.counts = counts_,
-                  .owners = placement.owners,
-                  .experts_by_rank = placement.experts_by_rank,
-                  .rank_offsets = placement.rank_offsets,
-                  .alignment = options_.alignment,
-                  .sizing = Sizing::bounded(options_.most_rows()),
-                  .expert_offsets = expert_offsets_,
-                  .rows_before = rows_before_,
-                  .kept_rows = kept_rows_,
-                  .row_offsets = row_offsets_,
-                  .group_rows = group_rows_,
-                  .source_offsets = source_offsets_,
-                  .layout = layout_});
-  device.assign_slots({.expert_ids = ids,
-                       .owners = placement.owners,
-                       .expert_offsets = expert_offsets_,
-                       .rows_before = rows_before_,
-                       .kept_rows = kept_rows_,
-                       .source_offsets = source_offsets_,
-                       .positions = flat(slots_),
-                       .slots = flat(slots_),
-                       .target_ranks = flat(target_ranks_),
-                       .sources = sources_,
-                       .row_sources = row_sources_});
+  device.plan_alone({.expert_ids = expert_ids,
+                     .first_sentinel = first_sentinel(options_.num_experts, options_.sentinel_ids),
+                     .count = {.owners = placement.owners,
+                               .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
+                               .counts = flat(counts_),
+                               .distinct_tokens = distinct_tokens_,
+                               .positions = flat(slots_),
+                               .problems = problems_},
+                     .layout = {.counts = counts_,
+                                .owners = placement.owners,
+                                .experts_by_rank = placement.experts_by_rank,
+                                .rank_offsets = placement.rank_offsets,
+                                .alignment = options_.alignment,
+                                .sizing = Sizing::bounded(options_.most_rows()),
+                                .expert_offsets = expert_offsets_,
+                                .rows_before = rows_before_,
+                                .kept_rows = kept_rows_,
+                                .row_offsets = row_offsets_,
+                                .group_rows = group_rows_,
+                                .source_offsets = source_offsets_,
+                                .layout = layout_},
+                     .slots = {.owners = placement.owners,
+                               .expert_offsets = expert_offsets_,
+                               .rows_before = rows_before_,
+                               .kept_rows = kept_rows_,
+                               .source_offsets = source_offsets_,
+                               .positions = flat(slots_),
+                               .slots = flat(slots_),
+                               .target_ranks = flat(target_ranks_),
+                               .sources = sources_,
+                               .row_sources = row_sources_}});
   if (device_.memory() == Memory::host) check();
 }
 

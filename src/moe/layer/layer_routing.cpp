@@ -40,7 +40,7 @@ MoeLayerData::Routed MoeLayerData::route(const MoeWeights& weights, const LayerI
 Plan MoeLayerData::make_plan(const Routed& routed) {
   try {
     return mover->plan(planner, routed.planned_ids(),
-                       {.words = routed.routing.problems, .step = step_words});
+                       {.of_router = {.words = routed.routing.problems}, .step = step_words});
   } catch (const InvalidArgument& error) {
     first_problem = error.what();
     throw;

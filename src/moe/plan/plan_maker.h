@@ -14,10 +14,10 @@
 
 namespace switchyard {
 
-// The problems that a router found, and where plans report theirs. Both are in the memory of the
-// planner's device, so that a plan does not have to wait for them.
+// The problems that a router found, and where plans report theirs. The words of both are in the
+// memory of the planner's device, so that a plan does not have to wait for them.
 struct PlanProblems {
-  ConstTensorView words;  // [kProblemWords] i64, contiguous, as the device's router writes them
+  RouterProblems of_router;
   // [kStepWords] i64, contiguous, initially zero: the combined report of all plans of a step. Not
   // written if the hosts exchange records, since status() then has everything.
   std::optional<TensorView> step = {};
@@ -36,6 +36,8 @@ enum class Exchange {
   peer_memory,
 };
 
+// Returns the first of the ids that mean no pick (NarrowIds::first_sentinel), if there are any.
+std::optional<std::int64_t> first_sentinel(std::int64_t num_experts, SentinelIds sentinels);
 // Converts ids [T, K], i32 or i64 in device memory, to the form that kernels read: i32, with −1 for
 // sentinels if these are allowed. Returns the same view if nothing has to change. Does not wait.
 ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
@@ -72,7 +74,9 @@ class PlanMaker {
   // Completes the form of an exact plan, or throws its error, the same on every rank. Not
   // collective. (waits)
   PlanForm complete(const TensorView& memory, const PlanForm& form) const;
-  PlanProblems problems_of(std::int64_t first_non_finite_token) const;
+  static PlanProblems problems_of(std::int64_t first_non_finite_token) {
+    return {.of_router = {.first_non_finite_token = first_non_finite_token}};
+  }
   // Checks the problem words, since the routing comes from a caller.
   PlanProblems problems_of(const Routing& routing) const;
 
@@ -92,9 +96,15 @@ class PlanMaker {
   PlanTables tables() const;
   void require_words(const TensorView& memory, std::int64_t num_tokens, std::int64_t top_k) const;
   bool crosses_once() const;
+  // The arguments of count_assignments, without the ids.
+  CountAssignments counting(const Counted& counted, const PlanData& data) const;
+  LayOut layout_alone(const PlanProblems& problems, const PlanData& data) const;
   Counted count(const ConstTensorView& expert_ids, const PlanProblems& problems,
                 PlanData& data) const;
+  void plan_at_once(const ConstTensorView& expert_ids, const RecordHeader& header,
+                    const PlanProblems& problems, PlanData& data);
   void plan_alone(const RecordHeader& header, const PlanProblems& problems, PlanData& data);
+  void learn_alone(PlanData& data);
   void plan_together(RecordHeader header, PlanData& data);
   void plan_in_peer_memory(const RecordHeader& header, const PlanProblems& problems, PlanData& data,
                            Fetch fetch);

@@ -82,11 +82,10 @@ std::int64_t count_remote(const PlanSummary& known, const ExpertPlacement& place
   return total;
 }
 
-// Finds the slot of every assignment. The groups must be laid out already.
-void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
-                  const Counted& counted, PlanData& data) {
-  AssignSlots args{.expert_ids = expert_ids,
-                   .owners = owners,
+// Returns the arguments of assign_slots, without the ids. Takes row_sources if they are this
+// rank's.
+AssignSlots slots_of(const TensorView& owners, const Counted& counted, PlanData& data) {
+  AssignSlots args{.owners = owners,
                    .expert_offsets = data.groups.expert_offsets,
                    .rows_before = data.groups.rows_before,
                    .kept_rows = data.groups.kept_rows,
@@ -105,19 +104,23 @@ void assign_slots(const ConstTensorView& expert_ids, const TensorView& owners,
                  .places = flat(data.places),
                  .sources = flat(data.sent_sources)};
   }
-  backend_of(data.device).assign_slots(args);
+  return args;
 }
 
 }  // namespace
 
+std::optional<std::int64_t> first_sentinel(std::int64_t num_experts, SentinelIds sentinels) {
+  if (sentinels == SentinelIds::allow) return num_experts;
+  return {};
+}
+
 ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert_ids,
                              std::int64_t num_experts, SentinelIds sentinels) {
-  const bool has_sentinels = sentinels == SentinelIds::allow;
-  if (expert_ids.dtype() == Dtype::i32 && !has_sentinels) return expert_ids;
-  NarrowIds args{.from = expert_ids, .to = backend_of(device).take(expert_ids.shape(), Dtype::i32)};
-  if (has_sentinels) args.first_sentinel = num_experts;
-  backend_of(device).narrow_ids(args);
-  return args.to;
+  const auto first = first_sentinel(num_experts, sentinels);
+  if (expert_ids.dtype() == Dtype::i32 && !first) return expert_ids;
+  const TensorView narrow = backend_of(device).take(expert_ids.shape(), Dtype::i32);
+  backend_of(device).narrow_ids({.from = expert_ids, .first_sentinel = first, .to = narrow});
+  return narrow;
 }
 
 PlanMaker::PlanMaker(Communicator& comm, ExpertPlacement placement, const PlanOptions& options,
@@ -144,13 +147,6 @@ void PlanMaker::resize(const Sizing& sizing) {
   options_.sizing = sizing;
 }
 
-PlanProblems PlanMaker::problems_of(std::int64_t first_non_finite_token) const {
-  const std::array<std::int64_t, kProblemWords> words{first_non_finite_token, -1};
-  const TensorView uploaded = backend_of(device_).take({kProblemWords}, Dtype::i64);
-  backend_of(device_).upload(std::as_bytes(std::span(words)), uploaded);
-  return {.words = uploaded};
-}
-
 PlanProblems PlanMaker::problems_of(const Routing& routing) const {
   const ConstTensorView words = routing.problems;
   if (!is_given(words)) return problems_of(routing.first_non_finite_token);
@@ -160,7 +156,7 @@ PlanProblems PlanMaker::problems_of(const Routing& routing) const {
             words.shape(), std::int64_t{kProblemWords});
     require_memory(words, device_.memory(), "problems");
   });
-  return {.words = words};
+  return {.of_router = {.words = words}};
 }
 
 void take_tables(PlanData& data, PlanTables kind, const TakeTable& take) {
@@ -290,6 +286,10 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
     data->top_k = header.top_k;
   }
   take_tables(*data, tables(), take);
+  if (tables() == PlanTables::own && comm_.size() == 1 && options_.sizing.is_bounded()) {
+    plan_at_once(given_ids, header, problems, *data);
+    return data;
+  }
   ConstTensorView expert_ids;
   Counted counted;
   if (has_valid_form(header)) {
@@ -303,7 +303,9 @@ std::shared_ptr<PlanData> PlanMaker::plan(const ConstTensorView& given_ids,
   } else {
     plan_together(header, *data);
   }
-  assign_slots(expert_ids, device_tables_.owners, counted, *data);
+  AssignSlots slots = slots_of(device_tables_.owners, counted, *data);
+  slots.expert_ids = expert_ids;
+  backend_of(device_).assign_slots(slots);
   return data;
 }
 
@@ -329,6 +331,17 @@ bool PlanMaker::crosses_once() const {
   return meetings_ != nullptr && !drops;
 }
 
+CountAssignments PlanMaker::counting(const Counted& counted, const PlanData& data) const {
+  CountAssignments args{.owners = device_tables_.owners,
+                        .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
+                        .counts = flat(data.report.counts),
+                        .distinct_tokens = data.report.distinct_tokens,
+                        .positions = flat(counted.positions),
+                        .problems = data.report.problems};
+  if (counted.token_positions) args.token_positions = flat(*counted.token_positions);
+  return args;
+}
+
 Counted PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& problems,
                          PlanData& data) const {
   const DeviceBackend& device = backend_of(device_);
@@ -337,29 +350,48 @@ Counted PlanMaker::count(const ConstTensorView& expert_ids, const PlanProblems& 
     counted.positions = device.take(expert_ids.shape(), Dtype::i32);
     counted.token_positions = device.take(expert_ids.shape(), Dtype::i32);
   }
-  device.copy(problems.words, data.report.problems);
-  CountAssignments args{.expert_ids = expert_ids,
-                        .owners = device_tables_.owners,
-                        .allow_duplicates = options_.duplicate_ids == DuplicateIds::allow,
-                        .counts = flat(data.report.counts),
-                        .distinct_tokens = data.report.distinct_tokens,
-                        .positions = flat(counted.positions),
-                        .problems = data.report.problems};
-  if (counted.token_positions) args.token_positions = flat(*counted.token_positions);
+  device.set_problems(problems.of_router, data.report.problems);
+  CountAssignments args = counting(counted, data);
+  args.expert_ids = expert_ids;
   device.count_assignments(args);
   return counted;
 }
 
-// The device lays out its own counts. A bounded plan on a GPU does not wait.
-void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& problems,
-                           PlanData& data) {
-  require_same_call({.headers = {header}});
-  ++num_plans_;
+// The layout of this rank's own counts.
+LayOut PlanMaker::layout_alone(const PlanProblems& problems, const PlanData& data) const {
   LayOut args =
       layout_of(data.report.counts, device_tables_, data, data.groups, data.report.layout);
   args.problems = one_row(data.report.problems);
   args.step = problems.step;
-  backend_of(device_).lay_out(args);
+  return args;
+}
+
+// The steps of a bounded plan need nothing from the host, so the device may make it at once.
+void PlanMaker::plan_at_once(const ConstTensorView& expert_ids, const RecordHeader& header,
+                             const PlanProblems& problems, PlanData& data) {
+  require_same_call({.headers = {header}});
+  ++num_plans_;
+  const Counted counted{.positions = data.slots};
+  backend_of(device_).plan_alone(
+      {.expert_ids = expert_ids,
+       .first_sentinel = first_sentinel(placement_->num_experts(), options_.sentinel_ids),
+       .problems = problems.of_router,
+       .count = counting(counted, data),
+       .layout = layout_alone(problems, data),
+       .slots = slots_of(device_tables_.owners, counted, data)});
+  learn_alone(data);
+}
+
+void PlanMaker::plan_alone(const RecordHeader& header, const PlanProblems& problems,
+                           PlanData& data) {
+  require_same_call({.headers = {header}});
+  ++num_plans_;
+  backend_of(device_).lay_out(layout_alone(problems, data));
+  learn_alone(data);
+}
+
+// A bounded plan on a GPU does not wait.
+void PlanMaker::learn_alone(PlanData& data) {
   data.is_known = device_.memory() == Memory::host || !options_.sizing.is_bounded();
   if (!data.is_known) return;
   const auto report = data.report.on_host(backend_of(device_), backend_of(host_), *placement_);

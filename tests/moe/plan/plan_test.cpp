@@ -271,7 +271,8 @@ TEST(Plan, AddsToTheWordsOfAStepAtOneRankAlone) {
       PlanMaker planner(comm, ExpertPlacement::contiguous(2, num_ranks),
                         options_with(Sizing::bounded(2)), {});
       Tensor step = Tensor::zeros({kStepWords}, Dtype::i64);
-      (void)planner.plan(ids_of({3, 1}, {0, 1, 1}), {.words = problems, .step = step});
+      (void)planner.plan(ids_of({3, 1}, {0, 1, 1}),
+                         {.of_router = {.words = problems}, .step = step});
       EXPECT_TRUE(same_bits(step, num_ranks == 1 ? words_of({3, 0, 1, 0, -1, 3, 0, 9, 0})
                                                  : Tensor::zeros({kStepWords}, Dtype::i64)));
     });

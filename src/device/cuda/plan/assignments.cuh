@@ -1,8 +1,11 @@
-// The expert ids of a batch, as kernels read them: by token or by assignment.
+// The expert ids of a batch, as callers give them and as kernels read them: by token or by
+// assignment.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 #include "switchyard/tensor.h"
 
@@ -27,6 +30,23 @@ inline Assignments assignments_of(const ConstTensorView& expert_ids) {
   return {reinterpret_cast<const std::int32_t*>(expert_ids.data()), expert_ids.row_stride(),
           expert_ids.rows(), static_cast<unsigned>(expert_ids.shape()[1])};
 }
+
+constexpr std::int64_t kLowestId = std::numeric_limits<std::int32_t>::min();
+constexpr std::int64_t kHighestId = std::numeric_limits<std::int32_t>::max();
+
+// Turns the ids that callers give into i32 (see NarrowIds).
+struct Narrowing {
+  bool has_sentinels = false;
+  std::int64_t first_sentinel = 0;
+
+  explicit Narrowing(const std::optional<std::int64_t>& first)
+      : has_sentinels(first.has_value()), first_sentinel(first.value_or(0)) {}
+
+  __device__ std::int32_t operator()(std::int64_t id) const {
+    if (has_sentinels && id >= first_sentinel) return -1;
+    return static_cast<std::int32_t>(max(kLowestId, min(kHighestId, id)));
+  }
+};
 
 constexpr unsigned kElementThreads = 256;
 

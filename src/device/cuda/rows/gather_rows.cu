@@ -2,6 +2,7 @@
 // several of which are in flight per thread.
 #include <algorithm>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"
 
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kAhead = kGatherAhead<Width>;
   constexpr int kSteps = kGatherSteps<Width>;
   extern __shared__ uint4 shared_memory[];
+  wait_for_earlier_kernels();
   const int width = Width > 0 ? Width : static_cast<int>(work.from.width);
   const Addends<T> addends(shared_memory, width);
   const std::int64_t token = blockIdx.x / work.parts;
@@ -134,12 +136,17 @@ struct GatherCut {
   unsigned parts;  // blocks per token; more than one if there are few tokens
 
   GatherCut(std::int64_t chunks, int steps, std::int64_t tokens, const Context& context) {
+    constexpr std::int64_t kFewThreads = 64;
     const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-    const std::int64_t rounds = std::max<std::int64_t>(1, divide(chunks, kThreads * steps));
+    const std::int64_t multiprocessors = context.num_multiprocessors();
+    // With few tokens, small blocks spread a token over more multiprocessors.
+    const std::int64_t small =
+        std::min(divide(chunks, kFewThreads * steps), 2 * multiprocessors / tokens);
+    const std::int64_t rounds =
+        std::max({std::int64_t{1}, divide(chunks, kThreads * steps), small});
     const std::int64_t lanes = std::max<std::int64_t>(1, divide(chunks, rounds * steps));
     threads = static_cast<unsigned>(divide(lanes, kWarp) * kWarp);
-    const std::int64_t wanted = divide(8 * context.num_multiprocessors(), tokens);
-    parts = static_cast<unsigned>(std::min(wanted, rounds));
+    parts = static_cast<unsigned>(std::min(divide(8 * multiprocessors, tokens), rounds));
   }
 };
 
@@ -160,9 +167,9 @@ void launch_gather(const GatherRows& args, Context& context) {
       device_table<Where>(args.from, args.scalar_bases, args.peer_scalar_bases, args.to.row_bytes(),
                           context)};
   const auto blocks = static_cast<unsigned>(args.from.count * cut.parts);
-  gather_kernel<T, Wide, Width, Where>
-      <<<blocks, cut.threads, Addends<T>::bytes(args.from.width), context.stream()>>>(work);
-  check(cudaGetLastError(), "gather_rows");
+  launch_early(gather_kernel<T, Wide, Width, Where>,
+               {blocks, cut.threads, Addends<T>::bytes(args.from.width)}, work, "gather_rows",
+               context);
 }
 
 // If rows are aligned, the usual widths have kernels of their own.

@@ -1,0 +1,53 @@
+// Programmatic dependent launch: a kernel starts while the one before it in the stream still runs,
+// so that its launch takes no time of its own. GPUs before Hopper launch one after the other.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <string_view>
+
+#include "device/cuda/hopper/ptx.cuh"
+#include "device/cuda/runtime/context.h"
+
+namespace switchyard::cuda {
+
+// Lets the next kernel start if it was launched with launch_early(). Other kernels still wait until
+// this one has ended.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  hopper::let_next_launch();
+#endif
+}
+
+// Waits until all kernels before this one have ended. A kernel that is launched with launch_early()
+// must call this before it touches any memory that they use, even if nothing came before it.
+__device__ inline void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  hopper::wait_for_kernels_before();
+#endif
+}
+
+struct Grid {
+  unsigned blocks = 1;
+  unsigned threads = 1;  // per block
+  std::size_t shared_bytes = 0;
+};
+
+template <typename Args>
+void launch_early(void (*kernel)(Args), const Grid& grid, const Args& args, std::string_view name,
+                  const Context& context) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = context.stream();
+  config.attrs = &early;
+  config.numAttrs = context.uses_hopper_kernels() ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, args), name);
+}
+
+}  // namespace switchyard::cuda
