@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/require.h"
+#include "device/cuda/grouped_gemm.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/peer/heap.h"
 #include "device/cuda/runtime/cuda_context.h"

@@ -40,8 +40,7 @@ Saved MoeLayerData::forward(const MoeWeights& weights, const LayerInput& in, con
   return saved;
 }
 
-ExpertsInput MoeLayerData::bring_rows(const MoeWeights& weights, Saved& saved,
-                                      const TensorView& rows, StageClock& clock) {
+ExpertsInput MoeLayerData::bring_rows(Saved& saved, const TensorView& rows, StageClock& clock) {
   const bool reads = experts.reads_tokens();
   if (receives(saved.plan)) {
     saved.received = mover->receive(saved.plan, saved.x, saved.weights());
@@ -74,7 +73,7 @@ void MoeLayerData::forward_experts(const MoeWeights& weights, Saved& saved, cons
   const bool keep_rows =
       training && options.keep == Keep::rows && comm.size() > 1 && !receives(saved.plan);
   const TensorView rows = take_moved_rows(saved.plan);
-  const ExpertsInput in = bring_rows(weights, saved, rows, clock);
+  const ExpertsInput in = bring_rows(saved, rows, clock);
   if (keep_rows) saved.rows = rows;
   if (training && options.keep != Keep::nothing) {
     saved.inner = take_rows(saved.plan, experts.options().inner_width());
@@ -136,8 +135,7 @@ void MoeLayerData::backward(const MoeWeights& weights, Saved& saved, const Layer
   note_waits();
 }
 
-ExpertsBackwardInput MoeLayerData::receive_gradients(const MoeWeights& weights, Saved& saved,
-                                                     const ConstTensorView& d_y,
+ExpertsBackwardInput MoeLayerData::receive_gradients(Saved& saved, const ConstTensorView& d_y,
                                                      StageClock& clock) {
   ReceivedTokens& received = *saved.received;
   const ConstTensorView d_out = mover->receive(saved.plan, d_y);
@@ -168,7 +166,7 @@ ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Sa
   const auto inner_rows = saved.inner ? InnerRows::kept : InnerRows::to_be_computed;
   if (!saved.inner) saved.inner = take_rows(saved.plan, experts.options().inner_width());
   if (saved.received) {
-    ExpertsBackwardInput in = receive_gradients(weights, saved, d_y, clock);
+    ExpertsBackwardInput in = receive_gradients(saved, d_y, clock);
     in.inner_rows = inner_rows;
     return in;
   }

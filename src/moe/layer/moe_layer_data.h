@@ -245,8 +245,7 @@ struct MoeLayerData {
   ConstTensorView all_picks(const Saved& saved) const;
   // Return the input of the experts in forward and in backward: tokens, or rows, which are filled
   // here.
-  ExpertsInput bring_rows(const MoeWeights& weights, Saved& saved, const TensorView& rows,
-                          StageClock& clock);
+  ExpertsInput bring_rows(Saved& saved, const TensorView& rows, StageClock& clock);
   ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Saved& saved,
                                        const ConstTensorView& d_y, StageClock& clock);
   void forward_experts(const MoeWeights& weights, Saved& saved, const TensorView& y,
@@ -259,8 +258,8 @@ struct MoeLayerData {
                        const LayerBackwardOutput& out, StageClock& clock);
   void backward_shared(const MoeWeights& weights, Saved& saved, const ConstTensorView& d_y,
                        const LayerBackwardOutput& out, StageClock& clock);
-  ExpertsBackwardInput receive_gradients(const MoeWeights& weights, Saved& saved,
-                                         const ConstTensorView& d_y, StageClock& clock);
+  ExpertsBackwardInput receive_gradients(Saved& saved, const ConstTensorView& d_y,
+                                         StageClock& clock);
   // Fill the tensors with NaN if a rank that this layer's devices waited for has failed.
   void spoil(std::span<const TensorView> views) const;
   void spoil(const MoeGradients& gradients) const;
