@@ -121,7 +121,7 @@ struct Forward {
 TEST_F(CudaFewTokens, AForwardIsFourKernels) {
   for (const std::int64_t num_tokens : {1, 64, 1024}) {
     Forward forward(device, num_tokens);
-    if (!forward.experts.reads_tokens(forward.parameters.weights().experts)) {
+    if (!forward.experts.reads_tokens()) {
       GTEST_SKIP() << "these kernels do not read tokens";
     }
     const Tensor ids = device.copy_of(ids_of(num_tokens));
@@ -134,7 +134,7 @@ TEST_F(CudaFewTokens, AForwardIsFourKernels) {
 TEST_F(CudaFewTokens, KernelsThatStartEarlyWaitForTheirInput) {
   constexpr std::int64_t kTokens = 16;
   Forward forward(device, kTokens);
-  if (!forward.experts.reads_tokens(forward.parameters.weights().experts)) {
+  if (!forward.experts.reads_tokens()) {
     GTEST_SKIP() << "these kernels do not read tokens";
   }
   const Tensor first = device.copy_of(ids_of(kTokens));
