@@ -37,7 +37,7 @@ std::string corpus_text(const RunOrigin& origin) {
 // The sum of the processes' peaks counts what they share once for each of them.
 std::string memory_text(const std::vector<std::int64_t>& peak_bytes) {
   if (peak_bytes.empty() || std::ranges::max(peak_bytes) == 0) return "";
-  const auto largest = bytes_text(static_cast<double>(std::ranges::max(peak_bytes)));
+  auto largest = bytes_text(static_cast<double>(std::ranges::max(peak_bytes)));
   if (peak_bytes.size() == 1) return largest;
   const auto sum = std::accumulate(peak_bytes.begin(), peak_bytes.end(), 0.0);
   return fmt::format("{} over {} processes, {} in the largest", bytes_text(sum), peak_bytes.size(),

@@ -83,7 +83,7 @@ std::string ranks_html(const RunSummary& run) {
                           .amount = rows,
                           .first_text = count_text(rows / num_steps),
                           .second_text = use.waited_seconds > 0.0
-                                             ? fmt::format("{} for {}", waited, use.waited_for)
+                                             ? fmt::format("{} for rank {}", waited, use.waited_for)
                                              : "–"});
   }
   auto text = std::string(

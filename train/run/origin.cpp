@@ -33,6 +33,10 @@ struct Process {
   std::string host_name() const { return {host.data(), ::strnlen(host.data(), host.size())}; }
 };
 
+struct WorldRank {
+  std::int64_t rank = 0;
+};
+
 struct Use {
   std::int64_t rows = 0;
   std::int64_t waited_for = 0;
@@ -138,13 +142,13 @@ std::vector<RankUse> gather_use(Transformer& model) {
   if (layers.empty()) return {};
   Communicator& experts = layers[0]->communicator();
   Communicator& world = model.mesh().world();
-  const auto world_ranks = gather(experts, std::int64_t{world.rank()});
+  const auto world_ranks = gather(experts, WorldRank{world.rank()});
   Use own{.rows = model.moe_rows(), .waited_for = world.rank()};
   const auto& waits = model.moe_waits();
   for (std::size_t i = 0; i < waits.size(); ++i) {
     if (waits[i] <= own.waited_seconds) continue;
     own.waited_seconds = waits[i];
-    own.waited_for = world_ranks[i];
+    own.waited_for = world_ranks[i].rank;
   }
   std::vector<RankUse> uses;
   for (const Use& use : gather(world, own)) {

@@ -142,7 +142,8 @@ TEST(Report, ACommitThatIsNotKnownIsUnknown) {
 TEST(Report, SaysTheLoadAndTheWaitsOfRanks) {
   auto run = synthetic_run();
   const auto text = checked(report_html(run)).text;
-  EXPECT_TRUE(contains(text, "rank 1200–\nrank 01005 ms for 1\n")) << text;  // the fullest first
+  EXPECT_TRUE(contains(text, "rank 1200–\nrank 01005 ms for rank 1\n"))
+      << text;  // the fullest first
   run.ranks.resize(40, {.rows = 10});
   const auto many = checked(report_html(run)).text;
   EXPECT_TRUE(contains(many, "These are the 32 ranks with the most rows, of 40."));
