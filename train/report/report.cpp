@@ -136,7 +136,7 @@ footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
   .bars th:nth-child(n+3), .bars td:nth-child(n+3) { padding-left: 12px;
     min-width: 0; }
   .bars tbody th { padding-right: 10px; min-width: 96px; }
-  .bars td:nth-child(2) { width: 40%; } }
+  .bars td:nth-child(2) { width: 40%; } .bars td:nth-child(4) { white-space: normal; } }
 @media print { body { background: none; } section { break-inside: avoid; } }
 )css";
 
