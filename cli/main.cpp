@@ -5,6 +5,7 @@
 #include <iostream>
 #include <string>
 
+#include "command_line.h"
 #include "commands.h"
 #include "common/bus_faults.h"
 #include "common/printable.h"
@@ -43,7 +44,8 @@ int main(int argc, char** argv) {
   switchyard::cli::add_inspect_command(app);
   switchyard::cli::add_sample_command(app);
   switchyard::cli::add_soak_command(app);
-  switchyard::cli::add_train_command(app);
+  switchyard::cli::add_train_command(
+      app, switchyard::cli::command_line({argv, static_cast<std::size_t>(argc)}));
   switchyard::cli::add_verify_command(app);
   try {
     app.parse(argc, argv);

@@ -15,6 +15,7 @@
 #include "checkpoints/checkpoints.h"
 #include "comm_options.h"
 #include "commands.h"
+#include "commit.h"
 #include "data/corpus.h"
 #include "launch.h"
 #include "options/limits.h"
@@ -149,7 +150,7 @@ void note_signals() {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
-void train_model(const TrainOptions& o) {
+void train_model(const TrainOptions& o, const std::string& command_line) {
   require_chosen_comm(o);
   const auto file = as_usage([&] { return read_config(o.config); });
   const auto config = as_usage([&] { return train::resolve(file, o.flags); });
@@ -182,14 +183,15 @@ void train_model(const TrainOptions& o) {
                        *train::shared_corpus(here.data.corpus));
       });
     }
-    if (train::run(world, here) == train::RunEnd::stopped) is_stopped = true;
+    const train::Program program{.command_line = command_line, .commit = kCommit};
+    if (train::run(world, here, program) == train::RunEnd::stopped) is_stopped = true;
   });
   if (is_stopped) throw CLI::RuntimeError(kStopped);
 }
 
 }  // namespace
 
-void add_train_command(CLI::App& app) {
+void add_train_command(CLI::App& app, const std::string& command_line) {
   auto* command = app.add_subcommand(
       "train",
       "Train a small MoE language model on text, and write a report of it. Without options: about "
@@ -209,7 +211,7 @@ void add_train_command(CLI::App& app) {
       "Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end it after the step, with a checkpoint if it saves "
       "any; Ctrl-C again, a second later or more, ends it at once.\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stopped by a signal.");
-  command->callback([o] { train_model(*o); });
+  command->callback([o, command_line] { train_model(*o, command_line); });
 }
 
 }  // namespace switchyard::cli

@@ -9,7 +9,10 @@ install(EXPORT switchyardTargets NAMESPACE switchyard:: DESTINATION ${config_dir
 # Users of a static library must link its dependencies themselves.
 set(SWITCHYARD_FIND_DEPENDENCIES "")
 if(NOT BUILD_SHARED_LIBS)
-  string(APPEND SWITCHYARD_FIND_DEPENDENCIES "find_dependency(Threads)\nfind_dependency(fmt)\n")
+  string(APPEND SWITCHYARD_FIND_DEPENDENCIES "find_dependency(Threads)\n")
+  if(NOT TARGET fmt_headers)
+    string(APPEND SWITCHYARD_FIND_DEPENDENCIES "find_dependency(fmt)\n")
+  endif()
   if(SWITCHYARD_HAS_MPI)
     string(APPEND SWITCHYARD_FIND_DEPENDENCIES "find_dependency(MPI COMPONENTS CXX)\n")
   endif()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs CI's checks beyond the tests: includes, format, lint, fuzzers, and tests under sanitizers.
-#   check.sh [includes] [format] [lint] [fuzz] [asan] [tsan]     without arguments: all of them
+# Runs CI's checks beyond the tests: includes, format, the API reference, lint, fuzzers, and tests
+# under sanitizers.
+#   check.sh [includes] [format] [docs] [lint] [fuzz] [asan] [tsan]    without arguments: all of them
 #   check.sh separate    compiles every source separately; CI does that for the library only
 #   check.sh wheel       builds and installs the Python package, and runs the Python tests with it;
 #                        CI does so only for changes to the packaging
@@ -20,6 +21,14 @@ check_includes() {
 check_format() {
   say "Format"
   git ls-files '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
+}
+
+# Makes the API reference in build/dev/docs/html. Fails on a warning of Doxygen, and on a public
+# declaration without a comment.
+check_docs() {
+  say "API reference"
+  [ -f build/dev/docs/Doxyfile ] || cmake --preset dev
+  cmake --build build/dev --target docs
 }
 
 # Lints the library, the model and the command. Each layer is linted as one unit, as it is compiled,
@@ -172,7 +181,7 @@ is_noticed() {
   return "$result"
 }
 
-[ $# -gt 0 ] || set -- includes format lint fuzz asan tsan
+[ $# -gt 0 ] || set -- includes format docs lint fuzz asan tsan
 for check in "$@"; do
   case $check in
     asan | tsan) "check_$check" ;;  # these time their own two stages

@@ -11,7 +11,8 @@ export OMPI_MCA_rmaps_base_oversubscribe=1
 build_packages=(g++ cmake ninja-build libfmt-dev libdnnl-dev libopenmpi-dev openmpi-bin
   libcli11-dev nlohmann-json3-dev)
 test_packages=(libgtest-dev libbenchmark-dev python3-venv iproute2)
-check_packages=(patch rsync clang-format-14 clang-tidy-16 clang-16 libclang-rt-16-dev python3)
+check_packages=(patch rsync clang-format-14 clang-tidy-16 clang-16 libclang-rt-16-dev python3
+  doxygen)
 
 say() { printf '\n== %s\n' "$*"; }
 

@@ -1,5 +1,5 @@
 # Configures a project that adds Switchyard as a part of its own, and changes none of its defaults;
-# with a CUDA toolkit that is older than the kernels need.
+# with a CUDA toolkit that is older than the kernels need, and with the headers of fmt alone.
 # cmake -DSOURCE=… -DWORK=… -DGENERATOR=… -DHEADERS=… -P subproject.cmake
 file(REMOVE_RECURSE ${WORK})
 file(WRITE ${WORK}/modules/FindCUDAToolkit.cmake "
@@ -8,7 +8,7 @@ file(WRITE ${WORK}/modules/FindCUDAToolkit.cmake "
   add_library(CUDA::cudart_static INTERFACE IMPORTED GLOBAL)
 ")
 file(WRITE ${WORK}/CMakeLists.txt "
-  cmake_minimum_required(VERSION 3.25)
+  cmake_minimum_required(VERSION 3.22)
   project(parent LANGUAGES C CXX)
   list(APPEND CMAKE_MODULE_PATH ${WORK}/modules)
   add_subdirectory(${SOURCE} switchyard)
@@ -41,6 +41,10 @@ endif()
 expect("type: STATIC_LIBRARY; shared: ''; build: ''")
 expect("${reason}: this build has no CUDA")
 expect("CUDA: OFF (SWITCHYARD_CUDA=AUTO)")
+configure(-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "configuring a static library with fmt's headers alone failed:\n${output}")
+endif()
 configure(-DSWITCHYARD_CUDA=ON)
 if(result EQUAL 0)
   message(FATAL_ERROR "configuring did not fail:\n${output}")

@@ -9,6 +9,7 @@
 
 namespace switchyard {
 
+// An optional part of a build or of a machine.
 struct Feature {
   std::string name;
   bool available = false;

@@ -16,6 +16,7 @@ enum class CapacityRule {
   highest_weight,
 };
 
+// A limit on the assignments of each expert.
 struct Capacity {
   double factor = 0.0;  // 0: no limit
   CapacityRule rule = CapacityRule::first_come;

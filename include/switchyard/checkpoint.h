@@ -85,6 +85,7 @@ struct CheckpointContents {
   Device device = {};
 };
 
+// How a checkpoint is laid out in files.
 enum class CheckpointForm {
   one_file,       // `path` is a safetensors file; experts are packed as [E, …]
   file_per_rank,  // `path` is a folder: one file per writing rank with experts by id, and an index

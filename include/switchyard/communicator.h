@@ -25,8 +25,10 @@ class KeptObject;
 struct KeptObjects;
 struct ObjectIds;
 
+// How collectives combine the values of ranks.
 enum class ReduceOp { sum, min, max };
 
+// Options of connect().
 struct ConnectOptions {
   std::string backend = "threads";
   // Time that a collective waits for the other ranks before it throws on every rank that is

@@ -13,6 +13,7 @@ namespace switchyard {
 
 class DeviceBackend;
 
+// Options of Device::cpu().
 struct CpuOptions {
   int num_threads = 1;          // including the calling thread
   std::vector<int> cores = {};  // thread i > 0 is pinned to cores[i]; thread 0, the caller, is not
@@ -41,6 +42,7 @@ struct DeviceAllocator {
   std::function<void(void* memory, Stream stream)> free = {};
 };
 
+// Options of Device::cuda().
 struct CudaOptions {
   int ordinal = 0;     // the number of the GPU
   Stream stream = {};  // used until set_stream

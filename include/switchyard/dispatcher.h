@@ -42,6 +42,7 @@ enum class CombineMode {
   pre_reduced,
 };
 
+// Options of a Dispatcher.
 struct DispatcherOptions {
   PlanOptions plan = {};
   MoverKind mover = MoverKind::automatic;
@@ -57,23 +58,28 @@ struct DispatchInput {
   ConstTensorView x;
   std::optional<ConstTensorView> weights = {};  // sent along with the rows, into row_weights
 };
+// The tensors that dispatch writes.
 struct DispatchOutput {
   TensorView rows;  // padding rows become 0; rows beyond plan.num_rows() are left unchanged
   std::optional<TensorView> row_weights = {};  // padding rows get 0
 };
+// The tensors that combine reads.
 struct CombineInput {
   ConstTensorView rows;
   std::optional<ConstTensorView> weights = {};  // none: 1
 };
+// The tensors that combine_backward reads.
 struct CombineBackwardInput {
   ConstTensorView d_y;
   std::optional<ConstTensorView> weights = {};  // as given to combine
   std::optional<ConstTensorView> rows = {};     // as given to combine; required for d_weights
 };
+// The tensors that combine_backward writes.
 struct CombineBackwardOutput {
   TensorView d_rows;  // padding rows become 0
   std::optional<TensorView> d_weights = {};
 };
+// The tensors that dispatch_backward reads.
 struct DispatchBackwardInput {
   ConstTensorView d_rows;
   // Gradients of the row weights, [≥ R], or of the weights of received tokens, [D, K]. Give at most
@@ -81,6 +87,7 @@ struct DispatchBackwardInput {
   std::optional<ConstTensorView> d_row_weights = {};
   std::optional<ConstTensorView> d_received_weights = {};
 };
+// The tensors that dispatch_backward writes.
 struct DispatchBackwardOutput {
   TensorView d_x;
   std::optional<TensorView> d_weights = {};

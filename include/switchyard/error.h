@@ -11,6 +11,7 @@
 
 namespace switchyard {
 
+// The base of every error that the library throws on purpose.
 class SWITCHYARD_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -17,6 +17,7 @@ namespace switchyard {
 class Plan;
 struct WorkTimes;
 
+// The function between the two products of an expert.
 enum class Activation {
   swiglu,  // silu(gate) · up
   // g · sigmoid(alpha · g) · (u + offset) with g = min(gate, limit), u = clamp(up, ±limit)
@@ -50,6 +51,7 @@ constexpr bool has_gate(Activation activation) {
   }
   return false;
 }
+// Returns the name of the enumerator.
 SWITCHYARD_API std::string_view name_of(Activation activation);
 
 // Selects where a row's routing weight w is applied.
@@ -58,8 +60,10 @@ enum class WeightStage {
   activation,  // equal in exact arithmetic, multiplied before the down projection
   input,       // expert(w · x), a different function (TorchTitan's score_before_experts)
 };
+// Returns the name of the enumerator.
 SWITCHYARD_API std::string_view name_of(WeightStage stage);
 
+// Options of Experts.
 struct ExpertsOptions {
   std::int64_t hidden = 0;        // H
   std::int64_t intermediate = 0;  // I
@@ -89,6 +93,7 @@ struct BasicExpertTensors {
   View up_bias = {};    // [I]
   View down_bias = {};  // [H]
 };
+// Views to be read.
 using ExpertWeights = BasicExpertTensors<ConstTensorView>;
 // Views to be read and written.
 using ExpertViews = BasicExpertTensors<TensorView>;
@@ -105,8 +110,10 @@ struct BasicPackedExperts {
   View gate_up_bias = {};
   View down_bias = {};
 };
+// Packed experts to be read; PackedExpertViews are to be read and written.
 using PackedExperts = BasicPackedExperts<ConstTensorView>;
 using PackedExpertViews = BasicPackedExperts<TensorView>;
+// Returns views of the single experts.
 SWITCHYARD_API std::vector<ExpertWeights> unpack(const PackedExperts& packed,
                                                  Activation activation = Activation::swiglu);
 SWITCHYARD_API std::vector<ExpertViews> unpack(const PackedExpertViews& packed,
@@ -118,6 +125,7 @@ struct RowGroups {
   ConstTensorView group_rows;   // [e] i32: the rows of each group, without padding
   std::int64_t alignment = 1;   // every group begins at a multiple of it
 
+  // The groups of a plan.
   SWITCHYARD_API static RowGroups of(const Plan& plan);
 };
 
@@ -141,6 +149,7 @@ struct ExpertsInput {
   std::optional<ConstTensorView> row_weights = {};
   std::optional<TokenRows> tokens = {};
 };
+// The tensors that Experts::forward writes.
 struct ExpertsOutput {
   TensorView out;                        // [R, H]; may be the same memory as rows
   std::optional<TensorView> inner = {};  // [R, inner_width] for backward; none: nothing is kept
@@ -159,6 +168,7 @@ struct ExpertsBackwardInput {
   ConstTensorView d_out;  // [R, H]; with `tokens`, d_y [T, H]
   std::optional<TokenRows> tokens = {};
 };
+// The tensors that Experts::backward writes.
 struct ExpertsBackwardOutput {
   TensorView d_rows;  // [R, H]
   // The gradients of row_weights, [R] f32; with `tokens`, [T, K], where assignments without a row
@@ -179,8 +189,10 @@ class SWITCHYARD_API Experts {
   Experts(const Experts&) = default;
   Experts& operator=(const Experts&) = default;
 
+  // Computes the rows' outputs. `weights` has one entry per group.
   void forward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                const ExpertsInput& in, const ExpertsOutput& out) const;
+  // Computes the gradients of a forward with the same weights and groups.
   void backward(std::span<const ExpertWeights> weights, const RowGroups& groups,
                 const ExpertsBackwardInput& in, const ExpertsBackwardOutput& out) const;
 

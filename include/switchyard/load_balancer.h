@@ -11,6 +11,7 @@
 
 namespace switchyard {
 
+// How a LoadBalancer changes the score bias, given the counts n of the experts.
 enum class BiasRule {
   // DeepSeek-V3 and TorchTitan: d = rate · sign(mean(n) − n); bias += d − mean(d).
   sign,
@@ -25,6 +26,7 @@ enum class RateSchedule {
   warm_up,  // rate · min(1, 10 · progress)
 };
 
+// Options of a LoadBalancer.
 struct LoadBalancerOptions {
   BiasRule rule = BiasRule::sign;
   float rate = 1e-3F;

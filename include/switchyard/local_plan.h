@@ -19,6 +19,7 @@ namespace switchyard {
 struct PadRows;
 struct RowTable;
 
+// The sizes and options of a LocalPlan.
 struct LocalPlanOptions {
   std::int64_t num_tokens = 0;  // T
   std::int64_t top_k = 0;       // K

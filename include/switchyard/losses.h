@@ -26,6 +26,7 @@ enum class LossScores {
   shares,  // each token's scores divided by their sum (DeepSeek-V3); the same for softmax
 };
 
+// The auxiliary losses of a layer.
 struct LossOptions {
   BalanceLoss balance = BalanceLoss::none;
   LossScores scores = LossScores::as_routed;

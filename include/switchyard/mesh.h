@@ -12,6 +12,7 @@
 
 namespace switchyard {
 
+// An axis of a Mesh.
 struct MeshAxis {
   std::string name;
   int size = 1;
@@ -31,7 +32,9 @@ class SWITCHYARD_API Mesh {
 
   Communicator& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
+  // Returns whether the mesh has an axis of this name.
   bool has_axis(std::string_view axis) const;
+  // The number of ranks along the axis. Throws InvalidArgument if there is no such axis.
   int size(std::string_view axis) const;
   // The position of this rank along the axis. Throws InvalidArgument if there is no such axis.
   int coordinate(std::string_view axis) const;

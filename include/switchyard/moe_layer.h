@@ -37,6 +37,7 @@ enum class Keep {
   nothing,
 };
 
+// Options of a MoeLayer.
 struct MoeLayerOptions {
   std::int64_t hidden = 0;        // H
   std::int64_t intermediate = 0;  // I
@@ -80,6 +81,7 @@ struct LayerComms {
   Communicator* sequence = nullptr;
 };
 
+// The input of one forward.
 struct LayerInput {
   ConstTensorView x;  // [T, H]; T may differ between ranks and be 0
   // Expert ids to use instead of the router's choice, [T, K] i32 or i64; −1 means no pick.
@@ -122,10 +124,12 @@ class SWITCHYARD_API SavedForBackward {
   std::unique_ptr<Saved> data_;
 };
 
+// The gradients that backward starts from.
 struct LayerBackwardInput {
   ConstTensorView d_y;         // [T, H]
   RouterLosses d_losses = {};  // the weights of the layer's losses in the training loss
 };
+// The tensors that backward writes.
 struct LayerBackwardOutput {
   TensorView d_x;  // [T, H]
   // The router's and the shared expert's over this rank's tokens; the experts' over the tokens of
@@ -137,6 +141,7 @@ struct LayerBackwardOutput {
 
 // Statistics of the last forward and of the backward that followed it.
 struct SWITCHYARD_API LayerStats {
+  // A part of a pass and the time that it took.
   struct Stage {
     std::string_view name;
     double seconds = 0.0;

@@ -23,10 +23,12 @@ struct BasicMoeTensors {
   std::vector<BasicExpertTensors<View>> experts = {};
   BasicExpertTensors<View> shared = {};  // several shared experts are concatenated into one
 };
+// Views to be read.
 using MoeWeights = BasicMoeTensors<ConstTensorView>;
 using MoeViews = BasicMoeTensors<TensorView>;  // to be read and written
 using MoeGradients = MoeViews;                 // to receive gradients
 
+// Which biases parameters have.
 enum class Biases { none, all };  // all: of the gate and of the routed experts
 
 // One rank's part of a layer in the memory of a device: its weights, or their gradients. Either

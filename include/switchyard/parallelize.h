@@ -44,6 +44,7 @@ concept HasMoeBlocks = requires(Model& model) {
 SWITCHYARD_API int apply_expert_parallel(std::span<MoeBlock* const> blocks, Mesh* mesh,
                                          const std::vector<std::string>& axes = {"ep"});
 
+// Does the same for all MoE layers of a model.
 template <HasMoeBlocks Model>
 int apply_expert_parallel(Model& model, Mesh* mesh, const std::vector<std::string>& axes = {"ep"}) {
   const std::vector<MoeBlock*> blocks = model.moe_blocks();

@@ -26,6 +26,7 @@ class SWITCHYARD_API ExpertPlacement {
 
   int num_experts() const { return static_cast<int>(owners_.size()); }
   int num_ranks() const { return static_cast<int>(experts_.size()); }
+  // The rank that owns the expert. Throws InvalidArgument if there is no such expert.
   int owner(int expert) const {
     if (expert < 0 || expert >= num_experts()) [[unlikely]] {
       refuse_expert(expert);

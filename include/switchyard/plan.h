@@ -22,6 +22,7 @@ class PlanMaker;
 struct PlanData;
 struct Routing;
 
+// Says how to treat a token that picks an expert more than once.
 enum class DuplicateIds { reject, allow };
 
 // Says how to treat ids of num_experts or more.
@@ -30,6 +31,7 @@ enum class SentinelIds {
   allow,  // they mean no pick, like −1; Transformers marks the picks of other ranks this way
 };
 
+// Options of a Planner.
 struct PlanOptions {
   std::int64_t hidden = 0;     // H: elements of a row
   Dtype dtype = Dtype::f32;    // of rows: f32 or bf16

@@ -20,16 +20,19 @@ enum class ScoreBias {
   logits,  // the logits, so it affects the weights too (KempnerForge's sigmoid router)
 };
 
+// How the scores of the chosen experts become routing weights.
 enum class Normalise {
   none,    // weight = scale · score
   chosen,  // weight = scale · score / (Σ of the chosen scores + 1e-20)
 };
 
+// How experts are chosen for a token.
 enum class Choice {
   top_k,     // the K best; ties go to the lower expert id
   balanced,  // (t·K + k) mod E over this rank's tokens, for benchmarks; weights as usual
 };
 
+// Options of a Router.
 struct RouterOptions {
   int num_experts = 0;
   std::int64_t top_k = 0;
@@ -94,12 +97,14 @@ struct RouterInput {
   BadIds bad_ids = BadIds::stay;
 };
 
+// The tensors that Router::backward reads.
 struct RouterBackwardInput {
   ConstTensorView x;                          // [T, H] as routed
   ConstTensorView expert_ids;                 // [T, K] as routed
   ConstTensorView d_weights;                  // [T, K] f32
   std::optional<ConstTensorView> valid = {};  // [T] as routed
 };
+// The tensors that Router::backward writes.
 struct RouterBackwardOutput {
   TensorView d_x;  // [T, H]: always added to, because it already holds the experts' part
   RouterGradients gradients;
@@ -113,6 +118,7 @@ class SWITCHYARD_API Router {
  public:
   explicit Router(const RouterOptions& options, Device device = {});
 
+  // Routes the tokens of this rank.
   Routing route(const RouterWeights& weights, const RouterInput& in) const;
   // Routes x [T, H] f32 or bf16.
   Routing route(const RouterWeights& weights, const ConstTensorView& x) const {

@@ -11,6 +11,7 @@
 
 namespace switchyard {
 
+// Options of run_ranks().
 struct RankOptions {
   std::chrono::milliseconds timeout = ConnectOptions{}.timeout;
 };

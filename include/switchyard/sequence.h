@@ -38,6 +38,7 @@ class SWITCHYARD_API SequenceShard {
   // The number of tokens of this rank, batch · count.
   std::int64_t num_tokens() const { return batch_ * count(); }
 
+  // The first token of a rank's piece, and the number of its tokens.
   std::int64_t offset_of(int sp_rank) const;
   std::int64_t count_of(int sp_rank) const;
 

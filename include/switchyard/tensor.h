@@ -20,10 +20,12 @@ namespace switchyard {
 // The type of a tensor's elements. f16 occurs in checkpoints only: nothing computes in it.
 enum class Dtype : std::int8_t { f32, bf16, i32, i64, f16 };
 
+// Returns the bytes of one element.
 constexpr std::int64_t size_of(Dtype dtype) {
   if (dtype == Dtype::bf16 || dtype == Dtype::f16) return 2;
   return dtype == Dtype::i64 ? 8 : 4;
 }
+// Returns the name of the enumerator.
 SWITCHYARD_API std::string_view name_of(Dtype dtype);
 
 // The kind of memory that a tensor is in: accessible to the program itself, or only to the kernels
@@ -39,6 +41,7 @@ enum class GradientMode { overwrite, accumulate };
 struct Bfloat16 {
   std::uint16_t bits = 0;
 };
+// Converts between bf16 and f32.
 SWITCHYARD_API float to_float(Bfloat16 value);
 SWITCHYARD_API Bfloat16 to_bfloat16(float value);
 
@@ -46,6 +49,7 @@ SWITCHYARD_API Bfloat16 to_bfloat16(float value);
 struct Float16 {
   std::uint16_t bits = 0;
 };
+// Converts exactly.
 SWITCHYARD_API float to_float(Float16 value);
 
 template <typename T>
@@ -110,6 +114,7 @@ SWITCHYARD_API void require_view(const void* data, Dtype dtype, const Shape& sha
 template <typename Byte>
 class BasicTensorView {
  public:
+  // T, or const T in a view that is only read.
   template <typename T>
   using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
   using Owner = std::shared_ptr<Byte>;
@@ -199,6 +204,7 @@ class BasicTensorView {
   Owner owner_;
 };
 
+// A view to be read and written; a ConstTensorView is only read.
 using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
@@ -217,6 +223,7 @@ class SWITCHYARD_API Tensor {
   static Tensor from(const Shape& shape, std::span<const T> values) {
     return from_bytes(shape, DtypeOf<T>::value, std::as_bytes(values));
   }
+  // Does the same for a list in braces.
   template <typename T>
   static Tensor from(const Shape& shape, std::initializer_list<T> values) {
     return from(shape, std::span<const T>(values.begin(), values.size()));

@@ -16,6 +16,7 @@ namespace {
 constexpr const char* kSteps = "history.steps";
 constexpr const char* kHeldOut = "history.held_out";
 constexpr const char* kLoads = "history.loads";
+constexpr const char* kResumes = "history.resumes";  // only of resumed runs; never of version 0.1
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -61,6 +62,12 @@ template <typename Visit>
 void visit_fields(HeldOutRecord& r, Visit& visit) {
   visit(r.step);
   visit(r.loss);
+}
+
+template <typename Visit>
+void visit_fields(ResumeRecord& r, Visit& visit) {
+  visit(r.step);
+  visit(r.time);
 }
 
 template <typename Visit>
@@ -140,19 +147,26 @@ std::map<std::string, Tensor> to_tensors(const History& history, const ModelConf
   tensors.emplace(kSteps, to_tensor(history.steps, {}));
   tensors.emplace(kHeldOut, to_tensor(history.held_out, {}));
   tensors.emplace(kLoads, to_tensor(history.loads, empty_load(config)));
+  if (!history.resumes.empty()) tensors.emplace(kResumes, to_tensor(history.resumes, {}));
   return tensors;
 }
 
 History history_from(const std::map<std::string, Tensor>& tensors, const ModelConfig& config) {
-  return {.steps = records_from<StepRecord>(tensors, kSteps, {}),
-          .held_out = records_from<HeldOutRecord>(tensors, kHeldOut, {}),
-          .loads = records_from(tensors, kLoads, empty_load(config))};
+  History history{.steps = records_from<StepRecord>(tensors, kSteps, {}),
+                  .held_out = records_from<HeldOutRecord>(tensors, kHeldOut, {}),
+                  .loads = records_from(tensors, kLoads, empty_load(config)),
+                  .resumes = {}};
+  if (tensors.contains(kResumes)) {
+    history.resumes = records_from<ResumeRecord>(tensors, kResumes, {});
+  }
+  return history;
 }
 
 void require_sound(const History& history, std::int64_t last_step) {
   require_order(history.steps, kSteps, last_step);
   require_order(history.held_out, kHeldOut, last_step);
   require_order(history.loads, kLoads, last_step);
+  require_order(history.resumes, kResumes, last_step);
   for (const auto& record : history.steps) {
     if (0 <= record.ran_again && record.ran_again <= record.step) continue;
     throw InvalidArgument(fmt::format("{} says that {} of {} steps ran again", kSteps,

@@ -56,6 +56,10 @@ class Transformer {
   // Seconds in matrix products so far. MoE and dense layers count only in training.
   double product_seconds() const;
   std::int64_t moe_bytes() const { return moe_bytes_; }  // exchanged by this rank in MoE layers
+  std::int64_t moe_rows() const { return moe_rows_; }    // received for this rank's experts
+  // Seconds that this rank waited for each rank in MoE layers, by rank of their communicator. Empty
+  // before the first step. This and the two counters above cover training only.
+  const std::vector<double>& moe_waits() const { return moe_waits_; }
   void add_time(std::string_view stage, double seconds) { times_.add(stage, seconds); }
   const ModelConfig& config() const { return config_; }
 
@@ -97,6 +101,8 @@ class Transformer {
   StageTimes times_;
   StageTimes moe_times_;
   std::int64_t moe_bytes_ = 0;
+  std::int64_t moe_rows_ = 0;
+  std::vector<double> moe_waits_;
   ParameterSet values_;
   ParameterSet gradients_;
   Attention attention_;

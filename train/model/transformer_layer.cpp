@@ -1,7 +1,10 @@
 // One layer of the model: attention, then experts or a dense feed-forward. Each follows a norm and
 // is added to the residual.
+#include <chrono>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "model/transformer.h"
 #include "model/transformer_saved.h"
@@ -48,6 +51,27 @@ void add_stages(StageTimes& times, const std::vector<LayerStats::Stage>& stages)
   }
 }
 
+// Adds what this rank waits for each rank of a communicator during the object's life.
+class CountedWaits {
+ public:
+  CountedWaits(const Communicator& comm, std::vector<double>& sums)
+      : now_(comm.waited_for()), before_(now_.begin(), now_.end()), sums_(sums) {
+    sums_.resize(now_.size());
+  }
+  ~CountedWaits() {
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      sums_[i] += std::chrono::duration<double>(now_[i] - before_[i]).count();
+    }
+  }
+  CountedWaits(const CountedWaits&) = delete;
+  CountedWaits& operator=(const CountedWaits&) = delete;
+
+ private:
+  std::span<const std::chrono::nanoseconds> now_;
+  std::vector<std::chrono::nanoseconds> before_;
+  std::vector<double>& sums_;
+};
+
 }  // namespace
 
 void Transformer::forward_layer(int layer, const TokenBatch& batch, Tensor& x, LayerSaved& saved,
@@ -72,6 +96,7 @@ Tensor Transformer::experts_forward(int moe, LayerSaved& saved, Keeping keeping)
   const MoeWeights weights = values_.blocks()[static_cast<std::size_t>(moe)].parameters.weights();
   if (keeping == Keeping::nothing) return layer.forward(weights, {.x = saved.feed_forward_normed});
   Tensor y = moe_times_.timed("forward", [&] {
+    const CountedWaits waits(layer.communicator(), moe_waits_);
     return layer.forward(weights, {.x = saved.feed_forward_normed}, saved.moe);
   });
   add_stages(times_, layer.stats().forward);
@@ -125,12 +150,15 @@ void Transformer::experts_backward(int moe, LayerSaved& saved, const Tensor& d_y
       .balance = config_.balance == Balance::loss ? share * config_.balance_weight : 0.0F,
       .z = share * config_.z_weight};
   moe_times_.timed("backward", [&] {
+    const CountedWaits waits(layer.communicator(), moe_waits_);
     layer.backward(values_.blocks()[index].parameters.weights(), saved.moe,
                    {.d_y = d_y, .d_losses = d_losses},
                    {.d_x = d_normed, .gradients = gradients_.blocks()[index].parameters.views()});
   });
-  add_stages(times_, layer.stats().backward);
-  moe_bytes_ += layer.stats().bytes_on_wire;
+  const LayerStats stats = layer.stats();
+  add_stages(times_, stats.backward);
+  moe_bytes_ += stats.bytes_on_wire;
+  moe_rows_ += stats.rows_by_rank[static_cast<std::size_t>(layer.communicator().rank())];
 }
 
 void Transformer::dense_backward(int layer, LayerSaved& saved, const Tensor& d_y,

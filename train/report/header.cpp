@@ -57,12 +57,31 @@ std::string tiles(const RunSummary& run) {
               "fullest expert / mean, worst layer");
 }
 
+// Empty if the report does not know how many steps were planned.
+std::string state_html(const RunSummary& run) {
+  const auto done = whole_text(static_cast<double>(run.history.num_steps()));
+  const auto planned = whole_text(static_cast<double>(run.planned_steps));
+  if (run.planned_steps == 0) return "";
+  switch (run.state) {
+    case RunState::stopped:
+      return fmt::format("<p class=\"bad\">Stopped by a signal after step {} of {}.</p>\n", done,
+                         planned);
+    case RunState::completed:
+      return fmt::format("<p>Completed on {}.</p>\n", time_text(run.origin.written));
+    case RunState::running:
+      break;
+  }
+  return fmt::format("<p>Not finished: after step {} of {}, as of {}.</p>\n", done, planned,
+                     time_text(run.origin.written));
+}
+
 }  // namespace
 
 std::string header_html(const RunSummary& run) {
   return fmt::format(
-      "<header><h1>Switchyard training run</h1><p>{}</p>\n<dl class=\"tiles\">\n{}</dl></header>\n",
-      escaped(run.title), tiles(run));
+      "<header><h1>Switchyard training run</h1><p>{}</p>\n{}<dl "
+      "class=\"tiles\">\n{}</dl></header>\n",
+      escaped(run.title), state_html(run), tiles(run));
 }
 
 }  // namespace switchyard::train

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <ctime>
 #include <string_view>
 
 namespace switchyard::train {
@@ -68,6 +69,14 @@ std::string duration_text(double seconds) {
   const auto whole = std::llround(seconds);
   if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
   return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+}
+
+std::string time_text(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  if (seconds == 0 || ::gmtime_r(&time, &parts) == nullptr) return kDash;
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", 1900 + std::int64_t{parts.tm_year},
+                     1 + parts.tm_mon, parts.tm_mday, parts.tm_hour, parts.tm_min);
 }
 
 std::string short_text(double value) { return std::isfinite(value) ? three_digits(value) : kDash; }

@@ -18,6 +18,8 @@ std::string count_text(double count);
 std::string bytes_text(double bytes);
 // "820 ms", "9.4 s", "1 min 58 s", "2 h 3 min".
 std::string duration_text(double seconds);
+// In UTC, of seconds since 1970: "2026-11-18 11:02 UTC". A dash for 0, which stands for no time.
+std::string time_text(std::int64_t seconds);
 // Three significant digits: "0.0124", "29.5".
 std::string short_text(double value);
 // "12.3 %".

@@ -27,6 +27,7 @@ body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
 main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 32px; }
 h1 { font-size: 28px; line-height: 1.2; letter-spacing: -0.015em; margin: 0; font-weight: 650; }
+header p.bad { color: var(--red); font-weight: 600; }
 header p { margin: 6px 0 0; color: var(--soft); font-size: 16px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; line-height: 1.3; margin: 0 0 4px; font-weight: 650; }
 h3 { font-size: 14px; margin: 0 0 10px; font-weight: 600; }
@@ -118,6 +119,10 @@ pre b { background: var(--mark); font-weight: 600; border-radius: 3px; padding: 
   border-top: 1px solid var(--faint); break-inside: avoid; }
 .settings dt { color: var(--soft); }
 .settings dd { margin: 0; text-align: right; overflow-wrap: anywhere; min-width: 0; }
+.origin { display: grid; grid-template-columns: max-content 1fr; gap: 5px 20px; margin: 10px 0 0;
+  font-size: 14px; }
+.origin dt { color: var(--soft); }
+.origin dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
 @media (max-width: 860px) {
   .strips.many { grid-template-columns: repeat(2, 1fr); } .settings { columns: 2; }
@@ -131,7 +136,7 @@ footer { color: var(--soft); font-size: 13px; margin: 18px 2px 0; }
   .bars th:nth-child(n+3), .bars td:nth-child(n+3) { padding-left: 12px;
     min-width: 0; }
   .bars tbody th { padding-right: 10px; min-width: 96px; }
-  .bars td:nth-child(2) { width: 40%; } }
+  .bars td:nth-child(2) { width: 40%; } .bars td:nth-child(4) { white-space: normal; } }
 @media print { body { background: none; } section { break-inside: avoid; } }
 )css";
 
@@ -234,11 +239,13 @@ std::string report_html(const RunSummary& run) {
              kPolicy, escaped(run.title), kStyle) +
          header_html(run) + section("loss", "Loss", loss_html(run)) +
          section("load", "Load of the experts", load_map_html(run)) +
+         section("ranks", "Load and waiting by rank", ranks_html(run)) +
          section("stages", "Time by stage", stages_html(run)) +
          section("bytes", "Bytes moved", bytes_html(run)) +
          section("progress", "Over the steps", progress_html(run)) +
          section("sample", "Sample", sample_html(run)) +
          section("configuration", "Configuration", configuration_html(run)) +
+         section("origin", "Origin", origin_html(run)) +
          fmt::format(
              "<footer>Written by switchyard train. This file needs nothing else.</footer>\n"
              "</main><script>{}</script></body></html>\n",

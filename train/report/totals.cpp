@@ -1,8 +1,9 @@
-// The report's totals: time by stage, bytes by kind.
+// The report's totals: rows and waits by rank, time by stage, bytes by kind.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "report/bars.h"
 #include "report/numbers.h"
@@ -10,6 +11,8 @@
 
 namespace switchyard::train {
 namespace {
+
+constexpr std::size_t kMostRanksShown = 32;
 
 double mean_over_steps(const RunSummary& run, double (*value)(const StepRecord&)) {
   double sum = 0.0;
@@ -65,6 +68,34 @@ std::string stages_html(const RunSummary& run) {
   }
   return (table.bars.empty() ? "" : bars_html(std::move(table))) + since_html(run) +
          products_html(run);
+}
+
+std::string ranks_html(const RunSummary& run) {
+  if (run.ranks.empty() || run.measured_steps == 0) return "";
+  const auto num_steps = static_cast<double>(run.measured_steps);
+  BarTable table{
+      .name_title = "Rank", .first_title = "rows a step", .second_title = "waited a step"};
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    const RankUse& use = run.ranks[r];
+    const auto rows = static_cast<double>(use.rows);
+    const auto waited = duration_text(use.waited_seconds / num_steps);
+    table.bars.push_back({.name = fmt::format("rank {}", r),
+                          .amount = rows,
+                          .first_text = count_text(rows / num_steps),
+                          .second_text = use.waited_seconds > 0.0
+                                             ? fmt::format("{} for rank {}", waited, use.waited_for)
+                                             : "–"});
+  }
+  auto text = std::string(
+      "Rows are the tokens’ copies that a rank received for its experts. Waiting is the time "
+      "that it waited in MoE layers for the rank that kept it longest.");
+  if (table.bars.size() > kMostRanksShown) {
+    text += fmt::format(" These are the {} ranks with the most rows, of {}.", kMostRanksShown,
+                        table.bars.size());
+    std::ranges::stable_sort(table.bars, std::ranges::greater(), &Bar::amount);
+    table.bars.resize(kMostRanksShown);
+  }
+  return "<p class=\"note\">" + text + "</p>\n" + bars_html(std::move(table)) + since_html(run);
 }
 
 std::string bytes_html(const RunSummary& run) {

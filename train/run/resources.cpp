@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kFloat = sizeof(float);
+constexpr std::int64_t kKilobyte = 1024;
 constexpr std::int64_t kBetweenTwoRanks = 24 * 1024;  // measured with 100 to 400 ranks
 constexpr std::int64_t kOfARank = 1 << 20;            // its threads and their caches, measured
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
@@ -121,9 +122,12 @@ MemoryNeed memory_of_sampling(const ModelConfig& config, const Spread& spread,
           .between_ranks = between_ranks(spread).value()};
 }
 
+std::int64_t peak_memory(const fs::path& root) {
+  return number_in(root / "proc/self/status", "VmHWM:").value_or(0) * kKilobyte;
+}
+
 std::int64_t available_memory(const fs::path& root) {
   const auto meminfo = root / "proc/meminfo";
-  constexpr std::int64_t kKilobyte = 1024;
   std::int64_t available = kUnlimited;
   if (const auto free = number_in(meminfo, "MemAvailable:")) {
     available = (*free + number_in(meminfo, "SwapFree:").value_or(0)) * kKilobyte;

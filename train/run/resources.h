@@ -1,4 +1,4 @@
-// Estimates a run's memory before it starts.
+// A run's memory: estimated before it starts, and measured.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,10 @@ MemoryNeed memory_of_sampling(const ModelConfig& config, const Spread& spread, s
 // limited by its control groups. Returns the largest int64 if the system does not say. `root` is
 // the root of the file system to read.
 std::int64_t available_memory(const std::filesystem::path& root = "/");
+
+// Returns the most bytes of memory that this process has had resident, or 0 if the system does not
+// say.
+std::int64_t peak_memory(const std::filesystem::path& root = "/");
 
 // Throws an Unsupported that says how much is needed, what for, and how much is available.
 void require_memory(const MemoryNeed& need, std::int64_t available, std::string_view who);

@@ -16,6 +16,7 @@
 #include "options/options.h"
 #include "report/report.h"
 #include "run/console.h"
+#include "run/origin.h"
 #include "run/resources.h"
 #include "run/sampler.h"
 #include "run/stop_signals.h"
@@ -53,8 +54,9 @@ ConsoleMode mode_of(const TrainConfig& config, const Communicator& world) {
 // One run on one rank.
 class Run {
  public:
-  Run(Communicator& world, const TrainConfig& config)
+  Run(Communicator& world, const TrainConfig& config, const Program& program)
       : config_(config),
+        program_(program),
         world_(world),
         mesh_(world, mesh_axes(config.mesh, world.size())),
         text_(read_corpus(world, config.data.corpus)),
@@ -109,6 +111,7 @@ class Run {
     say(fmt::format("held-out loss: {:.2f} nats a byte", held_out));
     say(fmt::format("bigram loss:   {:.2f} nats a byte, of a bigram model on the same text",
                     bigram_));
+    state_ = RunState::completed;
     write_report();
     say_where();
     if (console_) console_->result(held_out, bigram_, written_report());
@@ -127,6 +130,7 @@ class Run {
   void resume() {
     const auto header = read_header(world_, config_.resume);
     load(trainer_, header);
+    trainer_.history().add(ResumeRecord{header.progress.step, began_});
     seconds_before_ = trainer_.history().seconds();
     say(fmt::format("resumed {} after step {}", header.path.string(), header.progress.step));
     if (header.corpus_hash != text_->hash()) {
@@ -177,6 +181,8 @@ class Run {
   RunSummary summary_of_now() {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
     RunSummary summary = summarise(trainer_, seconds_before_ + seconds.count());
+    summary.origin = gather_origin(world_, *text_, program_, began_);
+    summary.state = state_;
     summary.bigram_loss = bigram_;
     if (!summary.history.held_out.empty()) {
       summary.held_out_loss = summary.history.held_out.back().loss;
@@ -227,6 +233,7 @@ class Run {
 
   void say_stopped() {
     if (console_) console_->finish();
+    state_ = RunState::stopped;
     write_report();
     const auto step = trainer_.progress().step;
     if (config_.save.empty()) {
@@ -240,6 +247,7 @@ class Run {
   }
 
   TrainConfig config_;
+  Program program_;
   FolderLock lock_;
   Communicator& world_;
   StopSignals signals_;
@@ -248,6 +256,8 @@ class Run {
   Trainer trainer_;
   std::optional<Console> console_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::int64_t began_ = common_time(world_);
+  RunState state_ = RunState::running;
   double seconds_before_ = 0.0;  // of the steps before the run was resumed
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
@@ -258,10 +268,10 @@ class Run {
 
 }  // namespace
 
-RunEnd run(Communicator& world, const TrainConfig& config) {
+RunEnd run(Communicator& world, const TrainConfig& config, const Program& program) {
   TrainConfig here = config;
   fit_mesh(here, world.size());
-  Run run(world, here);
+  Run run(world, here, program);
   run.begin();
   run.train();
   return run.end();

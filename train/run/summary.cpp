@@ -6,6 +6,7 @@
 #include "common/sum_over_ranks.h"
 #include "model/model_size.h"
 #include "options/options.h"
+#include "run/origin.h"
 
 namespace switchyard::train {
 
@@ -34,6 +35,7 @@ RunSummary summarise(Trainer& trainer, double seconds) {
     if (config.model.has_experts(layer)) summary.moe_layers.push_back(layer);
   }
   summary.history = trainer.history();
+  summary.planned_steps = config.steps;
   summary.measured_steps = trainer.steps_made();
   summary.seconds = seconds;
   summary.tokens = (BoundedCount(trainer.progress().position) * config.model.context).value();
@@ -50,6 +52,7 @@ RunSummary summarise(Trainer& trainer, double seconds) {
   summary.bytes = {{"tokens of MoE layers", trainer.bytes().tokens},
                    {"gradients", trainer.bytes().gradients},
                    {"keys and values", trainer.bytes().sequences}};
+  summary.ranks = gather_use(model);
   return summary;
 }
 

@@ -1,7 +1,6 @@
 // Gathers the contents of a run's report from its ranks.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "training/history.h"
@@ -12,8 +11,8 @@ namespace switchyard::train {
 // "4 ranks (threads): dp 1 x ep 4 x sp 1"
 std::string describe(const Mesh& mesh);
 
-// Returns everything except the held-out and bigram losses, the prompt and the sample. `seconds` is
-// the time of the whole run. Collective.
+// Returns everything except the origin, the state, the held-out and bigram losses, the prompt and
+// the sample. `seconds` is the time of the whole run. Collective.
 RunSummary summarise(Trainer& trainer, double seconds);
 
 }  // namespace switchyard::train

@@ -50,6 +50,10 @@ HeldOutRecord merged(const HeldOutRecord& /*a*/, const HeldOutRecord& b, std::in
   return b;
 }
 
+ResumeRecord merged(const ResumeRecord& /*a*/, const ResumeRecord& b, std::int64_t /*before*/) {
+  return b;
+}
+
 LoadRecord merged(const LoadRecord& a, LoadRecord b, std::int64_t /*before*/) {
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
   for (std::size_t l = 0; l < b.picks.size(); ++l) {
@@ -82,6 +86,7 @@ void add_to(std::vector<Record>& records, const Record& record, std::size_t most
 void History::add(const StepRecord& record) { add_to(steps, record, kMostSteps); }
 void History::add(const HeldOutRecord& record) { add_to(held_out, record, kMostHeldOut); }
 void History::add(const LoadRecord& record) { add_to(loads, record, kMostLoads); }
+void History::add(const ResumeRecord& record) { add_to(resumes, record, kMostResumes); }
 
 std::int64_t History::num_steps() const { return steps.empty() ? 0 : steps.back().step; }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/stage_times.h"
+#include "training/run_origin.h"
 
 namespace switchyard::train {
 
@@ -41,20 +42,29 @@ struct LoadRecord {
   std::vector<std::vector<std::int64_t>> picks;  // [MoE layers][experts]
 };
 
+// A continuation of the run from a checkpoint.
+struct ResumeRecord {
+  std::int64_t step = 0;  // the last step of the checkpoint
+  std::int64_t time = 0;  // seconds since 1970
+};
+
 // A bounded record of a run of any length. When a list is full, its neighbours are merged in pairs:
-// of two held-out losses the later one stays, and picks are added.
+// of two held-out losses or resumes the later one stays, and picks are added.
 struct History {
   static constexpr std::size_t kMostSteps = 8192;
   static constexpr std::size_t kMostHeldOut = 8192;
   static constexpr std::size_t kMostLoads = 1024;
+  static constexpr std::size_t kMostResumes = 64;
 
   std::vector<StepRecord> steps;
   std::vector<HeldOutRecord> held_out;
   std::vector<LoadRecord> loads;
+  std::vector<ResumeRecord> resumes;
 
   void add(const StepRecord& record);
   void add(const HeldOutRecord& record);
   void add(const LoadRecord& record);
+  void add(const ResumeRecord& record);
 
   std::int64_t num_steps() const;
   double seconds() const;  // of all steps
@@ -69,9 +79,18 @@ struct History {
   }
 };
 
+enum class RunState {
+  running,  // or killed since the report was written
+  stopped,  // by a signal
+  completed,
+};
+
 // Everything that a report shows.
 struct RunSummary {
   std::string title;  // "4 ranks (threads): dp 1 x ep 4 x sp 1"
+  RunState state = RunState::running;
+  RunOrigin origin;
+  std::int64_t planned_steps = 0;
   std::vector<std::pair<std::string, std::string>> configuration;  // in order
   std::vector<int> moe_layers;                                     // layers that have experts
   History history;
@@ -85,6 +104,7 @@ struct RunSummary {
   std::int64_t measured_steps = 0;
   std::vector<StageTime> stages;                            // mean over ranks, all steps together
   std::vector<std::pair<std::string, std::int64_t>> bytes;  // by kind, over all ranks
+  std::vector<RankUse> ranks;                               // empty without MoE layers
   std::string prompt;
   std::string sample;  // follows the prompt
 };

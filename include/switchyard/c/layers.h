@@ -30,6 +30,7 @@ SWITCHYARD_C_API int switchyard_fail(int kind, const char* message);
 
 /* Memory. */
 
+/* Memory of a device. */
 typedef struct switchyard_buffer switchyard_buffer;
 
 /* Allocates memory of a device, for work on `stream`. Free the buffer before its device. */
@@ -49,6 +50,7 @@ SWITCHYARD_C_API int switchyard_synchronize(switchyard_device* device, void* str
 
 /* Placements. */
 
+/* The rank that owns each expert. */
 typedef struct {
   const int32_t* owners; /* [num_experts]: the owner of each expert */
   int64_t num_experts;
@@ -62,6 +64,7 @@ SWITCHYARD_C_API int switchyard_placement_check(const switchyard_placement* plac
 
 /* Ranks. */
 
+/* One rank's handle of a group of ranks. */
 typedef struct switchyard_comm switchyard_comm;
 
 /* Makes a group of ranks in this process and fills comms [num_ranks], one handle per rank. */
@@ -125,6 +128,7 @@ SWITCHYARD_C_API int switchyard_reshard(switchyard_comm* comm, switchyard_device
 SWITCHYARD_C_API int switchyard_router_preset(const char* name, int64_t num_experts, int64_t top_k,
                                               switchyard_router_form* form);
 
+/* A layer over the ranks of a communicator. */
 typedef struct switchyard_layer switchyard_layer;
 
 /* The options of a layer. A field that names an enum of the C++ interface holds the position of one
@@ -184,6 +188,7 @@ SWITCHYARD_C_API int switchyard_saved_routing(switchyard_saved* saved, void* str
 /* Returns the losses of the forward; 0 for those that the layer does not have. Waits. */
 SWITCHYARD_C_API int switchyard_saved_losses(switchyard_saved* saved, double* balance, double* z);
 
+/* The input of one forward. */
 typedef struct {
   switchyard_tensor x;              /* [T, H] */
   switchyard_tensor expert_ids;     /* [T, K] i32 or i64; none: the router chooses */
@@ -197,6 +202,7 @@ SWITCHYARD_C_API int switchyard_layer_forward(switchyard_layer* layer, void* str
                                               const switchyard_layer_input* input,
                                               const switchyard_tensor* y, switchyard_saved** saved);
 
+/* The gradients that backward reads and writes. */
 typedef struct {
   switchyard_tensor d_y; /* [T, H] */
   double d_balance_loss;
@@ -236,6 +242,7 @@ SWITCHYARD_C_API int switchyard_layer_pick_counts(switchyard_layer* layer, int64
 
 /* Checkpoints. */
 
+/* An open checkpoint. */
 typedef struct switchyard_checkpoint switchyard_checkpoint;
 
 /* Opens a safetensors file, an index, or a folder of them. */
@@ -259,11 +266,13 @@ SWITCHYARD_C_API int switchyard_checkpoint_load_block(
     switchyard_checkpoint* checkpoint, switchyard_device* device, void* stream, const char* prefix,
     const switchyard_placement* placement, int64_t rank, const switchyard_layer_weights* into);
 
+/* A tensor of a checkpoint and its name. */
 typedef struct {
   const char* name;
   switchyard_tensor tensor;
 } switchyard_named_tensor;
 
+/* One rank's part of an MoE layer in a checkpoint. */
 typedef struct {
   const char* prefix; /* "model.layers.3.mlp." */
   switchyard_placement placement;
@@ -271,6 +280,7 @@ typedef struct {
   switchyard_layer_weights tensors;
 } switchyard_checkpoint_block;
 
+/* Everything that one rank saves. */
 typedef struct {
   const switchyard_named_tensor* tensors; /* whole on every rank that lists them */
   int64_t num_tensors;

@@ -35,6 +35,7 @@ SWITCHYARD_C_API int switchyard_comm_foreign(int64_t rank, int64_t size, int64_t
                                              const switchyard_comm_functions* functions,
                                              void* context, switchyard_comm** comm);
 
+/* Plans and moves tokens between the ranks of a communicator. */
 typedef struct switchyard_dispatcher switchyard_dispatcher;
 
 /* Makes a dispatcher over two or more ranks that can access each other's memory: threads of one
@@ -93,6 +94,7 @@ SWITCHYARD_C_API int switchyard_shared_plan_find_tables(const switchyard_placeme
                                                         int64_t rank,
                                                         switchyard_shared_tables* tables);
 
+/* Tokens that ranks move to each other's rows by a plan. */
 typedef struct {
   switchyard_shared_form form;
   const void* plan;
@@ -128,6 +130,7 @@ typedef struct {
   void* inner;         /* [R, inner width]; backward overwrites it */
 } switchyard_shared_moe;
 
+/* Computes y [T, H]. */
 SWITCHYARD_C_API int switchyard_shared_moe_forward(switchyard_dispatcher* dispatcher, void* stream,
                                                    const switchyard_shared_moe* moe, void* y);
 /* Computes the gradients of a forward with `keep`. Does not read x and pick_weights. */

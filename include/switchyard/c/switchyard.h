@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/* Exports a function from the library. */
 #define SWITCHYARD_C_API __attribute__((visibility("default")))
 
 /* Result codes. */
@@ -35,6 +36,7 @@ enum {
 /* Dtypes of tokens, rows and weights, and of ids. */
 enum { switchyard_f32 = 0, switchyard_bf16 = 1, switchyard_i32 = 2, switchyard_i64 = 3 };
 
+/* Returns the version of the library, such as "0.2.0". */
 SWITCHYARD_C_API const char* switchyard_version(void);
 /* Returns the message of this thread's last failed call, valid until another call of the thread
  * fails. */
@@ -42,12 +44,14 @@ SWITCHYARD_C_API const char* switchyard_last_error(void);
 
 /* Devices. */
 
+/* The CPU threads or the GPU that calls compute on. */
 typedef struct switchyard_device switchyard_device;
 
 /* A program's own allocator of GPU memory. `allocate` returns null if there is no memory left. */
 typedef void* (*switchyard_allocate)(int64_t bytes, void* stream);
 typedef void (*switchyard_free)(void* memory, void* stream);
 
+/* Makes a CPU device. */
 SWITCHYARD_C_API int switchyard_device_cpu(int64_t num_threads, switchyard_device** device);
 /* Makes a GPU device. Without functions the device keeps its own memory pool. If `portable` is
  * nonzero, it uses no kernels made for one kind of GPU. */
@@ -63,6 +67,7 @@ SWITCHYARD_C_API int64_t switchyard_device_bytes_held(switchyard_device* device)
 /* Plans: the layout of every expert's rows, as one i32 tensor of switchyard_plan_words() words,
  * aligned to 8 bytes. */
 
+/* The sizes of a plan. */
 typedef struct {
   int64_t num_tokens;  /* T */
   int64_t top_k;       /* K */
@@ -95,11 +100,13 @@ typedef struct {
   int64_t group_rows;  /* [E]: rows of each group, without padding */
   int64_t row_sources; /* [most_rows]: the pick t·K + k of every row */
 } switchyard_plan_tables;
+/* Fills `tables` for plans of this form. */
 SWITCHYARD_C_API int switchyard_plan_find_tables(const switchyard_plan_form* form,
                                                  switchyard_plan_tables* tables);
 
 /* Movement of tokens [T, H] to rows [R, H] and back. R is at least the plan's number of rows. */
 
+/* Tokens that a plan moves to rows. */
 typedef struct {
   switchyard_plan_form form;
   const void* plan;
@@ -125,6 +132,7 @@ SWITCHYARD_C_API int switchyard_combine_backward(switchyard_device* device, void
 
 /* Experts. */
 
+/* The sizes and the activation of experts. */
 typedef struct {
   int64_t hidden;       /* H */
   int64_t intermediate; /* I */
@@ -161,9 +169,11 @@ typedef struct {
   void* inner;              /* [R, inner width], kept for backward; none in inference */
 } switchyard_moe;
 
+/* Computes y [T, H]. */
 SWITCHYARD_C_API int switchyard_moe_forward(switchyard_device* device, void* stream,
                                             const switchyard_moe* moe, void* y);
 
+/* The gradients that switchyard_moe_backward reads and writes. */
 typedef struct {
   const void* d_y;      /* [T, H] */
   void* d_x;            /* [T, H] */
@@ -190,6 +200,7 @@ typedef struct {
   void* inner;      /* [R, inner width], or none in inference */
 } switchyard_rows;
 
+/* Computes out [R, H]. */
 SWITCHYARD_C_API int switchyard_rows_forward(switchyard_device* device, void* stream,
                                              const switchyard_rows* rows, void* out);
 /* Computes d_rows [R, H] and the weights' gradients from d_out [R, H]. Overwrites `inner`. */
@@ -200,6 +211,7 @@ SWITCHYARD_C_API int switchyard_rows_backward(switchyard_device* device, void* s
 
 /* Routers. */
 
+/* The options of a router, as in switchyard::RouterOptions. */
 typedef struct {
   int64_t num_experts;
   int64_t top_k;
@@ -211,6 +223,7 @@ typedef struct {
   int64_t kept_expert_groups;
 } switchyard_router_form;
 
+/* The tokens and the weights of a router. */
 typedef struct {
   switchyard_router_form form;
   int64_t num_tokens;
@@ -229,6 +242,7 @@ SWITCHYARD_C_API int switchyard_route(switchyard_device* device, void* stream,
                                       const switchyard_router* router, void* expert_ids,
                                       void* pick_weights, void* first_non_finite);
 
+/* The gradients that switchyard_route_backward reads and writes. */
 typedef struct {
   const void* expert_ids;     /* [T, K] i32 */
   const void* d_pick_weights; /* [T, K] f32 */
@@ -236,6 +250,7 @@ typedef struct {
   void* d_gate;               /* [E, H] f32 */
   void* d_gate_bias;          /* [E] f32, or none */
 } switchyard_router_gradients;
+/* Computes the gradients of switchyard_route. */
 SWITCHYARD_C_API int switchyard_route_backward(switchyard_device* device, void* stream,
                                                const switchyard_router* router,
                                                const switchyard_router_gradients* gradients);

@@ -33,6 +33,7 @@ History some_history() {
   history.steps.push_back({.step = 2, .loss = 0.2});
   history.held_out.push_back({.step = 2, .loss = 1.0 / 7.0});
   history.loads.push_back({.step = 2, .picks = {{1, 2, 3}, {4, 5, 6}}});
+  history.resumes.push_back({.step = 1, .time = 1'795'000'000});
   return history;
 }
 
@@ -68,6 +69,9 @@ TEST(HistoryTensors, EveryFieldComesBack) {
   ASSERT_EQ(after.loads.size(), 1U);
   EXPECT_EQ(after.loads[0].step, 2);
   EXPECT_EQ(after.loads[0].picks, before.loads[0].picks);
+  ASSERT_EQ(after.resumes.size(), 1U);
+  EXPECT_EQ(after.resumes[0].step, 1);
+  EXPECT_EQ(after.resumes[0].time, 1'795'000'000);
 }
 
 TEST(HistoryTensors, AnEmptyOneIsOneToo) {
@@ -77,8 +81,18 @@ TEST(HistoryTensors, AnEmptyOneIsOneToo) {
   EXPECT_TRUE(after.loads.empty());
 }
 
+TEST(HistoryTensors, ACheckpointOfVersion01HasNoResumes) {
+  auto tensors = to_tensors(some_history(), kConfig);
+  tensors.erase("history.resumes");
+  const auto after = history_from(tensors, kConfig);
+  EXPECT_TRUE(after.resumes.empty());
+  EXPECT_EQ(after.steps.size(), 2U);
+}
+
 TEST(HistoryTensors, WhatDoesNotFitIsNamed) {
   auto tensors = to_tensors(some_history(), kConfig);
+  tensors["history.resumes"] = Tensor::zeros({1, 3}, Dtype::i64);
+  EXPECT_EQ(error_of(tensors), "history.resumes is i64 [1,3], but must be i64 [1,2]");
   tensors["history.loads"] = Tensor::zeros({1, 6}, Dtype::i64);
   EXPECT_EQ(error_of(tensors), "history.loads is i64 [1,6], but must be i64 [1,7]");
   tensors["history.held_out"] = Tensor::zeros({1, 2}, Dtype::f32);
@@ -89,8 +103,9 @@ TEST(HistoryTensors, WhatDoesNotFitIsNamed) {
 
 TEST(History, IsInOrderAndUpToTheStep) {
   const auto error = [](std::vector<StepRecord> steps, std::vector<HeldOutRecord> held_out,
-                        std::vector<LoadRecord> loads) {
-    const History history{std::move(steps), std::move(held_out), std::move(loads)};
+                        std::vector<LoadRecord> loads, std::vector<ResumeRecord> resumes = {}) {
+    const History history{std::move(steps), std::move(held_out), std::move(loads),
+                          std::move(resumes)};
     return testing::error_of<InvalidArgument>([&] { require_sound(history, 7); });
   };
   EXPECT_EQ(error({{.step = 1}, {.step = 7}}, {{7, 1.0}, {7, 1.0}}, {{7, {{0, 1}}}}), "no error");
@@ -102,6 +117,8 @@ TEST(History, IsInOrderAndUpToTheStep) {
             "history.loads has a record of step 8 after one of 0, in a run of 7 steps");
   EXPECT_EQ(error({}, {}, {{3, {{0, 1}, {2, -4}}}}),
             "history.loads has -4 picks of an expert at step 3");
+  EXPECT_EQ(error({}, {}, {}, {{.step = 8, .time = 1}}),
+            "history.resumes has a record of step 8 after one of 0, in a run of 7 steps");
 }
 
 }  // namespace

@@ -56,6 +56,14 @@ TEST(ReportNumbers, Durations) {
   EXPECT_EQ(duration_text(-1e308), "-1e+308 s");
 }
 
+TEST(ReportNumbers, Times) {
+  EXPECT_EQ(time_text(1'795'000'000), "2026-11-18 11:06 UTC");
+  EXPECT_EQ(time_text(-1), "1969-12-31 23:59 UTC");
+  EXPECT_EQ(time_text(0), "–");
+  EXPECT_EQ(time_text(std::numeric_limits<std::int64_t>::max()), "–");
+  EXPECT_EQ(time_text(std::numeric_limits<std::int64_t>::min()), "–");
+}
+
 TEST(ReportNumbers, SharesAndOthers) {
   EXPECT_EQ(percent_text(0.1234), "12.3 %");
   EXPECT_EQ(short_text(0.012444), "0.0124");

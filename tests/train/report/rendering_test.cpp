@@ -135,6 +135,7 @@ TEST_F(ReportRendering, NothingIsWiderThanThePage) {
   run.configuration.emplace_back("save", std::string(300, 'y'));
   run.sample = std::string(500, 'z');
   run.title = std::string(200, 't');
+  run.origin.command_line = run.origin.hosts = std::string(300, 'c');
   std::ofstream(folder_ / "framed.html") << with_at_end(report_html(run), R"(<script>
     const page = document.documentElement;
     parent.postMessage(page.scrollWidth - page.clientWidth, '*');

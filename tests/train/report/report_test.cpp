@@ -65,8 +65,8 @@ TEST(Report, HasEveryPartInOrder) {
   for (const auto& element : markup.elements) {
     if (element.name == "section") sections.push_back(element.attributes.at("id"));
   }
-  EXPECT_EQ(sections, (std::vector<std::string>{"loss", "load", "stages", "bytes", "progress",
-                                                "sample", "configuration"}));
+  EXPECT_EQ(sections, (std::vector<std::string>{"loss", "load", "ranks", "stages", "bytes",
+                                                "progress", "sample", "configuration", "origin"}));
   EXPECT_EQ(markup.count("svg"), 4U);
   EXPECT_EQ(markup.count("img"), 4U);
 }
@@ -115,6 +115,73 @@ TEST(Report, SaysWhatIsNotAsItShouldBe) {
   EXPECT_TRUE(contains(text, "The training loss was not finite in 100 steps, first at step 301"));
 }
 
+TEST(Report, SaysWhereItComesFrom) {
+  const auto text = checked(report_html(synthetic_run())).text;
+  for (const char* part :
+       {"Completed on 2026-11-18 11:08 UTC.", "Started2026-11-18 11:06 UTC",
+        "Report written2026-11-18 11:08 UTC", "Hostnode1 (2 ranks), node2 (2 ranks)",
+        "CPUA CPU, 8 hardware threads", "ProgramSwitchyard 1.2.3, commit 0123abcd",
+        "Commandswitchyard train --prompt &#39;// &#39;",
+        "Textsome text: 900 kB to train on, 100 kB held out",
+        "Peak memory500 MB over 2 processes, 300 MB in the largest"}) {
+    EXPECT_TRUE(contains(text, part)) << part;
+  }
+  EXPECT_FALSE(contains(text, "Stopped"));
+  EXPECT_FALSE(contains(text, "Resumed"));
+}
+
+TEST(Report, ACommitThatIsNotKnownIsUnknown) {
+  auto run = synthetic_run();
+  run.origin.commit = "";
+  run.origin.peak_bytes = {300'000'000};
+  const auto text = checked(report_html(run)).text;
+  EXPECT_TRUE(contains(text, "Switchyard 1.2.3, commit unknown"));
+  EXPECT_TRUE(contains(text, "Peak memory300 MB\n"));
+}
+
+TEST(Report, SaysTheLoadAndTheWaitsOfRanks) {
+  auto run = synthetic_run();
+  const auto text = checked(report_html(run)).text;
+  EXPECT_TRUE(contains(text, "rank 1200–\nrank 01005 ms for rank 1\n"))
+      << text;  // the fullest first
+  run.ranks.resize(40, {.rows = 10});
+  const auto many = checked(report_html(run)).text;
+  EXPECT_TRUE(contains(many, "These are the 32 ranks with the most rows, of 40."));
+  EXPECT_TRUE(contains(many, "rank 31"));
+  EXPECT_FALSE(contains(many, "rank 32"));
+  run.measured_steps = 0;
+  EXPECT_FALSE(contains(checked(report_html(run)).text, "rows a step"));
+}
+
+TEST(Report, AStoppedRunIsMarkedAsStopped) {
+  auto run = synthetic_run({.steps = 120});
+  run.planned_steps = 1000;
+  run.state = RunState::stopped;
+  const auto html = report_html(run);
+  const auto text = checked(html).text;
+  EXPECT_TRUE(contains(html, "<p class=\"bad\">Stopped by a signal after step 120 of 1,000.</p>"));
+  EXPECT_TRUE(contains(text, "Stoppedafter step 120 (2026-11-18 11:08 UTC)"));
+  EXPECT_FALSE(contains(text, "Completed"));
+}
+
+TEST(Report, ARunThatGoesOnIsNotFinished) {
+  auto run = synthetic_run({.steps = 120});
+  run.planned_steps = 1000;
+  run.state = RunState::running;
+  EXPECT_TRUE(contains(checked(report_html(run)).text,
+                       "Not finished: after step 120 of 1,000, as of 2026-11-18 11:08 UTC."));
+}
+
+TEST(Report, SaysWhereTheRunWasResumed) {
+  auto run = synthetic_run();
+  run.history.resumes = {{.step = 100, .time = 1'795'000'000}, {.step = 250, .time = 0}};
+  EXPECT_TRUE(contains(checked(report_html(run)).text,
+                       "Resumedafter step 100 (2026-11-18 11:06 UTC), after step 250 (–)"));
+  for (std::int64_t step = 251; step <= 260; ++step) run.history.resumes.push_back({step, 0});
+  EXPECT_TRUE(
+      contains(checked(report_html(run)).text, "Resumed4 times before, then after step 253 (–)"));
+}
+
 TEST(Report, EverythingFromOutsideIsEscaped) {
   const std::string evil = "</script></pre><script>alert(1)</script>\"'&\xFF\x1B";
   auto run = synthetic_run();
@@ -123,6 +190,8 @@ TEST(Report, EverythingFromOutsideIsEscaped) {
   run.configuration = {{evil, evil}};
   run.stages = {{evil, 1.0}};
   run.bytes = {{evil, 1}};
+  run.origin.hosts = run.origin.processor = run.origin.command_line = run.origin.text = evil;
+  run.origin.version = run.origin.commit = evil;
   const auto html = report_html(run);
   const auto markup = checked(html);
   EXPECT_EQ(markup.count("script"), plain.count("script"));
@@ -131,7 +200,7 @@ TEST(Report, EverythingFromOutsideIsEscaped) {
       "&lt;/script&gt;&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;\uFFFD␛";
   std::size_t count = 0;
   for (auto at = html.find(shown); at != std::string::npos; at = html.find(shown, at + 1)) ++count;
-  EXPECT_EQ(count, 8U);  // the title is there twice
+  EXPECT_EQ(count, 14U);  // the title is there twice
 }
 
 TEST(Report, OfARunThatWasResumed) {
@@ -176,6 +245,7 @@ TEST(Report, OfNumbersThatAreNone) {
     SCOPED_TRACE(value);
     auto run = synthetic_run({.steps = 60});
     run.held_out_loss = run.bigram_loss = run.seconds = value;
+    for (auto& rank : run.ranks) rank.waited_seconds = value;
     for (auto& stage : run.stages) stage.seconds = value;
     for (auto& record : run.history.held_out) record.loss = value;
     for (auto& record : run.history.steps) {

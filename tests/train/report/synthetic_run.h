@@ -56,6 +56,21 @@ inline train::RunSummary synthetic_run(const RunSizes& sizes = {}) {
   std::mt19937 random(1);
   train::RunSummary run;
   run.title = "4 ranks: ep 4";
+  run.state = train::RunState::completed;
+  run.planned_steps = sizes.steps;
+  run.origin = {.began = 1'795'000'000,
+                .written = 1'795'000'121,
+                .hosts = "node1 (2 ranks), node2 (2 ranks)",
+                .processor = "A CPU, 8 hardware threads",
+                .version = "1.2.3",
+                .commit = "0123abcd",
+                .command_line = "switchyard train --prompt '// '",
+                .text = "some text",
+                .training_bytes = 900'000,
+                .held_out_bytes = 100'000,
+                .peak_bytes = {300'000'000, 200'000'000}};
+  run.ranks = {{.rows = 40'000, .waited_seconds = 2.0, .waited_for = 1},
+               {.rows = 80'000, .waited_seconds = 0.0, .waited_for = 1}};
   for (std::int64_t step = 1; step <= sizes.steps; ++step) {
     run.history.steps.push_back(synthetic_step(sizes, step, random));
     if (step % 50 == 0) {

@@ -32,6 +32,14 @@ class AvailableMemory : public ::testing::Test {
 
 TEST_F(AvailableMemory, IsUnlimitedWhereNobodySays) { EXPECT_EQ(available(), kUnlimited); }
 
+TEST_F(AvailableMemory, ThePeakIsThatOfTheProcess) {
+  EXPECT_EQ(peak_memory(folder_.path()), 0);
+  put("proc/self/status", "Name:\tswitchyard\nVmPeak:\t 9999 kB\nVmHWM:\t   1234 kB\n");
+  EXPECT_EQ(peak_memory(folder_.path()), 1234 * 1024);
+  const std::string touched(50'000'000, 'x');
+  EXPECT_GE(peak_memory(), std::ssize(touched));
+}
+
 TEST_F(AvailableMemory, IsTheSystemsWithSwap) {
   put("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   4000 kB\nSwapFree:  1000 kB\n");
   EXPECT_EQ(available(), 5000 * 1024);
