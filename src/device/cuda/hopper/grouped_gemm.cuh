@@ -1,6 +1,6 @@
 // The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
-// two. In each block one thread, two warps or four produce, two consumer warpgroups multiply 64
-// rows of the tile each, and with a fused epilogue six warps run the finisher.
+// two. In each block one thread or one to four warps produce, two consumer warpgroups multiply 64
+// rows of the tile each, and with a fused epilogue three or six warps run the finisher.
 #pragma once
 
 #include "device/cuda/hopper/deferred_epilogue.cuh"
@@ -17,13 +17,13 @@ template <typename Variant>
 __device__ __forceinline__ void complete(float (&sums)[128], const KernelArgs& args,
                                          const Tile& tile, const Target& target,
                                          MainLoop<Variant>& loop, int k) {
-  const int whole = whole_blocks<Variant>(tile);
+  const int whole = Variant::kIsWeightGradient ? tile.rows / kBlock : tile.k_blocks;
   for (; k < whole; ++k) {
-    loop.start(sums, k);
+    loop.start(sums, tile, k);
     loop.finish(k);
   }
   if (Variant::kIsWeightGradient && k < tile.k_blocks) {
-    loop.start_last(sums, tile.rows - k * kBlock, k);
+    loop.start_short(sums, tile, k);
     loop.finish(k);
   }
   loop.finish_all(sums);
@@ -44,10 +44,10 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
     }
     const Target target = find_target<Variant>(args, tile, loop.consumer);
     int k = 0;
-    if (last.pending() && whole_blocks<Variant>(tile) >= kChunks) {
+    if (last.pending() && tile.k_blocks >= kChunks) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        loop.start(sums, chunk);
+        loop.start(sums, tile, chunk);
         last.store_chunk(args, loop, chunk);
         loop.finish(chunk);
       }
@@ -104,10 +104,10 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
     }
     const int middle = tile.k_blocks / 2;
     for (int k = 0; k < middle; ++k) {
-      loop.start(sums, k);
+      loop.start(sums, tile, k);
       loop.finish(k);
     }
-    loop.start(sums, middle);
+    loop.start(sums, tile, middle);
     last.flush();
     loop.finish(middle);
     const Target target = find_target<Variant>(args, tile, loop.consumer);

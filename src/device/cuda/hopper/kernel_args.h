@@ -43,13 +43,23 @@ struct Variant {
 
   // Behind the consumers come the threads that produce, then those that run the finisher, if there
   // is one. All producing threads read tokens; without tokens, one of them does all the work.
-  static constexpr int kProducers = kHasFinisher ? 64 : kWarpgroup;
-  static constexpr int kFinishers = kHasFinisher ? 2 * kWarpgroup - kProducers : 0;
+  static constexpr int kProducers = kActivates ? 32 : kHasFinisher ? 64 : kWarpgroup;
+  static constexpr int kFinishers = kActivates ? 96 : kHasFinisher ? 192 : 0;
   static constexpr int kThreads = kConsumers * kWarpgroup + kProducers + kFinishers;
+  // The finisher of a gradient moves three times the bytes of the activation's, so it has twice the
+  // warps. Then registers are short: wgmma, which names all its accumulators, works on half the
+  // columns at a time.
+  static constexpr bool kMultipliesHalves = kThreads > 3 * kWarpgroup;
   // A consumer thread holds 128 accumulators, and up to 64 rounded pairs of the previous tile (32
   // with a finisher).
-  static constexpr int kConsumerRegisters = kHasFinisher ? 176 : kReadsTokens ? 216 : 232;
-  static constexpr int kOtherRegisters = kHasFinisher ? 80 : kReadsTokens ? 72 : 40;
+  static constexpr int kConsumerRegisters = kMultipliesHalves ? 176
+                                            : kActivates      ? 184
+                                            : kReadsTokens    ? 216
+                                                              : 232;
+  static constexpr int kOtherRegisters = kMultipliesHalves ? 80
+                                         : kActivates      ? 136
+                                         : kReadsTokens    ? 72
+                                                           : 40;
   // An activating tile covers 128 columns of the gate projection and the same 128 of the up
   // projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;

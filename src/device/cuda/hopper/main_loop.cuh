@@ -18,17 +18,21 @@ class MainLoop {
       : shared(shared), consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
   // Issues the products of block k. The caller may do other work before finish(k).
-  __device__ __forceinline__ void start(float (&sums)[128], int k) {
+  __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
     wait_full();
+    if (Variant::kIsWeightGradient && tile.rows - k * kBlock < kBlock) {
+      zero_lines(tile.rows - k * kBlock, kBlock);
+    }
     fence_sums(sums);
 #pragma unroll
     for (int i = 0; i < kBlock / kSlice; ++i) multiply_slice(sums, i, (k | i) != 0);
     commit_products();
   }
 
-  // Does the same for the last block of a weight gradient, in which the group has fewer than 64
-  // rows. Slices without rows are left out.
-  __device__ __forceinline__ void start_last(float (&sums)[128], int rows, int k) {
+  // Does the same for a block of a weight gradient in which the group has fewer than 64 rows, and
+  // leaves out slices without rows.
+  __device__ __forceinline__ void start_short(float (&sums)[128], const Tile& tile, int k) {
+    const int rows = tile.rows - k * kBlock;
     const int slices = (rows + kSlice - 1) / kSlice;
     wait_full();
     zero_lines(rows, slices * kSlice);
@@ -91,7 +95,7 @@ class MainLoop {
     const std::uint64_t a =
         describe<kA>(pipeline_.a() + consumer * kBoxBytes) + slice * kNextSlice<kA>;
     const std::uint64_t b = describe<kB>(pipeline_.b()) + slice * kNextSlice<kB>;
-    if constexpr (Variant::kHasFinisher) {
+    if constexpr (Variant::kMultipliesHalves) {
       multiply_half<kA, kB, 0>(sums, a, b, continues);
       multiply_half<kA, kB, 64>(sums, a, b + kHalfOfB, continues);
     } else {

@@ -19,12 +19,6 @@ struct Tile {
   bool idle;       // no tile is left for this block; it still takes part in the copies
 };
 
-// Returns the number of k blocks that are full: the group's last rows may fill only part of one.
-template <typename Variant>
-__device__ __forceinline__ int whole_blocks(const Tile& tile) {
-  return Variant::kIsWeightGradient ? tile.rows / kBlock : tile.k_blocks;
-}
-
 // The two blocks of a cluster take two row tiles of the same columns. The odd last row tile of a
 // group is paired along columns instead. Clusters take pairs in serpentine order: when pairs get
 // smaller, as with the longest groups first, no cluster always gets the larger one.

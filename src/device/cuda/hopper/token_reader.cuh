@@ -1,5 +1,5 @@
-// Gathers rows of A from tokens: two warps or four write what TMA would, in pieces of 16 bytes with
-// cp.async. The lanes of a warp share the lookup of tokens, one or two rows per lane. The work per
+// Gathers rows of A from tokens: one to four warps write what TMA would, in pieces of 16 bytes with
+// cp.async. The lanes of a warp share the lookup of tokens, one to four rows per lane. The work per
 // k block is kept small, because the readers must keep up with the tensor cores.
 #pragma once
 
@@ -40,9 +40,10 @@ class TokenRowsOfWarp {
   const int lane_;
 };
 
-// Reads lines along k, with two warps. A stage has 128 lines, one per row, and each warp reads half
-// of them. A lane copies the same piece of every fourth line, from the same rows in all k blocks of
-// a tile. Lines far past the end of the group are not written.
+// Reads lines along k. A stage has 128 lines, one per row, and each warp reads its share of them. A
+// lane copies the same piece of every fourth line, from the same rows in all k blocks of a tile.
+// Lines far past the end of the group are not written.
+template <int kWarps>
 class AlongKReader {
  public:
   __device__ __forceinline__ AlongKReader(const Tokens& tokens, int warp)
@@ -86,7 +87,7 @@ class AlongKReader {
 
  private:
   static constexpr int kStep = 4;
-  static constexpr int kLinesOfWarp = kTileRows / 2;
+  static constexpr int kLinesOfWarp = kTileRows / kWarps;
   static constexpr int kLinesOfLane = kLinesOfWarp / kStep;
   static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
@@ -170,6 +171,7 @@ class AcrossKReader {
 };
 
 template <typename Variant>
-using TokenReader = std::conditional_t<Variant::kIsWeightGradient, AcrossKReader, AlongKReader>;
+using TokenReader = std::conditional_t<Variant::kIsWeightGradient, AcrossKReader,
+                                       AlongKReader<Variant::kProducers / 32>>;
 
 }  // namespace switchyard::cuda::hopper
