@@ -197,7 +197,7 @@ std::vector<std::string> Checkpoint::names(std::string_view prefix) const {
 
 const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   const auto found = contents_->found.places.find(name);
-  require(found != contents_->found.places.end(), "{} has no tensor {} among its {}",
+  require(found != contents_->found.places.end(), "{} has no tensor {} among the {} it contains",
           path().string(), in_quotes(name), contents_->found.places.size());
   return contents_->found.files[found->second];
 }

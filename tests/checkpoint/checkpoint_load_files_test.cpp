@@ -128,8 +128,8 @@ TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
     const auto path = put("x.safetensors", file_of({{"m.x", tensor}}));
     const auto bytes = fs::file_size(path);
     EXPECT_EQ(error_of_shortened(path, dtype, into),
-              "FILE was shortened while it was read: of its " + std::to_string(bytes) + " bytes " +
-                  std::to_string(bytes - 50'000) + " are left");
+              "FILE was truncated while it was being read: of its " + std::to_string(bytes) +
+                  " bytes, " + std::to_string(bytes - 50'000) + " are left");
   }
 }
 
@@ -144,7 +144,7 @@ TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
   into.experts.push_back({.gate = one(), .up = one(), .down = one()});
   EXPECT_NE(error_of<StorageError>([&] {
               load_block(checkpoint, "m.", ExpertPlacement::contiguous(1, 1), 0, into);
-            }).find("was shortened while it was read"),
+            }).find("was truncated while it was being read"),
             std::string::npos);
 }
 
@@ -155,7 +155,7 @@ TEST_F(CheckpointLoadFiles, AndATensorThatIsNotAligned) {
   const auto file = SafetensorsFile::open(path);
   EXPECT_EQ(file.tensor("x").bytes(), 8);
   fs::resize_file(path, fs::file_size(path) - 1);
-  EXPECT_NE(error_of<StorageError>([&] { file.tensor("x"); }).find("was shortened"),
+  EXPECT_NE(error_of<StorageError>([&] { file.tensor("x"); }).find("was truncated"),
             std::string::npos);
 }
 

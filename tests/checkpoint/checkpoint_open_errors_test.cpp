@@ -73,14 +73,14 @@ TEST_F(CheckpointErrors, FoldersMustNotBeAmbiguous) {
 }
 
 TEST_F(CheckpointErrors, IndexesMustBeJsonOfTheForm) {
-  EXPECT_EQ(index_error(""), "INDEX: the index is not JSON, from byte 1 of it");
-  EXPECT_EQ(index_error("{]"), "INDEX: the index is not JSON, from byte 2 of it");
-  EXPECT_EQ(index_error({"{}\0", 3}), "INDEX: the index is not JSON, from byte 3 of it");
+  EXPECT_EQ(index_error(""), "INDEX: the index is not valid JSON from its byte 1 on");
+  EXPECT_EQ(index_error("{]"), "INDEX: the index is not valid JSON from its byte 2 on");
+  EXPECT_EQ(index_error({"{}\0", 3}), "INDEX: the index is not valid JSON from its byte 3 on");
   EXPECT_EQ(index_error("[]"), "INDEX: the index must be an object, not an array");
   EXPECT_EQ(index_error("7"), "INDEX: the index must be an object, not 7");
   EXPECT_EQ(index_error("{}"), "INDEX: the index has no weight_map");
   EXPECT_EQ(index_error(R"({"weights":{}})"),
-            "INDEX: the index has 'weights' besides metadata and weight_map");
+            "INDEX: the index has 'weights', but only metadata and weight_map are allowed");
   EXPECT_EQ(index_error(R"({"weight_map":{},"weight_map":{}})"),
             "INDEX: the index has weight_map twice");
   EXPECT_EQ(index_error(R"({"metadata":{},"metadata":{}})"), "INDEX: the index has metadata twice");
@@ -155,9 +155,9 @@ TEST_F(CheckpointErrors, TensorsThatAreNotThereOrCannotBeRead) {
   const auto path = put("a.safetensors", file_of({{"w", zeros("F64", {1}, 8)}}));
   const auto checkpoint = Checkpoint::open(path);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)checkpoint.tensor("v"); }),
-            path.string() + " has no tensor 'v' among its 1");
+            path.string() + " has no tensor 'v' among the 1 it contains");
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)checkpoint.file_of("v"); }),
-            path.string() + " has no tensor 'v' among its 1");
+            path.string() + " has no tensor 'v' among the 1 it contains");
   EXPECT_EQ(
       error_of<Unsupported>([&] { (void)checkpoint.tensor("w"); }),
       path.string() + ": tensor 'w' is of dtype 'F64'; F32, BF16, F16, I32 and I64 can be read");

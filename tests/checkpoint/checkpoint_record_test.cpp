@@ -64,7 +64,7 @@ TEST(CheckpointRecord, RefusesPathsWithoutAName) {
 
 TEST(CheckpointRecord, RefusesNamesAndMetadataThatAFileCannotHave) {
   EXPECT_EQ(error({.tensors = {{"__metadata__", zeros({1})}}}),
-            "no tensor can be called __metadata__");
+            "a tensor must not be named __metadata__");
   EXPECT_EQ(error({.metadata = {{"a", "\xff"}}}),
             "the metadata's 'a' is '\ufffd', which is not UTF-8");
   EXPECT_EQ(block_error([](auto& block) { block.prefix = std::string(1, '\xff'); }),

@@ -67,9 +67,9 @@ TEST_P(CheckpointSaveErrorsTest, WhatARankMustNotGive) {
     auto contents = one_value(2.0F);
     const auto last = comm.size() - 1;
     if (comm.rank() == last) contents.tensors["__metadata__"] = contents.tensors["w"];
-    EXPECT_EQ(
-        save_error<InvalidArgument>(comm, path, contents, form),
-        "save_checkpoint: rank " + std::to_string(last) + ": no tensor can be called __metadata__");
+    EXPECT_EQ(save_error<InvalidArgument>(comm, path, contents, form),
+              "save_checkpoint: rank " + std::to_string(last) +
+                  ": a tensor must not be named __metadata__");
   });
 }
 

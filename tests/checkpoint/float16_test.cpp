@@ -228,7 +228,7 @@ TEST_F(Float16Test, IsNotReduced) {
   const auto world = connect();
   Tensor values = Tensor::zeros({2}, Dtype::f16);
   EXPECT_EQ(error_of<Unsupported>([&] { world->all_reduce(values); }),
-            "f16 is not reduced: convert it to f32 or bf16 first");
+            "f16 cannot be reduced: convert it to f32 or bf16 first");
 }
 
 }  // namespace

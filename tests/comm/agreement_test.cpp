@@ -48,8 +48,8 @@ TEST_P(AgreeTest, TheKindOfAnErrorStays) {
 }
 
 TEST_P(AgreeTest, AnErrorNeedNotHaveWords) {
-  expect_error<InvalidArgument>(std::runtime_error(""), "an error that does not say what it is");
-  expect_error<InvalidArgument>(42, "an error that does not say what it is");  // an engine's own
+  expect_error<InvalidArgument>(std::runtime_error(""), "an error without a message");
+  expect_error<InvalidArgument>(42, "an error without a message");  // an engine's own
 }
 
 TEST_P(AgreeTest, TheLowestRankThatFailsIsHeardByAll) {

@@ -349,7 +349,7 @@ TEST(CommunicatorErrors, AGpusMemoryIsNotRead) {
     const auto world = connect();
     EXPECT_EQ(error_of<InvalidArgument>([&] { call(*world); }),
               std::string(name) +
-                  " [2] is in a GPU's memory, but this works in the host's: copy it with "
+                  " [2] is in GPU memory, but this call needs host memory: copy it with "
                   "Device::to_host first");
   };
   expect("values", [&](Communicator& comm) { comm.all_reduce(elsewhere(values)); });

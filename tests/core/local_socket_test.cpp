@@ -100,7 +100,7 @@ TEST(LocalSocketErrors, AListenerThatIsGoneCannotBeReached) {
   LocalListener::Name name{};
   { name = LocalListener().name(); }
   const auto message = testing::error_of<Unsupported>([&] { connect_to(name); });
-  EXPECT_NE(message.find("no connection by a local socket"), std::string::npos) << message;
+  EXPECT_NE(message.find("cannot connect to a local socket"), std::string::npos) << message;
 }
 
 }  // namespace

@@ -137,8 +137,8 @@ TEST(ThreadPool, StaysWithTheProcessThatMadeIt) {
     return "no error";
   });
   EXPECT_EQ(error,
-            "the 2 threads of this device belong to the process that this one was forked from; "
-            "make a device here");
+            "the 2 threads of this device belong to the parent process and do not exist after "
+            "fork(); make a new device in this process");
 }
 
 TEST(ThreadPool, NeedsAThread) {

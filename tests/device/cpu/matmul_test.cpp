@@ -102,7 +102,7 @@ TEST(Matmul, RefusesMemoryThatTheDeviceCannotReach) {
     return error_of<InvalidArgument>([&] { matmul({}, product); });
   };
   const std::string rest =
-      " is in gpu memory, but the device works in host memory; Device::copy_of brings it there";
+      " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   EXPECT_EQ(error({.a = elsewhere(a), .b = b, .c = c}), "a [2,3]" + rest);
   EXPECT_EQ(error({.a = a, .b = elsewhere(b), .c = c}), "b [3,4]" + rest);
   EXPECT_EQ(error({.a = a, .b = b, .c = elsewhere(c)}), "c [2,4]" + rest);

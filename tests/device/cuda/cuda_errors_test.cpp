@@ -65,8 +65,8 @@ TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
   const Tensor a({2, 2}, Dtype::f32);
   Tensor c = device.empty({2, 2}, Dtype::f32);
   EXPECT_EQ(error_of<InvalidArgument>([&] { matmul(device, Matmul{.a = a, .b = a, .c = c}); }),
-            "a [2,2] is in host memory, but the device works in gpu memory; Device::copy_of brings "
-            "it there");
+            "a [2,2] is in host memory, but the device works in gpu memory; copy it with "
+            "Device::copy_of");
   device.synchronize();
 }
 

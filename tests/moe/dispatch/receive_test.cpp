@@ -131,7 +131,8 @@ TEST(Receive, IsForPlansThatDropNothing) {
       comm.barrier();
       const auto error =
           error_of<Error>([&] { (void)dispatcher.receive(plan, own.x, own.weights); });
-      EXPECT_NE(error.find("use dispatch (receives_tokens tells)"), std::string::npos) << error;
+      EXPECT_NE(error.find("use dispatch unless receives_tokens() is true"), std::string::npos)
+          << error;
     });
   }
 }

@@ -44,8 +44,8 @@ TEST(LayerTrainingErrors, OfOptions) {
               o.gradient_scale = GradientScale::global;
               o.weight_stage = WeightStage::input;
             }),
-            "MoeLayer: rank 0: gradient_scale multiplies outputs, but with weight_stage input "
-            "weights are not multiplied there: use output or activation");
+            "MoeLayer: rank 0: gradient_scale does not work with weight_stage input, which applies "
+            "the weights before the experts: use output or activation");
 }
 
 // Refuses what comes from the hosts, as a GPU does whose step is being captured: sums are uploaded,
@@ -207,7 +207,7 @@ TEST(LayerTrainingErrors, OfSequences) {
             "MoeLayer::forward: losses.balance is sequence, but no sequence was given");
   Step few(kBySequence);
   few.in.sequence = SequenceShard(2, 2, 1, 0);
-  EXPECT_EQ(few.forward(), "MoeLayer::forward: x has 6 tokens, but the sequence's shard 2 · 2");
+  EXPECT_EQ(few.forward(), "MoeLayer::forward: x has 6 tokens, but the sequence's shard has 2 · 2");
   Step cut(kBySequence);
   cut.in.sequence = SequenceShard(2, 6, 2, 1);
   EXPECT_EQ(cut.forward(),
@@ -287,13 +287,14 @@ TEST(LayerTrainingErrors, OfLossGradients) {
 TEST(LayerTrainingErrors, OfStatistics) {
   Step step({});
   EXPECT_EQ(error_of<InvalidArgument>([&] { step.alone.layer.commit_pick_counts(step.saved); }),
-            "nothing is saved: statistics are those of a training forward, before its backward");
+            "SavedForBackward is empty: read statistics after a training forward and before its "
+            "backward");
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)step.saved.losses(); }),
-            "nothing is saved: no training forward has filled this");
+            "SavedForBackward is empty: run a training forward first");
   EXPECT_EQ(step.forward(), "no error");
   Step other({});
   EXPECT_EQ(error_of<InvalidArgument>([&] { other.alone.layer.commit_pick_counts(step.saved); }),
-            "what is saved was left by another layer");
+            "SavedForBackward was filled by another layer");
 }
 
 TEST(LayerTrainingErrors, OfCapacitiesThatDifferBetweenRanks) {

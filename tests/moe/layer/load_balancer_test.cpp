@@ -198,7 +198,7 @@ TEST(LoadBalancerErrors, OfOptions) {
             "decay (nan) must be at least 0 and less than 1");
   for (const auto schedule : {RateSchedule::cosine, RateSchedule::warm_up}) {
     EXPECT_EQ(error_with({.schedule = schedule}),
-              "num_steps (0) must be positive: the rate changes over the training");
+              "num_steps (0) must be positive when the rate changes during training");
   }
 }
 

@@ -43,7 +43,8 @@ TEST(RunStepErrors, OfLayersOfDifferentBatchesIsRefused) {
     MoeLayer wide({.experts = experts, .batch = &world}, placement, small_layer_options());
     const std::vector<MoeLayer*> both{&narrow, &wide};
     EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(both, [] {}); }),
-              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but must have the same one");
+              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but all layers must share "
+              "one batch");
   });
 }
 

@@ -97,7 +97,8 @@ TEST_F(CheckpointsDamage, AHeaderThatIsNoHeader) {
   auto bytes = bytes_of(kFour);
   bytes[8] = 'x';
   put(kFour, bytes);
-  EXPECT_EQ(header_error(folder_.path()), damaged("the header is not JSON, from byte 1 of it"));
+  EXPECT_EQ(header_error(folder_.path()),
+            damaged("the header is not valid JSON from its byte 1 on"));
 }
 
 TEST_F(CheckpointsDamage, ATensorThatIsMissing) {
@@ -166,8 +167,9 @@ TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEver
       const auto error = in_words(testing::error_of<StorageError>([&] {
         of_training ? load(run.trainer, header) : load_values(run.trainer.model(), header);
       }));
-      EXPECT_NE(error.find("DIR/step-00000004.safetensors was shortened while it was read: of its"),
-                std::string::npos)
+      EXPECT_NE(
+          error.find("DIR/step-00000004.safetensors was truncated while it was being read: of its"),
+          std::string::npos)
           << error;
     });
     put(kFour, whole);

@@ -61,8 +61,9 @@ TEST(BusFaults, NameTheFileThatWasShortened) {
   });
   ASSERT_TRUE(WIFSIGNALED(end.status));
   EXPECT_EQ(WTERMSIG(end.status), SIGBUS);
-  EXPECT_EQ(end.said, "switchyard: a file was shortened while it was read, or its disk failed: " +
-                          path.string() + "\n");
+  EXPECT_EQ(end.said,
+            "switchyard: a file was truncated while it was being read, or its disk failed: " +
+                path.string() + "\n");
 }
 
 }  // namespace
