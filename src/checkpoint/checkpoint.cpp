@@ -44,7 +44,8 @@ Listing list(const OpenFolder& folder) {
     if (name.ends_with(kFileSuffix)) result.files.push_back(std::move(name));
   }
   // A replaced folder is removed next, so its listing may be incomplete.
-  require(!folder.is_replaced(), "{} was replaced while it was listed", folder.path().string());
+  require(!folder.is_replaced(), "{} was replaced while it was being listed",
+          folder.path().string());
   return result;
 }
 

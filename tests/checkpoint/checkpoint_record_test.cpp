@@ -56,9 +56,7 @@ TEST(CheckpointRecord, TellsNamesFormsAndExperts) {
 
 TEST(CheckpointRecord, RefusesPathsWithoutAName) {
   for (const std::string path : {"", "/", ".", "a/..", "a/."}) {
-    EXPECT_EQ(error({}, path), "path '" + path +
-                                   "' has no name at its end that could be given to a file or "
-                                   "folder");
+    EXPECT_EQ(error({}, path), "path '" + path + "' must end in the name of a file or folder");
   }
 }
 
@@ -72,7 +70,7 @@ TEST(CheckpointRecord, RefusesNamesAndMetadataThatAFileCannotHave) {
   const CheckpointContents sized{.metadata = {{"total_size", "7"}}};
   EXPECT_EQ(error(sized), "no error");
   EXPECT_EQ(error(sized, "x", CheckpointForm::file_per_rank),
-            "the metadata has a 'total_size', which an index has of its own");
+            "the metadata must not have a 'total_size': the index writes its own");
 }
 
 TEST(CheckpointRecord, RefusesWhatIsGivenTwice) {
@@ -115,7 +113,7 @@ TEST(CheckpointRecord, RefusesExpertsThatAreNotWhole) {
       block_error([](auto& block) { block.tensors.experts[0].down_bias = zeros({6}, Dtype::i32); }),
       "mlp.experts.3.down_proj.bias is i32 [6], but must be [6] of f32 or bf16");
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[0].gate_bias = {}; }),
-            "mlp.experts.3.: a gate has a bias where up has one, and only there");
+            "mlp.experts.3.: gate and up must both have a bias, or neither");
   EXPECT_EQ(block_error([](auto& block) {
               block.tensors.experts[0].gate = zeros({4, 6}, Dtype::bf16);
             }),

@@ -100,9 +100,9 @@ TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("bench dispatch --ranks 0", "--ranks");
   expect_error("bench dispatch --kernels best", "--kernels: only a GPU has a choice");
   expect_error("bench dispatch --device cuda --mover packed",
-               "--mover: packed is for CPUs: leave it away");
+               "--mover: packed works only on CPUs: leave the option out, or use peer");
   expect_error("bench dispatch --device cuda --ranks 33",
-               "--ranks: 33 are too many: with --device cuda there are at most 32");
+               "--ranks: 33 are too many: --device cuda allows at most 32 threads");
   expect_error("bench", "subcommand");
   expect_error("", "subcommand");
 }
@@ -132,8 +132,8 @@ TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
   expect_error("inspect --rank 2",
                "\"--rank\" is not an option of switchyard inspect; the closest "
                "is \"--ranks\"");
-  expect_error("info twice", "\"twice\" is one argument too many for switchyard info");
-  expect_error("inspect a b", "\"b\" is one argument too many for switchyard inspect");
+  expect_error("info twice", "\"twice\" is an unexpected argument for switchyard info");
+  expect_error("inspect a b", "\"b\" is an unexpected argument for switchyard inspect");
 }
 
 TEST(Cli, SampleNamesFilesAsTheyAre) {

@@ -99,7 +99,7 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
   EXPECT_EQ(rank.at("not_counted"), json{"kempner."});
   expect_says(
       run(shell(path) + "--ranks 2"),
-      {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, since they are incomplete: kempner.\n"});
+      {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, because they are incomplete: kempner.\n"});
 }
 
 // inspect names each tensor that a conversion would miss, and does not count such a block.

@@ -29,7 +29,7 @@ TEST(Soak, RandomCasesAreRight) {
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_TRUE(says(outcome, "20 cases in ")) << outcome.output;
   EXPECT_FALSE(says(outcome, " 0 kills")) << outcome.output;
-  EXPECT_FALSE(says(outcome, " 0 errors")) << outcome.output;
+  EXPECT_FALSE(says(outcome, " 0 expected errors")) << outcome.output;
   EXPECT_TRUE(says(outcome, "descriptors: ")) << outcome.output;
 }
 
@@ -46,7 +46,7 @@ TEST(Soak, AWrongBitIsNoticedAndItsCaseCanBeRepeated) {
     const char* words;
   };
   for (const Broken& broken :
-       {Broken{"1", "but one rank alone has"}, Broken{"6", "away from the oracle's"}}) {
+       {Broken{"1", "but one rank alone has"}, Broken{"6", "from the oracle's, which has norm"}}) {
     const std::string number = broken.number;
     const std::string breaks = " --break-case " + number;
     const auto found = run("soak --cases 100 --seed 1" + breaks);
@@ -78,7 +78,7 @@ TEST(Soak, BadArgumentsAreRefused) {
   expect_refused("--ranks 9", "--ranks");
   expect_refused("--ranks many", "--ranks");
   expect_refused("--comm pigeons", "--comm");
-  expect_refused("--comm mpi --ranks 2", "mpirun -n decides");
+  expect_refused("--comm mpi --ranks 2", "set the number by mpirun -n");
   expect_refused("--kernels portable", "add --device cuda");
 }
 

@@ -52,7 +52,7 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
                            "--report PATH",
                            "by default in the current folder; none: no report "
                            "[switchyard-report.html]",
-                           "the report is switchyard-report.html in the current folder",
+                           "writes switchyard-report.html to the current folder",
                            "Sample:",
                            "--prompt TEXT",
                            "--temperature X",
@@ -137,7 +137,8 @@ TEST_F(TrainOutput, MpirunsRanksWaitNoLongerThanTheTimeout) {
 TEST(TrainCommand, MpirunWithoutCommIsAnError) {
   const auto outcome = run("train --steps 1", std::string(SWITCHYARD_MPIRUN) + " -n 2");
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.output.find("2 processes were started: give --comm mpi, or --comm threads"),
+  EXPECT_NE(outcome.output.find("2 processes were started: give --comm mpi for one run over all of "
+                                "them, or --comm threads"),
             std::string::npos)
       << outcome.output;
 }

@@ -140,7 +140,7 @@ TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
   }
   EXPECT_EQ(command.exit_code(), 0);
   const auto warning = "warning: cannot write the report " + report() +
-                       ": No such file or directory; the run goes on\n";
+                       ": No such file or directory; the run continues\n";
   const auto first = text.find(warning);
   EXPECT_NE(first, std::string::npos) << text;
   EXPECT_EQ(text.find("warning", first + 1), std::string::npos) << text;

@@ -74,8 +74,10 @@ TEST_F(TrainResume, RanksAreThoseOfBefore) {
 TEST_F(TrainResume, ARunThatIsDoneSaysSo) {
   losses("--ranks 2 --steps 5 --save " + saved());
   const auto resumed = train("--resume " + saved());
-  EXPECT_NE(resumed.output.find("nothing is left to train: step 5 is done and --steps is 5"),
-            std::string::npos)
+  EXPECT_NE(
+      resumed.output.find(
+          "there is nothing left to train: step 5 is done and --steps is 5; give a larger --steps"),
+      std::string::npos)
       << resumed.output;
 }
 
@@ -134,7 +136,7 @@ TEST_F(TrainResume, ANewRunDoesNotSaveOverAnother) {
   const auto outcome = train("--ranks 2 --steps 2 --save " + saved());
   EXPECT_NE(outcome.status, 0);
   EXPECT_NE(outcome.output.find("holds checkpoints of another run, up to "
-                                "step-00000002.safetensors; go on from it with --resume " +
+                                "step-00000002.safetensors; continue that run with --resume " +
                                 saved()),
             std::string::npos)
       << outcome.output;

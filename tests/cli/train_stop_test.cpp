@@ -82,7 +82,7 @@ TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
   Background with(arguments(endless("--save " + saved())));
   const auto saving = said(with);
   EXPECT_NE(saving.find("stopped and saved after step " + std::to_string(newest()) +
-                        "; go on with --resume " + saved() + "\n"),
+                        "; continue with --resume " + saved() + "\n"),
             std::string::npos)
       << saving;
 }

@@ -159,7 +159,7 @@ std::vector<Misuse> of_tensors() {
          Tensor tensor = floats({2});
          Device().copy(floats({2}), on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::copy(ConstTensorView, TensorView)", Kind::overlapping,
        [] {
          Tensor tensor = floats({4});
@@ -171,13 +171,13 @@ std::vector<Misuse> of_tensors() {
          Tensor tensor = floats({2});
          (void)Device().copy_of(on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::to_host(ConstTensorView)", Kind::device,
        [] {
          Tensor tensor = floats({2});
          (void)Device().to_host(on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::empty(Shape, Dtype)", Kind::huge,
        [] {
          (void)Device().empty({kHuge, 1 << 16}, Dtype::f32);

@@ -44,7 +44,7 @@ TEST(ParallelizeErrors, AreTheSameOnEveryRank) {
     };
   };
   expect_error([](auto& blocks, Mesh& mesh) { apply(*blocks[1], &mesh); },
-               "apply_expert_parallel: rank 0: layers.4.mlp is divided over 2 ranks already");
+               "apply_expert_parallel: rank 0: layers.4.mlp is already divided over 2 ranks");
   expect_error(on_rank_2([](auto& blocks) { blocks[1] = nullptr; }), at_2 + "block 1 of 2 is null");
   expect_error(on_rank_2([](auto& blocks) { blocks.push_back(blocks[1]); }),
                at_2 + "layers.4.mlp is listed twice");

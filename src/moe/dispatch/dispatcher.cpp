@@ -158,9 +158,10 @@ Plan Dispatcher::plan(const Routing& routing) {
 
 std::int64_t Dispatcher::plan_words(const ExpertPlacement& placement, int rank,
                                     std::int64_t num_tokens, std::int64_t top_k) {
-  require(0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
-          "rank ({}) must be one of {}, and num_tokens ({}) and top_k ({}) not negative", rank,
-          placement.num_ranks(), num_tokens, top_k);
+  require(
+      0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
+      "rank ({}) must be one of {} ranks, and num_tokens ({}) and top_k ({}) must not be negative",
+      rank, placement.num_ranks(), num_tokens, top_k);
   return words_of_plan(words_without_picks(placement, rank), num_tokens, top_k);
 }
 

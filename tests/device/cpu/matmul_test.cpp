@@ -72,9 +72,9 @@ TEST(Matmul, NamesWhatDoesNotFit) {
   EXPECT_EQ(error_with(f32({2, 3}), f32({3, 4}), Tensor::zeros({2, 4}, Dtype::i32)),
             "c is i32 [2,4], but must be a matrix of f32 or bf16");
   EXPECT_EQ(error_with(f32({2, 3}), bf16({3, 4}), f32({2, 4})),
-            "a is f32, but b is bf16: they must be alike");
+            "a is f32, but b is bf16: they must have the same dtype");
   EXPECT_EQ(error_with(f32({2, 3}), f32({3, 4}), bf16({2, 4})),
-            "c is bf16, but must be f32 as a and b are");
+            "c is bf16, but must be f32 because a and b are");
   EXPECT_EQ(error_with(f32({2, 3}), f32({4, 3}), f32({2, 4})),
             "a is [2,3] and b is [4,3]: a has 3 columns, but b has 4 rows");
   EXPECT_EQ(error_with(f32({2, 3}), f32({5, 4}), f32({3, 5}), kTransposed, kTransposed),

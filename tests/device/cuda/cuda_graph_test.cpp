@@ -182,7 +182,7 @@ TEST_P(CudaGraphTest, AStepThatWasNeverRunHasNoMemoryToBeCaptured) {
   LayerFixture f(GetParam(), kTokens * kTopK);
   f.set(routings()[0], 1);
   expect_error<DeviceError>([&] { const CapturedGraph graph(f.device, [&] { f.train(); }); },
-                            "run the step once before it is captured");
+                            "run the step once before capturing it");
   f.train();  // nothing is broken
   EXPECT_EQ(f.layer.take_pick_counts().num_tokens, kTokens);
   const CapturedGraph graph(f.device, [&] { f.train(); });

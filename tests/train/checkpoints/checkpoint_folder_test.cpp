@@ -133,8 +133,8 @@ TEST_F(CheckpointFolder, ARunMakesItsFolder) {
 TEST_F(CheckpointFolder, ARunDoesNotSaveIntoAnothersFolder) {
   const auto path = put_good(kTen);
   const auto refusal = "--save " + folder_.path().string() +
-                       " holds checkpoints of another run, up to step-00000010.safetensors; go on "
-                       "from it with --resume " +
+                       " holds checkpoints of another run, up to step-00000010.safetensors; "
+                       "continue that run with --resume " +
                        folder_.path().string() + ", or choose another folder";
   EXPECT_EQ(prepare({}), refusal);
   EXPECT_EQ(prepare("elsewhere/step-00000010.safetensors"), refusal);
@@ -158,7 +158,7 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
   run_ranks(3, [&](Communicator& world) {
     EXPECT_EQ(error_of<StorageError>([&] { prepare_folder(world, folder_ / "file", {}); }),
               "--save " + at("file") +
-                  ": nothing can be saved there: Not a directory; choose another folder, or none");
+                  ": cannot save there: Not a directory; choose another folder, or none");
   });
   fs::permissions(folder_.path(), fs::perms::owner_read | fs::perms::owner_exec |
                                       fs::perms::others_read | fs::perms::others_exec);
@@ -167,9 +167,8 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
     if (::geteuid() == 0 && ::setuid(kNobody) != 0) return std::string("still root");
     return error_of<StorageError>([&] { prepare_folder(*connect(), folder_.path(), {}); });
   });
-  EXPECT_EQ(error,
-            "--save " + folder_.path().string() +
-                ": nothing can be saved there: Permission denied; choose another folder, or none");
+  EXPECT_EQ(error, "--save " + folder_.path().string() +
+                       ": cannot save there: Permission denied; choose another folder, or none");
 }
 
 TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesAtOnce) {

@@ -89,7 +89,7 @@ TEST_F(CheckpointHeaderErrors, AConfigThatCannotBeRead) {
 }
 
 TEST_F(CheckpointHeaderErrors, AValueThatIsAnotherThanWasSaved) {
-  EXPECT_EQ(with("train.step", "13"), damaged("its metadata is not what was saved"));
+  EXPECT_EQ(with("train.step", "13"), damaged("its metadata does not match its checksum"));
   metadata_ = to_metadata(some_header());
   EXPECT_EQ(with("format", "pt"), "no error") << "that is not ours";
 }
@@ -105,7 +105,8 @@ TEST_F(CheckpointHeaderErrors, AnotherFormatNamesBoth) {
   EXPECT_EQ(error(), "none/x has format 2 of Switchyard ?, but this is Switchyard " + ours +
                          ", which reads format 1");
   metadata_.erase("train.format");
-  EXPECT_EQ(error(), "none/x is no checkpoint of a training run: its metadata has no train.format");
+  EXPECT_EQ(error(),
+            "none/x is not a checkpoint of a training run: its metadata has no train.format");
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ TEST_F(CheckpointsDamage, ABitOfEveryTensor) {
     const bool of_training = name.starts_with("optimizer.") || name.starts_with("balancer.") ||
                              name.starts_with("history.");
     EXPECT_EQ(load_error(folder_.path()),
-              damaged(of_training ? "the bytes of the optimizer's state are not what was saved"
-                                  : "the bytes of the parameters are not what was saved"))
+              damaged(of_training ? "the bytes of the optimizer's state do not match their checksum"
+                                  : "the bytes of the parameters do not match their checksum"))
         << name;
     ++tensors;
   }

@@ -81,8 +81,8 @@ TEST(WindowOrder, HasNoneBeforeTheFirst) {
 TEST(WindowOrder, NeedsAWindow) {
   EXPECT_EQ(WindowOrder(text_of(9), 8, 1).windows_in_an_epoch(), 1);
   EXPECT_EQ(error_of<InvalidArgument>([] { WindowOrder(text_of(8), 8, 1); }),
-            "the corpus has 8 bytes to train on, fewer than a context of 8 and the byte after it; "
-            "take more text or a smaller --context");
+            "the corpus has 8 bytes to train on, but a context of 8 needs at least 9; use more "
+            "text or a smaller --context");
 }
 
 TEST(HeldOutWindows, AreSpreadEvenlyAndDoNotOverlap) {
@@ -105,8 +105,8 @@ TEST(HeldOutWindows, AreSpreadEvenlyAndDoNotOverlap) {
 
 TEST(HeldOutWindows, NeedAWindow) {
   EXPECT_EQ(error_of<InvalidArgument>([] { held_out_windows(text_of(8), 8, 4); }),
-            "the corpus has 8 bytes held out, fewer than a context of 8 and the byte after it; "
-            "take more text or a smaller --context");
+            "the corpus has 8 bytes held out, but a context of 8 needs at least 9; use more text "
+            "or a smaller --context");
 }
 
 }  // namespace

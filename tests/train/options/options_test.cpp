@@ -254,7 +254,7 @@ TEST(Merge, NamesWhatAResumedRunMustKeep) {
     });
     if (error == "no error") continue;
     EXPECT_EQ(error, "--" + name + " " + value +
-                         " is not possible: the run that is resumed from ck has " +
+                         " cannot be changed: the run resumed from ck has " +
                          get(TrainConfig{}, name));
     fixed.insert(name);
   }

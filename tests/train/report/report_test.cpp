@@ -139,7 +139,7 @@ TEST(Report, OfARunThatWasResumed) {
   EXPECT_FALSE(contains(checked(report_html(run)).text, "resumed"));
   run.measured_steps = 100;  // of 400
   const auto text = checked(report_html(run)).text;
-  EXPECT_TRUE(contains(text, "Of the 100 steps since the run was resumed."));
+  EXPECT_TRUE(contains(text, "Over the 100 steps since the run was resumed."));
   EXPECT_TRUE(contains(text, "280 ms"));  // 28 s of attention
 }
 

@@ -93,9 +93,9 @@ TEST(MemoryNeed, IsRefusedWithItsParts) {
                         .text = 400'000'000,
                         .between_ranks = 100'000'000};
   EXPECT_EQ(testing::error_of<Unsupported>([&] { require_memory(need, 2'900'000'000, "it"); }),
-            "it would take about 3.0 GB of memory, but 2.9 GB are available; parameters and what "
-            "training keeps for each take 2.0 GB, a step 0.5 GB, the text 0.4 GB, and what ranks "
-            "gather from each other 0.1 GB");
+            "it would need about 3.0 GB of memory, but 2.9 GB are available; parameters and their "
+            "training state need 2.0 GB, a step 0.5 GB, the text 0.4 GB, and buffers for exchanges "
+            "between ranks 0.1 GB");
   require_memory(need, 3'000'000'000, "it");
 }
 

@@ -106,8 +106,8 @@ TEST_P(RunTest, ATextThatIsTooShortIsNamedByAll) {
     std::ofstream(own.data.corpus) << small_text().substr(0, 100);
     EXPECT_EQ(error_of<InvalidArgument>([&] { run(world, own); }),
               own.data.corpus +
-                  " is too short: its 90 bytes of training text and 10 that are held out must each "
-                  "be at least --context 16 + 1; give more text, or a smaller --context");
+                  " is too short: its 90 bytes of training text and 10 bytes of held-out text must "
+                  "each be at least --context 16 + 1; give more text, or a smaller --context");
   });
 }
 
