@@ -388,7 +388,7 @@ def _router_form(router: Union[RouterForm, str], num_experts: Optional[int],
                  top_k: Optional[int]) -> RouterForm:
     if isinstance(router, RouterForm):
         if num_experts is not None or top_k is not None:
-            raise InvalidArgument("num_experts and top_k go with the name of a router, but "
+            raise InvalidArgument("num_experts and top_k are only for a router given by name, but "
                                   f"{router} was given")
         return router
     if num_experts is None or top_k is None:

@@ -55,8 +55,8 @@ def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
     """
     module = experts if isinstance(experts, torch.nn.Module) else None
     if module is None and parameters is None:
-        raise InvalidArgument("parameters is None: without a module, run_step() must be told whose "
-                              "gradients to put back")
+        raise InvalidArgument("parameters is None: without a module, run_step() needs the "
+                              "parameters whose gradients it restores")
     layers = _layers_of(experts)
     ballot = _ballot_of(group, timeout)
     before = _State(module, list(module.parameters() if parameters is None else parameters))
@@ -69,8 +69,8 @@ def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
             _grow(layers, needs, ballot)
             if overflow_again:
                 raise InvalidArgument(
-                    "step() made bounded plans though sizing was exact, as a captured graph does: "
-                    "capture it again, now that capacities are "
+                    "step() made bounded plans although sizing was exact, as a captured graph "
+                    "does: capture it again, now that capacities are "
                     f"{[layer.row_capacity for layer in layers]} rows")
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the GPU is lost: the first error says why

@@ -333,7 +333,7 @@ def raises(group):
     weight = block.experts[2].up_proj.weight.detach()
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("tp",))
     block.experts[2].up_proj.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Shard(0)]))
-    refuses(block, InvalidArgument, "experts.2.up_proj.weight is a DTensor already")
+    refuses(block, InvalidArgument, "experts.2.up_proj.weight is already a DTensor")
 
 
 def test_blocks_that_cannot_be_divided_say_why(workers):
