@@ -91,12 +91,12 @@ TEST_F(CheckpointLoadFiles, ViewsOfWhatCannotBeReadAreRefused) {
             "FILE: tensor 'm.shared_expert.up_proj.weight' has 5 extents; up to 4 can be read");
 }
 
-TEST_F(CheckpointLoadFiles, WhatIsNotOfTheBlockNeedNotBeRead) {
+TEST_F(CheckpointLoadFiles, TensorsOutsideTheBlockNeedNotBeReadable) {
   EXPECT_EQ(load_error<Error>("other", zeros("F64", {1}, 8)), "no error");
   EXPECT_EQ(load_error<Error>("experts.1.up_proj.weight", zeros("F64", {1}, 8)), "no error");
 }
 
-TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
+TEST_F(CheckpointLoadFiles, ASharedExpertIsCompleteOrAbsent) {
   EXPECT_EQ(load_error<InvalidArgument>("shared_experts.down_proj.weight", zeros("F32", {1, 1}, 4)),
             "there is m.shared_experts.down_proj.weight, but no up_proj.weight beside it");
   EXPECT_EQ(load_error<InvalidArgument>("shared_experts.gate_up_proj", zeros("F64", {1}, 8)),
@@ -120,7 +120,7 @@ std::string error_of_shortened(const fs::path& path, const std::string& dtype, D
                      path.string(), "FILE");
 }
 
-TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
+TEST_F(CheckpointLoadFiles, ATruncatedFileIsAnErrorAndNoFault) {
   for (const auto& [dtype, into] : {std::pair("F32", Dtype::f32), std::pair("BF16", Dtype::bf16),
                                     std::pair("BF16", Dtype::f32), std::pair("F16", Dtype::bf16)}) {
     const std::int64_t element = std::string(dtype) == "F32" ? 4 : 2;
@@ -133,7 +133,7 @@ TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
   }
 }
 
-TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
+TEST_F(CheckpointLoadFiles, ABlockOfATruncatedFileIsAnErrorAndNoFault) {
   auto tensors = block();
   const auto path = put("x.safetensors", file_of(tensors));
   const auto checkpoint = Checkpoint::open(path);
@@ -148,7 +148,7 @@ TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
             std::string::npos);
 }
 
-TEST_F(CheckpointLoadFiles, AndATensorThatIsNotAligned) {
+TEST_F(CheckpointLoadFiles, AnUnalignedTensorOfATruncatedFileIsAnErrorAndNoFault) {
   std::string header = R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   if (header.size() % 4 == 0) header += ' ';
   const auto path = put("x.safetensors", file_of(header, std::string(8, 'a')));

@@ -36,7 +36,7 @@ class CheckpointErrors : public testing::CheckpointFiles {
   }
 };
 
-TEST_F(CheckpointErrors, NamesWhatIsNotThere) {
+TEST_F(CheckpointErrors, NamesAMissingPath) {
   EXPECT_EQ(checkpoint_error(directory_ / "none"),
             "cannot open DIR/none: No such file or directory");
   EXPECT_EQ(checkpoint_error(directory_ / "none.json"),
@@ -72,7 +72,7 @@ TEST_F(CheckpointErrors, FoldersMustNotBeAmbiguous) {
             std::string::npos);
 }
 
-TEST_F(CheckpointErrors, IndexesMustBeJsonOfTheForm) {
+TEST_F(CheckpointErrors, IndexesMustBeJsonObjectsOfTheRightForm) {
   EXPECT_EQ(index_error(""), "INDEX: the index is not valid JSON from its byte 1 on");
   EXPECT_EQ(index_error("{]"), "INDEX: the index is not valid JSON from its byte 2 on");
   EXPECT_EQ(index_error({"{}\0", 3}), "INDEX: the index is not valid JSON from its byte 3 on");
@@ -90,7 +90,7 @@ TEST_F(CheckpointErrors, IndexesMustBeJsonOfTheForm) {
             "INDEX: metadata of the index must be an object, not null");
 }
 
-TEST_F(CheckpointErrors, NothingIsNested) {
+TEST_F(CheckpointErrors, NestedValuesAreRefused) {
   const std::string deep(1'000'000, '[');
   EXPECT_EQ(index_error(deep), "INDEX: the index must be an object, not an array");
   EXPECT_EQ(index_error(R"({"weight_map":)" + deep),
@@ -105,7 +105,7 @@ TEST_F(CheckpointErrors, NothingIsNested) {
             "INDEX: 'a' of metadata must be a string, a number, a boolean or null, not an object");
 }
 
-TEST_F(CheckpointErrors, EntriesMustBeOnceAndOfTheirType) {
+TEST_F(CheckpointErrors, EntriesMustBeUniqueAndOfTheRightType) {
   EXPECT_EQ(map_error(R"("w":"a")"), "no error");
   EXPECT_EQ(map_error(R"("w":"a","w":"a")"), "INDEX: weight_map of the index has 'w' twice");
   EXPECT_EQ(index_error(R"({"metadata":{"a":1,"a":1}})"),
@@ -151,7 +151,7 @@ TEST_F(CheckpointErrors, IndexesHaveALimit) {
             "for an index");
 }
 
-TEST_F(CheckpointErrors, TensorsThatAreNotThereOrCannotBeRead) {
+TEST_F(CheckpointErrors, MissingAndUnreadableTensorsAreNamed) {
   const auto path = put("a.safetensors", file_of({{"w", zeros("F64", {1}, 8)}}));
   const auto checkpoint = Checkpoint::open(path);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)checkpoint.tensor("v"); }),

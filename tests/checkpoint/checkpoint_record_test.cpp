@@ -100,7 +100,7 @@ TEST(CheckpointRecord, RefusesABlockThatDoesNotFitItsPlacement) {
             "mlp.gate.e_score_correction_bias is f32 [5], but must be [6] of f32 or bf16");
 }
 
-TEST(CheckpointRecord, RefusesExpertsThatAreNotWhole) {
+TEST(CheckpointRecord, RefusesIncompleteExperts) {
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[1].up = {}; }),
             "mlp.experts.4.up_proj.weight is [0], but must have 2 extents");
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[1].down = {}; }),

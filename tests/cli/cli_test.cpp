@@ -15,7 +15,7 @@ using nlohmann::json;
 using testing::lines_of;
 using testing::run;
 
-TEST(Cli, InfoSaysWhatThereIs) {
+TEST(Cli, InfoListsBackendsAndDevices) {
   const auto info = run("info");
   EXPECT_EQ(info.status, 0);
   for (const char* word : {"Switchyard", "oneDNN", "cpu", "cuda", "threads", "mpi"}) {
@@ -115,7 +115,7 @@ TEST(Cli, BenchDispatchSaysOnceThatAGpuCannotBeUsed) {
   EXPECT_EQ(outcome.output.find('\n'), outcome.output.size() - 1) << outcome.output;
 }
 
-TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
+TEST(Cli, UnknownArgumentsSuggestTheClosest) {
   const auto expect_error = [](const std::string& arguments, const std::string& message) {
     const auto outcome = run(arguments);
     EXPECT_EQ(outcome.status, 2) << arguments;
@@ -136,7 +136,7 @@ TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
   expect_error("inspect a b", "\"b\" is an unexpected argument for switchyard inspect");
 }
 
-TEST(Cli, SampleNamesFilesAsTheyAre) {
+TEST(Cli, SampleNamesFilesUnchanged) {
   const auto help = run("sample --help");
   EXPECT_NE(help.output.find("step-00000400.safetensors"), std::string::npos) << help.output;
 }

@@ -59,7 +59,7 @@ class HostileCheckpoint : public TrainRuns {
   }
 };
 
-TEST_F(HostileCheckpoint, AModelThatItDoesNotHoldIsNotMade) {
+TEST_F(HostileCheckpoint, AModelThatTheFileDoesNotHoldIsNotMade) {
   const auto path = changed([](CheckpointHeader& header) {
     header.config.model.moe_every = 2;
     header.config.model.dense_intermediate = 1 << 20;
@@ -67,7 +67,7 @@ TEST_F(HostileCheckpoint, AModelThatItDoesNotHoldIsNotMade) {
   expect_damaged(path, "its options describe a model of ");
 }
 
-TEST_F(HostileCheckpoint, NorOneOfMoreParametersThanCanBeCounted) {
+TEST_F(HostileCheckpoint, AModelOfUncountableParametersIsNotMade) {
   const auto path = changed([](CheckpointHeader& header) {
     header.config.model = {
         .layers = 1024, .hidden = 65536, .heads = 2, .experts = 65536, .intermediate = 1 << 20};
@@ -75,25 +75,25 @@ TEST_F(HostileCheckpoint, NorOneOfMoreParametersThanCanBeCounted) {
   expect_damaged(path, "its options describe a model of 9223372036854775807 bytes");
 }
 
-TEST_F(HostileCheckpoint, HeadsThatDoNotDivideAToken) {
+TEST_F(HostileCheckpoint, HeadsThatDoNotDivideTheHiddenSizeAreRefused) {
   const auto path = changed([](CheckpointHeader& header) { header.config.model.heads = 65536; });
   expect_damaged(path, "--hidden 32 must be --heads 65536 times an even number");
 }
 
-TEST_F(HostileCheckpoint, APlaceInTheTextThatNoRunComesTo) {
+TEST_F(HostileCheckpoint, APositionThatNoRunReachesIsRefused) {
   const auto path =
       changed([](CheckpointHeader& header) { header.progress.position = 9223372036854775807; });
   expect_damaged(path,
                  "train.position must be 2 to 2097152 after 2 steps, not 9223372036854775807");
 }
 
-TEST_F(HostileCheckpoint, AStepThatNoRunComesTo) {
+TEST_F(HostileCheckpoint, AStepThatNoRunReachesIsRefused) {
   const auto path =
       changed([](CheckpointHeader& header) { header.progress.step = 9223372036854775807; });
   expect_damaged(path, "train.step must be at most 1000000000, not 9223372036854775807");
 }
 
-TEST_F(HostileCheckpoint, MoreRanksThanAFileMayStart) {
+TEST_F(HostileCheckpoint, AFileDoesNotStartTooManyRanks) {
   const auto path = changed([](CheckpointHeader& header) { header.config.mesh.ranks = 65536; });
   expect_refused(resume(path), 2,
                  "a file asks for 65536 ranks, but may ask for at most 256; if you want them, give "
@@ -102,7 +102,7 @@ TEST_F(HostileCheckpoint, MoreRanksThanAFileMayStart) {
   EXPECT_EQ(sample(path).status, 0) << "one rank, whatever the file says";
 }
 
-TEST_F(HostileCheckpoint, ABatchThatNoMachineHolds) {
+TEST_F(HostileCheckpoint, ABatchThatNoMachineHoldsIsRefused) {
   const auto path = changed([](CheckpointHeader& header) {
     header.config.data.batch = 1 << 20;
     header.config.model.context = 20000;
@@ -127,7 +127,7 @@ TEST_F(HostileOptions, ConfigurationsHaveABound) {
   EXPECT_EQ(train("--config /dev/stdin", "echo '{\"steps\": 2}' |").status, 0);
 }
 
-TEST_F(HostileOptions, ConfigurationsDoNotStartThreadsWithoutEnd) {
+TEST_F(HostileOptions, ConfigurationsDoNotStartTooManyThreads) {
   expect_refused(with_config(R"({"ranks": 65536})"), 2,
                  "a file asks for 65536 ranks, but may ask for at most");
   expect_refused(with_config(R"({"dp": 40, "ep": 40})"), 2, "a file asks for 1600 ranks");
@@ -137,7 +137,7 @@ TEST_F(HostileOptions, ConfigurationsDoNotStartThreadsWithoutEnd) {
   EXPECT_EQ(with_config(R"({"ranks": 2, "threads": 2})").status, 0);
 }
 
-TEST_F(HostileOptions, AxesThatMakeMoreRanksThanThereCanBe) {
+TEST_F(HostileOptions, AxesThatMakeTooManyRanksAreRefused) {
   expect_refused(
       train("--dp 40000 --ep 40000"), 2,
       "--dp 40000 × --ep 40000 × --sp 1 are 1600000000 ranks, but at most 65536 are possible");
@@ -146,7 +146,7 @@ TEST_F(HostileOptions, AxesThatMakeMoreRanksThanThereCanBe) {
       "--dp 65536 × --ep 65536 × --sp 1 are 4294967296 ranks, but at most 65536 are possible");
 }
 
-TEST_F(HostileOptions, MoreThanTheMemoryIsRefusedWithTheNumber) {
+TEST_F(HostileOptions, ARunLargerThanMemoryIsRefusedWithItsSize) {
   expect_refused(train("--ranks 60000"), 1, "a run of 60000 ranks would need about ");
 }
 

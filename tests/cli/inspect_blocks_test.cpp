@@ -62,7 +62,7 @@ TEST_F(InspectBlocks, FindsBlocksAndWhatRanksRead) {
             (std::vector<std::string>{"model.layers.0.mlp.", "model.layers.1.mlp."}));
 }
 
-TEST_F(InspectBlocks, KnowsTheLayouts) {
+TEST_F(InspectBlocks, RecognisesEveryLayout) {
   const FileTensors tensors{
       {"deepseek.gate.weight", zeros("BF16", {4, 8}, 2)},
       {"deepseek.gate.e_score_correction_bias", zeros("F32", {4}, 4)},
@@ -103,7 +103,7 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
 }
 
 // inspect names each tensor that a conversion would miss, and does not count such a block.
-TEST_F(InspectBlocks, WhatLacksATensorIsIncomplete) {
+TEST_F(InspectBlocks, ABlockThatLacksATensorIsIncomplete) {
   auto tensors = layers(0, 1, 3);
   tensors.erase("model.layers.0.mlp.experts.1.down_proj.weight");
   tensors.erase("model.layers.0.mlp.experts.2.gate_proj.weight");

@@ -84,7 +84,7 @@ TEST_F(Inspect, FoldsExpertsAndLayersThatAgree) {
   expect_says(run(shell(directory_)), {"(120 × 64 B)", "model-2.safetensors", "total_size: "});
 }
 
-TEST_F(Inspect, NamesDoNotReachTheTerminalAsTheyAre) {
+TEST_F(Inspect, NamesDoNotReachTheTerminalUnescaped) {
   const auto path = put("a.safetensors", file_of({{"a\x1b[2Jb", zeros("F32", {1}, 4)}},
                                                  {{"k", "v\n"}, {"long", std::string(200, 'x')}}));
   const auto table = run(shell(path));

@@ -24,7 +24,7 @@ void expect_refused(const std::string& arguments, const std::string& words) {
   EXPECT_TRUE(says(outcome, words)) << outcome.output;
 }
 
-TEST(Soak, RandomCasesAreRight) {
+TEST(Soak, RandomCasesPass) {
   const auto outcome = run("soak --cases 20 --seed 1");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_TRUE(says(outcome, "20 cases in ")) << outcome.output;
@@ -60,7 +60,7 @@ TEST(Soak, AWrongBitIsNoticedAndItsCaseCanBeRepeated) {
   }
 }
 
-TEST(Soak, ASignalEndsItWithFigures) {
+TEST(Soak, ASignalEndsTheRunWithItsTotals) {
   for (const int number : {SIGINT, SIGTERM}) {
     Background command("soak --minutes 60");
     EXPECT_EQ(command.line(), "seed 1, random ranks over threads");
@@ -92,7 +92,7 @@ TEST(Soak, HelpSaysHowAFailureIsRepeated) {
 }
 
 #ifdef SWITCHYARD_MPIRUN
-TEST(SoakUnderMpirun, RandomCasesAreRight) {
+TEST(SoakUnderMpirun, RandomCasesPass) {
   const std::string mpirun = std::string(SWITCHYARD_MPIRUN) + " -n 3";
   const auto without = run("soak --cases 5 --comm mpi", mpirun);
   EXPECT_EQ(without.status, 0) << without.output;

@@ -107,7 +107,7 @@ TEST(TrainCommand, AFileOfOptionsIsRead) {
 #ifdef SWITCHYARD_MPIRUN
 class TrainOutput : public testing::TrainRuns {};
 
-TEST_F(TrainOutput, MpirunsTerminalIsNone) {
+TEST_F(TrainOutput, OutputUnderMpirunIsPlain) {
   const auto outcome =
       train("--comm mpi --steps 2", "TERM=xterm " + std::string(SWITCHYARD_MPIRUN) + " -n 2");
   EXPECT_EQ(outcome.status, 0) << outcome.output;

@@ -74,7 +74,7 @@ std::string said(Background& command) {
   return text;
 }
 
-TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
+TEST_F(TrainStop, AnInterruptSaysHowToContinue) {
   Background without(arguments(endless("")));
   const auto text = said(without);
   EXPECT_NE(text.find("stopped after step "), std::string::npos) << text;
@@ -88,7 +88,7 @@ TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
 }
 
 // As timeout sends one: to the command, and to its whole group.
-TEST_F(TrainStop, ASignalThatComesTwiceSavesAllTheSame) {
+TEST_F(TrainStop, ASignalThatComesTwiceStillSaves) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     fs::remove_all(saved());
     Background command(arguments(endless("--every 50000 --json --save " + saved())));
@@ -101,7 +101,7 @@ TEST_F(TrainStop, ASignalThatComesTwiceSavesAllTheSame) {
   }
 }
 
-TEST_F(TrainStop, ATermNeverEndsARunThatSaves) {
+TEST_F(TrainStop, RepeatedSigtermsStillSave) {
   Background command(arguments(endless("--every 50000 --json --save " + saved())));
   command.line();
   while (!command.has_ended()) {
@@ -119,7 +119,7 @@ TEST_F(TrainStop, ARunThatNobodyListensToGoesOn) {
   EXPECT_EQ(newest(), 60);
 }
 
-TEST_F(TrainStop, AnOutputThatIsNotReadHoldsNobodyUp) {
+TEST_F(TrainStop, UnreadOutputDoesNotBlockTheRun) {
   Background command(arguments(endless("--every 50000 --json --save " + saved())));
   command.line();
   pause(1000);  // it fills the pipe, and waits

@@ -52,7 +52,7 @@ TEST_P(AgreeTest, AnErrorNeedNotHaveWords) {
   expect_error<InvalidArgument>(42, "an error without a message");  // an engine's own
 }
 
-TEST_P(AgreeTest, TheLowestRankThatFailsIsHeardByAll) {
+TEST_P(AgreeTest, AllRanksThrowTheErrorOfTheLowestFailedRank) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const int first = comm.size() / 2;
     const auto words = [](int rank) {
@@ -67,7 +67,7 @@ TEST_P(AgreeTest, TheLowestRankThatFailsIsHeardByAll) {
   });
 }
 
-TEST_P(AgreeTest, WhatACommunicatorThrowsPasses) {
+TEST_P(AgreeTest, ErrorsOfTheCommunicatorPassThrough) {
   on_ranks(GetParam(), [](Communicator& comm) {
     EXPECT_EQ(error_of<CommunicationError>(
                   [&] { agree(comm, "op", [] { throw CommunicationError("gone"); }); }),

@@ -125,7 +125,7 @@ TEST_F(MpiStagesTest, RanksWithOtherInstructionsAreRefused) {
 }
 
 // Every call of every function, which takes minutes: scripts/check.sh faults.
-TEST_F(MpiStagesTest, EveryCall) {
+TEST_F(MpiStagesTest, ADeathInAnyCallIsNamedByTheSurvivors) {
   if (std::getenv("SWITCHYARD_FAULTS") == nullptr) {
     GTEST_SKIP() << "SWITCHYARD_FAULTS is not set";
   }

@@ -79,7 +79,7 @@ TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
   EXPECT_EQ(outcome.reported, "");
 }
 
-TEST(ThreadFailure, WaitsBeforeAFailureStay) {
+TEST(ThreadFailure, WaitsBeforeAFailureAreStillCounted) {
   const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     for (int i = 0; i < 3; ++i) comm.barrier();
     const std::vector before(comm.waited_for().begin(), comm.waited_for().end());
@@ -178,7 +178,7 @@ TEST(ThreadFailure, RowCountsMustFit) {
             "of them is negative");
 }
 
-TEST(ThreadFailure, ATimeoutMayBeForEver) {
+TEST(ThreadFailure, ATimeoutMayBeInfinite) {
   run_ranks(2, [](Communicator& comm) { comm.barrier(); },
             {.timeout = std::chrono::milliseconds::max()});
 }
@@ -216,7 +216,7 @@ TEST(ThreadFailure, TheFirstErrorIsReportedThoughItsRankEndsLast) {
   EXPECT_EQ(outcome.reported, "values [4,2] is not contiguous (row stride 4)");
 }
 
-TEST(ThreadFailure, WhatIsNoExceptionBecomesAnErrorOnAll) {
+TEST(ThreadFailure, AThrownNonExceptionBecomesAnErrorOnAllRanks) {
   std::string seen_by_others;
   const auto reported = error_of<Error>([&] {
     run_ranks(2, [&](Communicator& comm) {

@@ -69,7 +69,7 @@ TEST_F(LocalSocket, TheEndOfTheOtherIsNoticed) {
   EXPECT_FALSE(send(accepted_, {"hello"}));
 }
 
-TEST_F(LocalSocket, TheLastMessageOfOneThatReadNothingStillComes) {
+TEST_F(LocalSocket, TheLastMessageOfAPeerThatReadNothingStillArrives) {
   EXPECT_TRUE(send(accepted_, {"unread"}));
   EXPECT_TRUE(send(connected_, {"last"}));
   connected_ = LocalConnection();
@@ -85,7 +85,7 @@ TEST_F(LocalSocket, AQueueThatStaysFullIsGivenUpAtTheDeadline) {
   EXPECT_FALSE(is_sent);
 }
 
-TEST_F(LocalSocket, AMessageOfAnotherSizeIsTheEnd) {
+TEST_F(LocalSocket, AMessageOfAnotherSizeEndsTheConnection) {
   const std::array<char, 3> few{};
   EXPECT_TRUE(connected_.send(std::as_bytes(std::span(few)), -1, soon()));
   Descriptor none;

@@ -122,7 +122,7 @@ TEST(ThreadPool, OneThreadIsTheCallersOwn) {
   EXPECT_EQ(ids, std::set{std::this_thread::get_id()});
 }
 
-TEST(ThreadPool, TakesCoresAsAWish) {
+TEST(ThreadPool, ToleratesCoresThatDoNotExist) {
   const std::vector<int> cores{0, 0, 1000};  // the last is on no machine of ours
   ThreadPool pool(4, cores);
   std::atomic<int> runs{0};

@@ -62,7 +62,7 @@ TEST_P(NarrowIdsContract, IdsStayWhatTheyAreAtEverySize) {
 }
 
 // None of them becomes an expert, or −1, because its upper half is lost.
-TEST_P(NarrowIdsContract, WhatDoesNotFitStaysOutOfRange) {
+TEST_P(NarrowIdsContract, IdsBeyond32BitsStayOutOfRange) {
   constexpr std::int64_t kHalf = std::int64_t{1} << 32;
   using Limits32 = std::numeric_limits<std::int32_t>;
   using Limits64 = std::numeric_limits<std::int64_t>;

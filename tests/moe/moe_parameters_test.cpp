@@ -147,7 +147,7 @@ TEST(MoeParameters, AreReadWhereTheyAreWritten) {
   EXPECT_EQ(&copy.weights(), &copy.weights());
 }
 
-TEST(MoeParameters, AreMadeOfAnybodysTensors) {
+TEST(MoeParameters, MayViewTensorsOfTheCaller) {
   const auto placement = ExpertPlacement::contiguous(5, 1);
   auto original = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
   auto parameters = MoeParameters::of(original.views());

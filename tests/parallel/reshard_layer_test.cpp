@@ -152,7 +152,7 @@ TEST_P(ReshardLayerTest, ParametersOfEveryKindArriveWhole) {
 }
 
 // Experts that lie apart, not packed, and matrices whose rows do.
-TEST_P(ReshardLayerTest, TakesExpertsWhereverTheyLie) {
+TEST_P(ReshardLayerTest, TakesStridedAndSeparateExperts) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto options = layer_options();
     const auto from = even_over(4, comm.size());

@@ -275,7 +275,7 @@ TEST(DeviceCollectives, AFailureLeavesNoResultAndIsTheErrorOfTheNextCall) {
             {.timeout = 200ms});
 }
 
-TEST(DeviceCollectives, WhatIsNotReachedIsUnsupportedWhereItMustBe) {
+TEST(DeviceCollectives, UnreachableMemoryIsUnsupportedIfItIsRequired) {
   run_ranks(2,
             [](Communicator& comm) {
               const Device gpu = PretendGpu::device(PretendGpu::Peers::apart);

@@ -351,7 +351,7 @@ TEST(PeerFailure, DifferentMovementsAreNamed) {
   EXPECT_NE(error.find("is in the beginning of a movement, but rank "), std::string::npos) << error;
 }
 
-TEST(PeerFailure, IsForGoodAndLeavesNothingThatLooksLikeAResult) {
+TEST(PeerFailure, IsPermanentAndLeavesNoPlausibleResult) {
   const Outcome outcome = run(2, 200ms, [](Communicator& comm, const PeerMeetings& meetings) {
     const TensorView lent = meetings.memory().take({4}, Dtype::i64);
     Tensor gathered({2, 1}, Dtype::i64);

@@ -26,7 +26,7 @@ std::int64_t value_at(int rank, int from, std::int64_t piece) {
 }
 
 // Pieces larger than those by which a heap grows, none of which was there when the group was made.
-TEST_P(PeerGroupTest, WhatAHeapGrowsByIsThereForAll) {
+TEST_P(PeerGroupTest, AllRanksReachTheGrownPartOfAHeap) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto memory = PeerMemory::of(comm, Device());
     const PeerMeetings meetings(memory, 0);
@@ -152,7 +152,7 @@ TEST_P(PeerGroupTest, AProcessThatCannotMapIsNamedAtOnce) {
 }
 
 // Ranks that let go at about the same time do not take each other for dead.
-TEST_P(PeerGroupTest, ManyGroupsEndInPeace) {
+TEST_P(PeerGroupTest, ManyGroupsEndWithoutErrors) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const Device device;
     for (int i = 0; i < 50; ++i) {

@@ -27,7 +27,7 @@ constexpr auto kPlain = MatrixLayout::plain;
 constexpr auto kTransposed = MatrixLayout::transposed;
 
 // Sizes of several tasks each, by rows and columns of c, and some of one.
-TEST(Matmul, BitsDependNeitherOnThreadsNorOnCompany) {
+TEST(Matmul, BitsDependNeitherOnThreadsNorOnOtherProducts) {
   const std::vector<MatmulSizes> all_sizes{
       {300, 100, 64}, {1, 17, 300}, {130, 600, 300}, {600, 17, 9}};
   for_each_matmul_kind([&](const MatmulKind& kind) {

@@ -79,7 +79,7 @@ TEST_F(CudaErrors, ParametersAreNotCopiedBetweenDevicesOfAGpu) {
   (void)parameters.copy_on(first).copy_on(Device()).copy_on(second);
 }
 
-TEST_F(CudaErrors, WhatRunsAfterAForwardIsNoStageOfIt) {
+TEST_F(CudaErrors, WorkAfterAForwardIsNotTimedAsAStage) {
   CudaOptions timed = cuda_options();
   timed.time_stages = true;
   const Device device = Device::cuda(timed);

@@ -126,7 +126,7 @@ TEST(TensorPlan, BadIdsAreTheSameErrorOnEveryRankAndTheNextPlanWorks) {
   });
 }
 
-TEST(TensorPlan, OverflowIsInIt) {
+TEST(TensorPlan, OverflowIsRecordedInTheTensor) {
   run_ranks(2, [](Communicator& comm) {
     const Sizing sizing = Sizing::bounded(4);
     Dispatcher dispatcher = dispatcher_over(comm, sizing, MoverKind::peer);

@@ -150,7 +150,7 @@ TEST(GivenWeights, HaveTheGradientsOfTheReference) {
 }
 
 // With weights that are given or the router's.
-TEST(GivenWeights, AndIdsOf64BitsAndSentinelsGiveTheSame) {
+TEST(GivenWeights, WithIdsOf64BitsAndSentinelsGiveTheSame) {
   auto options = small_layer_options();
   options.capacity = {.factor = 0.9};
   options.gradient_scale = GradientScale::global;

@@ -19,7 +19,7 @@ using testing::small_layer_options;
 
 class MoeLayerKeepTest : public ::testing::TestWithParam<Dtype> {};
 
-TEST_P(MoeLayerKeepTest, NothingOfItChangesABit) {
+TEST_P(MoeLayerKeepTest, WhatIsKeptChangesNoBit) {
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
     auto options = small_layer_options();
     options.dtype = GetParam();
@@ -43,7 +43,7 @@ TEST_P(MoeLayerKeepTest, NothingOfItChangesABit) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, MoeLayerKeepTest, ::testing::Values(Dtype::f32, Dtype::bf16));
 
-TEST_P(MoeLayerKeepTest, NorDoThreads) {
+TEST_P(MoeLayerKeepTest, ThreadsChangeNoBit) {
   auto options = small_layer_options();
   options.dtype = GetParam();
   options.shared_intermediate = 8;

@@ -186,7 +186,7 @@ struct Padded {
 };
 
 // What a layer makes of padded tokens is, to the bit, what it makes of them without the padding.
-TEST_F(Statistics, AndResultsAreWithoutPadding) {
+TEST_F(Statistics, AreTheSameWithAndWithoutPadding) {
   auto options = small_layer_options();
   options.losses = {.balance = BalanceLoss::batch, .z = true};
   options.capacity.factor = 0.7;

@@ -80,7 +80,7 @@ TEST(TokenCapacity, ThatIsTooSmallIsAnErrorWithItsNumbers) {
 }
 
 // The rows come first: with room for them all, tokens have as much unless the caller says less.
-TEST(TokenCapacity, IsThatOfRowsUnlessItIsGiven) {
+TEST(TokenCapacity, DefaultsToTheRowCapacity) {
   run_ranks(kRanks, [](Communicator& comm) {
     Rank rank(comm, Sizing::bounded(10));
     (void)rank.forward();

@@ -23,7 +23,7 @@ CheckpointHeader some_header() {
   return header;
 }
 
-TEST(CheckpointHeader, ComesBack) {
+TEST(CheckpointHeader, IsReadBackAsWritten) {
   const auto before = some_header();
   const auto after = header_from(to_metadata(before), "x");
   EXPECT_EQ(after.path, "x");
@@ -88,7 +88,7 @@ TEST_F(CheckpointHeaderErrors, AConfigThatCannotBeRead) {
   EXPECT_NE(error().find("many"), std::string::npos) << error();
 }
 
-TEST_F(CheckpointHeaderErrors, AValueThatIsAnotherThanWasSaved) {
+TEST_F(CheckpointHeaderErrors, AValueThatChangedSinceItWasSaved) {
   EXPECT_EQ(with("train.step", "13"), damaged("its metadata does not match its checksum"));
   metadata_ = to_metadata(some_header());
   EXPECT_EQ(with("format", "pt"), "no error") << "that is not ours";

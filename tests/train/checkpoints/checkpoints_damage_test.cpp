@@ -93,7 +93,7 @@ TEST_F(CheckpointsDamage, AFileThatIsCutOff) {
             damaged("has 0 bytes, but a safetensors file begins with a length of 8"));
 }
 
-TEST_F(CheckpointsDamage, AHeaderThatIsNoHeader) {
+TEST_F(CheckpointsDamage, AHeaderThatIsNotJson) {
   auto bytes = bytes_of(kFour);
   bytes[8] = 'x';
   put(kFour, bytes);
@@ -125,13 +125,13 @@ TEST_F(CheckpointsDamage, ATensorOfAnotherShape) {
                     "loaded into f32 [16]"));
 }
 
-TEST_F(CheckpointsDamage, TheOneThatIsOfferedIsGood) {
+TEST_F(CheckpointsDamage, TheOfferedCheckpointIsGood) {
   put(kFour, "");
   EXPECT_EQ(load_error(folder_ / kTwo), "no error");
   EXPECT_EQ(load_error(folder_ / kTwo, 3), "no error");
 }
 
-TEST_F(CheckpointsDamage, ThereMayBeNoOther) {
+TEST_F(CheckpointsDamage, TheOnlyCheckpointOffersNoOther) {
   std::filesystem::remove(folder_ / kTwo);
   put(kFour, "");
   EXPECT_EQ(header_error(folder_ / kFour),
@@ -139,14 +139,14 @@ TEST_F(CheckpointsDamage, ThereMayBeNoOther) {
             "with a length of 8; there is no other checkpoint in DIR");
 }
 
-TEST_F(CheckpointsDamage, WhatIsNotThere) {
+TEST_F(CheckpointsDamage, AMissingCheckpoint) {
   EXPECT_EQ(header_error(folder_ / "none"), "there is no checkpoint DIR/none");
   std::filesystem::create_directory(folder_ / "empty");
   EXPECT_EQ(header_error(folder_ / "empty"),
             "there is no checkpoint, such as step-00000400.safetensors, in the folder DIR/empty");
 }
 
-TEST_F(CheckpointsDamage, OneThatIsRemovedAfterItsHeaderWasReadIsStillLoaded) {
+TEST_F(CheckpointsDamage, ACheckpointRemovedAfterItsHeaderWasReadIsStillLoaded) {
   const auto alone = connect();
   SmallRun run(*alone, small_config());
   const auto header = read_header(folder_.path());
@@ -156,7 +156,7 @@ TEST_F(CheckpointsDamage, OneThatIsRemovedAfterItsHeaderWasReadIsStillLoaded) {
   EXPECT_EQ(run.trainer.progress().step, 4);
 }
 
-TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEveryRank) {
+TEST_F(CheckpointsDamage, ACheckpointTruncatedAfterItsHeaderWasReadIsAnErrorOnEveryRank) {
   for (const bool of_training : {false, true}) {
     const auto whole = bytes_of(kFour);
     run_ranks(2, [&](Communicator& world) {
@@ -177,7 +177,7 @@ TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEver
 }
 
 // While another thread saves and prunes as fast as it can.
-TEST_F(CheckpointsDamage, AFolderThatIsPrunedMeanwhileAlwaysHasANewest) {
+TEST_F(CheckpointsDamage, AFolderBeingPrunedAlwaysHasANewestCheckpoint) {
   namespace fs = std::filesystem;
   const auto name = [&](int step) { return folder_ / fmt::format("step-{:08}.safetensors", step); };
   std::atomic<bool> is_done = false;

@@ -70,7 +70,7 @@ TEST(HistoryTensors, EveryFieldComesBack) {
   EXPECT_EQ(after.loads[0].picks, before.loads[0].picks);
 }
 
-TEST(HistoryTensors, AnEmptyOneIsOneToo) {
+TEST(HistoryTensors, AnEmptyHistoryComesBack) {
   const auto after = history_from(to_tensors({}, kConfig), kConfig);
   EXPECT_TRUE(after.steps.empty());
   EXPECT_TRUE(after.held_out.empty());

@@ -45,7 +45,7 @@ End in_process(const Body& body) {
   return end;
 }
 
-TEST(BusFaults, NameTheFileThatWasShortened) {
+TEST(BusFaults, NameTheTruncatedFile) {
   const testing::Folder folder;
   const auto path = folder / "x.safetensors";
   std::string header = R"({"x":{"dtype":"F32","shape":[4096],"data_offsets":[0,16384]}})";

@@ -57,7 +57,7 @@ TEST(WindowOrder, DependsOnSeedAndEpoch) {
 }
 
 // A run that is resumed by another version must see what it would have seen.
-TEST(WindowOrder, StaysAsItIs) {
+TEST(WindowOrder, IsTheSameInEveryVersion) {
   const auto text = text_of(1001);
   const WindowOrder order(text, 10, 1);
   EXPECT_EQ(shown(text, order, 0, 8),
@@ -72,7 +72,7 @@ TEST(WindowOrder, ManyEpochsAreFine) {
   EXPECT_EQ(window.size(), 5U);
 }
 
-TEST(WindowOrder, HasNoneBeforeTheFirst) {
+TEST(WindowOrder, HasNoWindowBeforeTheFirst) {
   const auto text = text_of(29);
   EXPECT_EQ(error_of<InvalidArgument>([&] { WindowOrder(text, 4, 9).window(-1); }),
             "there is no window -1");

@@ -90,7 +90,7 @@ TEST_F(ReportRendering, ComplaintsAreSeen) {
   }
 }
 
-TEST_F(ReportRendering, ThePageOfNothingComplainsOfNothing) {
+TEST_F(ReportRendering, AnEmptyReportShowsNoComplaints) {
   const auto outcome = pictured(report_html({}), "picture.png", "dark");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_FALSE(complains(outcome)) << outcome.output;

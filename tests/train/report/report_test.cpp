@@ -104,7 +104,7 @@ TEST(Report, SaysTheKeyFigures) {
   EXPECT_FALSE(contains(text, "not finite"));
 }
 
-TEST(Report, SaysWhatIsNotAsItShouldBe) {
+TEST(Report, PointsOutWhatIsWrong) {
   auto run = synthetic_run();
   run.held_out_loss = 2.6;
   run.history.steps[3].ran_again = 1;

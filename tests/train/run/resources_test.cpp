@@ -30,14 +30,14 @@ class AvailableMemory : public ::testing::Test {
   const testing::Folder folder_;
 };
 
-TEST_F(AvailableMemory, IsUnlimitedWhereNobodySays) { EXPECT_EQ(available(), kUnlimited); }
+TEST_F(AvailableMemory, IsUnlimitedWithoutAKnownLimit) { EXPECT_EQ(available(), kUnlimited); }
 
 TEST_F(AvailableMemory, IsTheSystemsWithSwap) {
   put("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   4000 kB\nSwapFree:  1000 kB\n");
   EXPECT_EQ(available(), 5000 * 1024);
 }
 
-TEST_F(AvailableMemory, IsWhatTheGroupLeavesAndWhatItIsIn) {
+TEST_F(AvailableMemory, IsLimitedByTheCgroupAndItsParents) {
   put("proc/meminfo", "MemAvailable:   4000 kB\n");
   put("proc/self/cgroup", "0::/a/b\n");
   put("sys/fs/cgroup/a/b/memory.max", "max\n");
@@ -53,7 +53,7 @@ TEST_F(AvailableMemory, IsWhatTheGroupLeavesAndWhatItIsIn) {
   EXPECT_EQ(available(), 0);
 }
 
-TEST_F(AvailableMemory, KnowsTheOlderHierarchy) {
+TEST_F(AvailableMemory, KnowsCgroupsOfVersionOne) {
   put("proc/self/cgroup", "7:cpu,memory:/job\n3:memoryless:/other\n");
   put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9000\n");
   put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "8000\n");

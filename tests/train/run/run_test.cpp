@@ -111,7 +111,7 @@ TEST_P(RunTest, ATextThatIsTooShortIsNamedByAll) {
   });
 }
 
-TEST_P(RunTest, ALossThatIsNoNumberIsNamedByAll) {
+TEST_P(RunTest, DivergenceIsNamedByAll) {
   testing::on_ranks(GetParam(), [](Communicator& world) {
     TrainConfig own = config();
     own.optimizer.learning_rate = own.optimizer.final_learning_rate = 1e30F;
