@@ -41,7 +41,7 @@ struct MoeLayerOptions {
   std::int64_t hidden = 0;        // H
   std::int64_t intermediate = 0;  // I
   RouterOptions router = {};
-  Dtype dtype = Dtype::f32;  // of tokens and weights: f32 or bf16
+  Dtype dtype = Dtype::f32;  // dtype of tokens and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
   // This and the next two are as in ExpertsOptions, and also apply to the shared expert.

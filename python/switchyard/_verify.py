@@ -85,7 +85,7 @@ class _Case:
         self.name = name
         self.device = device
         self.options: Dict[str, Any] = {}
-        self.weights = MoeWeights()  # of all experts
+        self.weights = MoeWeights()  # weights of all experts
 
     def run(self, num_ranks: int) -> List[Comparison]:
         raise NotImplementedError

@@ -251,10 +251,10 @@ class Run {
   Trainer trainer_;
   std::optional<Console> console_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  double seconds_before_ = 0.0;  // of the steps before the run was resumed
+  double seconds_before_ = 0.0;  // time of the steps before the run was resumed
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
-  std::string report_error_;         // of the last attempt; on rank 0
+  std::string report_error_;         // error of the last attempt; on rank 0
   std::set<std::string> warned_of_;  // each is reported once
   bool stopped_ = false;
 };

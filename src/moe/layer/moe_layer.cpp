@@ -146,7 +146,8 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
   Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
   agree(all, "MoeLayer", [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
-  auto others = distinct_comms(comms);  // their ranks do not see errors of the experts' group
+  // An error in the experts' group does not reach the ranks of the other groups by itself.
+  auto others = distinct_comms(comms);
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(comms);
