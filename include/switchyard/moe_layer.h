@@ -168,8 +168,9 @@ struct PickCounts {
 // A Mixture-of-Experts layer over the ranks of a communicator, forward and backward. The
 // constructor, forward and backward are collective: every rank calls them in the same order, with
 // or without tokens. y, d_x, d_weights and the experts' gradients have the same bits for every
-// number of ranks and threads, unless an option says otherwise. All tensors are in the memory of
-// the layer's device. The communicator must outlive the layer.
+// number of ranks of `comm` and of threads, unless an option says otherwise. This does not cover
+// gradients that are then summed over data-parallel copies, which agree to rounding. All tensors
+// are in the memory of the layer's device. The communicator must outlive the layer.
 //
 // On a GPU, a step with bounded sizing never waits for the GPU; with exact sizing, forward waits
 // once. Results that depend on the routing stay on the GPU: pick_counts(), stats(), plan_status()

@@ -144,7 +144,9 @@ class MoeLayer:
 
     The constructor, forward and backward are collective: every rank calls them in the same order,
     with or without tokens, and the number of tokens T may differ. y, d_x, d_expert_weights and the
-    experts' gradients have the same bits for any number of ranks and threads.
+    experts' gradients have the same bits for any number of ranks of `comm` and of threads, unless
+    an option says otherwise. Gradients that are then summed over data-parallel copies agree to
+    rounding.
 
     `router` is a RouterForm, or the name of a preset together with num_experts and top_k.
     `placement` is contiguous by default. `keep` selects what a training forward keeps for backward:
