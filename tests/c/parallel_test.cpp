@@ -238,7 +238,7 @@ bool same(const Tensor& ours, const Tensor& alone, std::int64_t first) {
   return std::equal(ours.data(), ours.data() + ours.bytes(), row(alone, first));
 }
 
-// What a forward and a backward give.
+// The results of a forward and a backward.
 struct Results {
   Results(std::int64_t num_tokens, std::int64_t num_experts)
       : y({num_tokens, kHidden}, Dtype::f32),

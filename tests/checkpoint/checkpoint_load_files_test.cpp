@@ -27,7 +27,8 @@ class CheckpointLoadFiles : public CheckpointFiles {
     load_block(Checkpoint::open(path), "m.", ExpertPlacement::contiguous(1, 1), 0, into);
   }
 
-  // Of the block with one more tensor, or another one; the file as FILE.
+  // Returns the error of loading the block with one tensor added or replaced, with FILE for the
+  // path.
   template <typename Error>
   std::string load_error(const std::string& name, const FileTensor& tensor) const {
     auto tensors = block();

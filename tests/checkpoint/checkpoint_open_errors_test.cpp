@@ -25,7 +25,8 @@ class CheckpointErrors : public testing::CheckpointFiles {
     return replace_all(error_of<InvalidArgument>([&] { (void)Checkpoint::open(path); }),
                        directory_.string(), "DIR");
   }
-  // Of an index beside a file "a" that has a tensor "w"; the index as INDEX.
+  // Returns the error of opening an index beside a file "a" with a tensor "w", with INDEX for its
+  // path.
   std::string index_error(const std::string& text) const {
     put("a", file_of({{"w", zeros("F32", {1}, 4)}}));
     const auto path = put("x.safetensors.index.json", text);

@@ -1,4 +1,4 @@
-// What a rank cannot bring to a checkpoint.
+// Contents that a rank cannot save.
 #include "checkpoint/checkpoint_record.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::string error(const CheckpointContents& contents, const std::filesystem::pat
   return error_of<InvalidArgument>([&] { record_of(path, contents, form); });
 }
 
-// Of everything, but for one change of its block.
+// Returns the error for everything() after one change of its block.
 std::string block_error(const std::function<void(CheckpointBlock&)>& change) {
   auto contents = everything();
   change(contents.blocks[0]);

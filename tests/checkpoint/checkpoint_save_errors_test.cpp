@@ -1,4 +1,4 @@
-// What one rank cannot save, no rank does, and what was there stays.
+// If one rank cannot save, no rank does, and the old checkpoint stays.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/statfs.h>

@@ -1,4 +1,4 @@
-// What save_checkpoint writes, and that it is read back.
+// Checkpoints that save_checkpoint writes, and reading them back.
 #include <gtest/gtest.h>
 
 #include <fstream>

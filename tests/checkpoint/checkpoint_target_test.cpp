@@ -1,4 +1,4 @@
-// What a checkpoint replaces, and what it leaves alone.
+// Files and folders that saving a checkpoint replaces, and those it leaves alone.
 #include "checkpoint/checkpoint_target.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST_F(CheckpointTarget, AFolderDoesNotReplaceALink) {
   EXPECT_EQ(folder_.names(), (Names{"dangling", "folder", "link"}));
 }
 
-// What a link to a file leads to stays.
+// The file behind the link stays as it was.
 TEST_F(CheckpointTarget, AFileReplacesALinkToOne) {
   std::ofstream(folder_ / "file") << "old";
   fs::create_symlink("file", folder_ / "link");

@@ -136,7 +136,7 @@ TEST_F(InspectBlocks, ABlockThatLacksATensorIsIncomplete) {
                                  "  incomplete: no experts.down_proj and 3 more\n"});
 }
 
-// What save_checkpoint writes of experts without gates, and of a router with a bias.
+// As save_checkpoint writes experts without gates, and a router with a bias.
 TEST_F(InspectBlocks, ExpertsWithoutGatesAndABiasOfTheRouter) {
   const auto path =
       put("a.safetensors", file_of({{"mlp.gate.weight", zeros("F32", {4, 8}, 4)},
@@ -153,7 +153,7 @@ TEST_F(InspectBlocks, ExpertsWithoutGatesAndABiasOfTheRouter) {
   EXPECT_EQ(about("rank", outcome).at(3).at("expert_bytes"), 2 * 6 * 8 * 4);
 }
 
-// Where a layout has no bias, its name is empty: the prefix itself is not one.
+// A layout without a bias has an empty name for it; a tensor named like the prefix is not a bias.
 TEST_F(InspectBlocks, ATensorCalledLikeThePrefixIsNoBias) {
   const auto path =
       put("a.safetensors", file_of({{"mlp.router.gate.weight", zeros("F32", {2, 8}, 4)},

@@ -1,4 +1,4 @@
-// However a run is stopped, it goes on from its newest checkpoint as if it never had been.
+// A stopped run continues from its newest checkpoint as if it had not been stopped.
 #include <gtest/gtest.h>
 
 #include <array>

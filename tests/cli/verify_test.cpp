@@ -143,7 +143,7 @@ TEST_F(Verify, AResultOfAnotherShapeFailsTheCase) {
       << outcome.output;
 }
 
-// Where there is a GPU, it is hidden.
+// A GPU, if there is one, is hidden.
 TEST_F(Verify, AGpuThatCannotBeUsedIsSaidOnce) {
   const auto outcome =
       run("verify --device cuda --ranks 1,3 " + golden("local") + " " + golden("ep2"),

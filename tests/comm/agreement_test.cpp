@@ -13,7 +13,7 @@ namespace {
 
 class AgreeTest : public ::testing::TestWithParam<RankCase> {
  protected:
-  // What every rank says when the last one throws this.
+  // Expects this error on every rank when the last one throws.
   template <typename Expected, typename Thrown>
   static void expect_error(const Thrown& thrown, const std::string& expected) {
     on_ranks(GetParam(), [&](Communicator& comm) {

@@ -32,7 +32,7 @@ constexpr std::array kDtypes{Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64};
 
 class CommunicatorTest : public ::testing::TestWithParam<RankCase> {};
 
-// What rank `from` has for rank `to`: tells where it came from, in any dtype.
+// Returns rows for rank `to` whose values identify rank `from`, in any dtype.
 Tensor labelled(int from, int to, std::int64_t rows, Dtype dtype) {
   Tensor t({rows, 3}, dtype);
   const auto fill = [&](auto span, auto convert) {

@@ -1,4 +1,4 @@
-// What happens to the others when a rank that is a thread fails, leaves, or stays away.
+// Effects on the other ranks when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -90,7 +90,7 @@ TEST_P(ThreadPoolTest, ThrowsOneOfManyErrors) {
   pool_.run(1, [](std::int64_t /*task*/, int /*worker*/) {});  // the error is not thrown again
 }
 
-// What a round has written is seen after it; rounds follow each other without a pause.
+// A round's writes are visible after it; rounds follow each other without a pause.
 TEST_P(ThreadPoolTest, IsReusedForManyRounds) {
   std::vector<std::int64_t> sums(8, 0);
   const int num_rounds = GetParam() > 2 ? 1000 : 10000;  // more threads than cores take turns

@@ -1,4 +1,4 @@
-// What a device offers besides kernels.
+// A device's functions besides kernels.
 #include "switchyard/device.h"
 
 #include <gtest/gtest.h>

@@ -30,7 +30,7 @@ class ExpertsTokensContract : public testing::OnDevices {
     if (device.memory() == Memory::host) device = testing::token_reading_device();
   }
 
-  // Of the rows, on what has [T, K] of assignments.
+  // Scatters values of rows to a tensor [T, K] of their assignments.
   static Tensor by_assignment(const TokensProblem& tokens, const ExpertsProblem& problem,
                               const Tensor& of_rows) {
     Tensor result(tokens.weights.shape(), Dtype::f32);

@@ -21,7 +21,7 @@ using Longs = std::vector<std::int64_t>;
 
 class NarrowIdsContract : public testing::OnDevices {
  protected:
-  // Of rows that lie `apart` elements further from each other than they are long.
+  // Narrows ids whose row stride is `apart` elements more than the row length.
   template <typename Id>
   Ints narrowed(const std::vector<Id>& ids, std::int64_t top_k,
                 std::optional<std::int64_t> first_sentinel, std::int64_t apart = 0) const {

@@ -75,7 +75,7 @@ std::string both(const std::string& what, const std::string& rank_2, const std::
          ", rank 3 has " + rank_3;
 }
 
-// Of ranks 2 and 3, which divide the layers between them.
+// Ranks 2 and 3 disagree; they divide the layers between them.
 TEST(ParallelizeErrors, NameWhatRanksDisagreeAbout) {
   expect_error(
       [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {

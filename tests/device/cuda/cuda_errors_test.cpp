@@ -1,4 +1,4 @@
-// What a GPU's tensors cannot be used for is refused, and what one device leaves another alone.
+// Wrong uses of a GPU's tensors are refused, and devices do not disturb each other.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

@@ -212,7 +212,7 @@ TEST_P(CudaGraphTest, AGraphThatIsGoneGivesItsMemoryBack) {
   expect_same_tensors(actual, expected);
 }
 
-// What run_step itself needs is not taken from what the step left.
+// run_step's own memory is not taken from memory that the step freed.
 TEST_P(CudaGraphTest, AStepIsCapturedWithinRunStep) {
   LayerFixture f(GetParam(), kTokens * kTopK);
   f.set(routings()[0], 1);

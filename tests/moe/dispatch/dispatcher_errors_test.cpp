@@ -1,4 +1,4 @@
-// What a dispatcher refuses, and that all ranks learn of it.
+// A dispatcher's errors, and that they reach all ranks.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -150,8 +150,8 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
   });
 }
 
-// What ranks of the peer mover would do to each other's memory is compared by their devices: a
-// difference is a failure for good.
+// With the peer mover, devices compare their calls before they write to each other's memory. A
+// difference is a permanent failure.
 void expect_different_calls(const std::function<void(Communicator&, Dispatcher&)>& call) {
   const auto outcome = outcome_of(3, kTestTimeout, [&](Communicator& comm) {
     Dispatcher dispatcher(comm, ExpertPlacement::contiguous(3, 3), options_for(MoverKind::peer));

@@ -27,7 +27,7 @@ DispatcherOptions options_with(const Sizing& sizing) {
   return {.plan = {.hidden = kHidden, .alignment = 4, .sizing = sizing}, .mover = MoverKind::peer};
 }
 
-// Of this rank; rank 1 has none.
+// The tokens of this rank; rank 1 has none.
 struct Tokens {
   explicit Tokens(int rank) {
     Random random(static_cast<std::uint64_t>(30 + rank));

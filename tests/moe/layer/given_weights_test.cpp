@@ -119,7 +119,7 @@ TEST(GivenWeights, LeaveTheRoutersGradientsAlone) {
   EXPECT_TRUE(same_bits(g.gradients.router.gate_bias, untouched.gate_bias));
 }
 
-// Of either sign, and of any sum.
+// Weights may have either sign and any sum.
 TEST(GivenWeights, HaveTheGradientsOfTheReference) {
   for (const WeightStage stage :
        {WeightStage::output, WeightStage::activation, WeightStage::input}) {

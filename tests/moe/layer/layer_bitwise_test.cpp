@@ -158,7 +158,7 @@ TEST_P(LayerBitwiseTest, PicksDoNotDependOnTheCut) {
   }
 }
 
-// What makes the tests above worth something.
+// Shows that the tests above can fail.
 TEST_P(LayerBitwiseTest, MutationsAreNoticed) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     auto options = small_layer();

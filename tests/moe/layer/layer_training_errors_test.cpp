@@ -1,4 +1,4 @@
-// What a layer refuses of losses, capacity, scales, padding and statistics; and who learns of it.
+// Errors about losses, capacity, scales, padding and statistics, and the ranks they reach.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -72,7 +72,7 @@ class CapturingDevice final : public ForwardingDevice {
   const Shape sequences_{1, 13};
 };
 
-// Which group's hosts take part in a step, where none can.
+// The error names the group whose sums go through its hosts, which a captured step cannot do.
 TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
   const auto error_with = [](const MoeLayerOptions& options) {
     std::string error;

@@ -90,7 +90,8 @@ TEST(LoadBalancer, UpdatesWithTheRateOfTheStep) {
   EXPECT_TRUE(same_bits(bias, Tensor::from<float>({2}, {-kRate / 2, kRate / 2})));
 }
 
-// What KempnerForge recorded: every rank of it had a bias of its own, by its own counts.
+// Compares with KempnerForge's recordings, in which every rank updated its own bias by its own
+// counts.
 void expect_as_recorded(const std::string& name, int num_ranks) {
   const auto file = SafetensorsFile::open(SWITCHYARD_GOLDEN "/" + name + ".safetensors");
   for (int r = 0; r < num_ranks; ++r) {

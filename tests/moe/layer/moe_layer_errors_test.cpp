@@ -1,4 +1,4 @@
-// What a layer refuses, and that all ranks learn of it.
+// A layer's errors, and that they reach all ranks.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a layer keeps for backward: how much it is, and that the bits do not depend on it.
+// The amount that a layer keeps for backward, and that bits do not depend on the choice.
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
@@ -153,7 +153,7 @@ TEST(MoeLayerKeep, ReceivedRowsCountAtSeveralRanks) {
   });
 }
 
-// Of what other ranks sent: tokens once, however many of their experts are here.
+// A received token is kept once, however many of its experts are on this rank.
 TEST(MoeLayerKeep, BytesInPeerMemoryAreWhatIsDocumented) {
   constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6, kRanks = 2;
   run_ranks(kRanks, [](Communicator& comm) {

@@ -1,4 +1,4 @@
-// What run_step makes of errors, and who learns of them.
+// Errors in run_step, and the ranks they reach.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -213,7 +213,7 @@ TEST_P(PlanTest, IdsInAnotherMemoryAreTheSameErrorEverywhere) {
   });
 }
 
-// What a router met counts as the rank's own.
+// Problems that the router found count as the rank's own.
 TEST_P(PlanTest, ProblemsOfTheRouterAreTheSameErrorEverywhere) {
   on_ranks(GetParam(), [](Communicator& comm) {
     Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());

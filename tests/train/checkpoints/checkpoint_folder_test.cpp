@@ -1,4 +1,4 @@
-// Which files of a folder are checkpoints, which go, and which is offered.
+// Tests which files of a folder are checkpoints, which are removed, and which is offered.
 #include "checkpoints/checkpoint_folder.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a checkpoint says about itself, and what is wrong where it makes no sense.
+// Reading a checkpoint's header, and the errors for values that make no sense.
 #include "checkpoints/checkpoint_header.h"
 
 #include <gtest/gtest.h>

@@ -54,7 +54,7 @@ TEST_F(CheckpointsDamage, ABitOfEveryTensor) {
   EXPECT_EQ(load_error(folder_.path()), "no error");
 }
 
-// But in the two words that other tools want, and we do not read.
+// Except in the two words that only other tools read.
 TEST_F(CheckpointsDamage, ABitAnywhereInTheHeader) {
   const auto whole = bytes_of(kFour);
   std::uint64_t header_bytes = 0;

@@ -20,7 +20,7 @@ std::string text_of(std::size_t size) {
   return text;
 }
 
-// Which windows an order shows: their places in the text.
+// Returns where the windows of an order begin in the text.
 std::vector<std::int64_t> shown(const std::string& text, const WindowOrder& order,
                                 std::int64_t first, std::int64_t count) {
   std::vector<std::int64_t> starts;

@@ -71,7 +71,7 @@ TEST(ReportAxis, PlacesNeverLieBeyondTheAxis) {
   EXPECT_EQ(axis.place(kInfinity), 1.0);
 }
 
-// Whatever the interval: few ticks, in order, with labels that differ, and all of it on the axis.
+// For any interval there are few ticks, in order, with different labels, all on the axis.
 TEST(ReportAxis, AnyIntervalHasSensibleTicks) {
   const Interval intervals[] = {
       {0.0, 0.0},    {5.0, 5.0},  {-3.0, -3.0}, {1e100, 1e100}, {-1e100, 1e100}, {1.0, 1.0 + 1e-12},

@@ -39,7 +39,7 @@ bool has_number_that_is_none(std::string_view text) {
   return false;
 }
 
-// What every report must be, whatever the run was.
+// Checks what holds for the report of every run.
 Markup checked(const std::string& html) {
   const auto markup = markup_of(html);
   EXPECT_EQ(markup.problem, "");

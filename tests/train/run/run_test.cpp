@@ -1,4 +1,4 @@
-// What is wrong for one rank of a run.
+// Errors that only one rank of a run meets.
 #include "run/run.h"
 
 #include <gtest/gtest.h>
