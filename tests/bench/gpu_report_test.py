@@ -1,4 +1,4 @@
-"""What gpu_compare.py makes of measured numbers, with made-up ones."""
+"""Tests the report of gpu_compare.py with made-up measurements."""
 import pathlib
 import sys
 import unittest
@@ -15,7 +15,7 @@ def both(cool, hot):
 
 
 def cells(text, *names):
-    """Of the one line that has these cells."""
+    """Returns the cells of the one line that has these."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     found = [line for line in lines if all(name in line for name in names)]
     assert len(found) == 1, (names, text)

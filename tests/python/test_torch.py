@@ -121,7 +121,7 @@ def test_no_tokens(device, form):
     assert all(torch.count_nonzero(g) == 0 for g in gradients)
 
 
-def test_bits_do_not_depend_on_company(device):
+def test_bits_do_not_depend_on_other_tokens(device):
     """A token's result is the same whatever tokens come with it."""
     problem = Problem(device)
     with torch.no_grad():

@@ -96,7 +96,7 @@ def test_averages_are_saved_and_loaded():
     assert LoadBalancer({"layer": through}).state_dict() == {}
 
 
-def test_no_picks_are_not_counted():
+def test_missing_picks_are_not_counted():
     balancer = LoadBalancer({0: torch.zeros(3)})
     reach(balancer, 0, torch.tensor([[-1, 0], [3, 2], [99, 2]]))
     reach(balancer, 0, torch.zeros(0, 2, dtype=torch.int64))

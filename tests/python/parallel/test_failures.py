@@ -37,7 +37,7 @@ def run_until_it_fails(group, timeout):
 
 
 def end_rank_2(three, how, timeout):
-    """What ranks 0 and 1 say when rank 2 is sent a signal in the middle of its steps."""
+    """Returns the errors of ranks 0 and 1 when rank 2 gets a signal in the middle of its steps."""
     three.run(3, leave_open)  # so that what is imported and set up once is there
     three.start(3, run_until_it_fails, timeout)
     time.sleep(1.5)
