@@ -119,13 +119,14 @@ TEST_F(CheckpointErrors, EntriesMustBeUniqueAndOfTheRightType) {
 
 TEST_F(CheckpointErrors, FilesMustBeBesideTheIndex) {
   for (const std::string name : {"", ".", "..", "/etc/passwd", "../a", "./a", "b/a", "a/"}) {
-    EXPECT_EQ(map_error(R"("w":")" + name + "\""),
-              "INDEX: the file of tensor 'w' must be the name of one beside the index, not '" +
-                  name + "'");
+    EXPECT_EQ(
+        map_error(R"("w":")" + name + "\""),
+        "INDEX: the file of tensor 'w' must be the name of a file in the index's folder, not '" +
+            name + "'");
   }
   EXPECT_EQ(
       map_error(R"("w":"a\u0000b")"),
-      R"(INDEX: the file of tensor 'w' must be the name of one beside the index, not 'a\x00b')");
+      R"(INDEX: the file of tensor 'w' must be the name of a file in the index's folder, not 'a\x00b')");
 }
 
 TEST_F(CheckpointErrors, TensorsMustBeWhereTheIndexSays) {

@@ -87,7 +87,7 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--sizing loose", "--sizing: \"loose\" is not one of bounded|exact");
   expect_error("--device tpu", "--device: \"tpu\" is not one of cpu|cuda");
   expect_error("--device cuda --kernels own", "--kernels: \"own\" is not one of best|portable");
-  expect_error("--kernels portable", "--kernels: only a GPU has a choice: add --device cuda");
+  expect_error("--kernels portable", "--kernels: it works only on GPUs: add --device cuda");
   expect_error("--device cuda --ranks 64", "--ranks: 64 are too many");
   expect_error("--device cuda --threads 2",
                "--threads: it works only on CPUs: leave the option out");

@@ -25,7 +25,7 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
   const auto help = run("train --help");
   EXPECT_EQ(help.status, 0);
   for (const char* text : {"--ranks N",
-                           "0: 4, or with --comm mpi those of mpirun [0]",
+                           "0: 4, or with --comm mpi the number that mpirun started [0]",
                            "--comm TEXT:{threads,mpi}",
                            "--timeout SECONDS",
                            "--config TEXT:FILE",

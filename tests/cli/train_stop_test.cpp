@@ -78,7 +78,8 @@ TEST_F(TrainStop, AnInterruptSaysHowToContinue) {
   Background without(arguments(endless("")));
   const auto text = said(without);
   EXPECT_NE(text.find("stopped after step "), std::string::npos) << text;
-  EXPECT_NE(text.find("; nothing is saved without --save\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("; nothing was saved, because --save was not given\n"), std::string::npos)
+      << text;
   Background with(arguments(endless("--save " + saved())));
   const auto saving = said(with);
   EXPECT_NE(saving.find("stopped and saved after step " + std::to_string(newest()) +

@@ -167,7 +167,7 @@ TEST_F(Verify, WrongPathsAreNamed) {
   expect_error(golden("local") + " --comm mpi --ranks 2", 2, "set the number by mpirun -n");
   expect_error(golden("local") + " --device tpu", 2, "--device: \"tpu\" is not one of cpu|cuda");
   expect_error(golden("local") + " --kernels best", 2,
-               "--kernels: only a GPU has a choice: add --device cuda");
+               "--kernels: it works only on GPUs: add --device cuda");
   expect_error(golden("local") + " --device cuda --ranks 1,33", 2,
                "--ranks: 33 are too many: --device cuda allows at most 32 threads");
 }

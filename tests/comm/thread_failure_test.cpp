@@ -253,7 +253,7 @@ TEST(ThreadFailure, TwoThreadsInOneCommunicatorAreRefused) {
   CalledByTwo comm;
   comm.barrier();
   EXPECT_EQ(comm.error_of_the_second,
-            "barrier: another thread is in a collective of this communicator, only one thread may "
+            "barrier: another thread is in a collective of this communicator; only one thread may "
             "use it at a time");
   comm.error_of_the_second = "no error";
   comm.barrier();  // the first thread's goes on

@@ -123,8 +123,7 @@ void require_within_batch(const LayerComms& comms) {
       Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(std::random_device()())});
   batch.broadcast(name, 0);
   const std::array<Field, 1> fields{
-      {{"the batch they belong to, though experts and sequences must be divided within one batch: "
-        "as a batch's number",
+      {{"the number of their batch (experts and sequences must be divided within one batch)",
         name.span<std::int64_t>()[0]}}};
   for (Communicator* comm : {&comms.experts, comms.sequence}) {
     if (comm != nullptr && comm != &batch) {

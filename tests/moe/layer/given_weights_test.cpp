@@ -195,8 +195,8 @@ TEST(GivenWeights, MayBeStrided) {
 
 TEST(GivenWeights, AreRefusedByALayerWithLosses) {
   const auto refused =
-      "MoeLayer::forward: expert_weights were given, so there are no logits, but the layer's "
-      "options have losses of them: make the layer without losses";
+      "MoeLayer::forward: expert_weights were given, so there are no router logits for the layer's "
+      "losses: make the layer without losses";
   for (const LossOptions& losses :
        {LossOptions{.z = true}, LossOptions{.balance = BalanceLoss::batch}}) {
     auto options = small_layer_options();

@@ -105,9 +105,9 @@ TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
     return error;
   };
   constexpr std::string_view kSums =
-      "the sums over the batch's ranks go by way of their hosts, because these ranks do not reach "
-      "each other's memory; to capture the step, keep the batch on one host, or use "
-      "LossScope::rank and no GradientScale::global: a captured step cannot wait";
+      "the batch's sums go through host memory, because its ranks cannot reach each other's GPU "
+      "memory; to capture the step, keep the batch on one host, or use LossScope::rank without "
+      "GradientScale::global: a captured step cannot wait";
   auto options = tiny_layer_options();
   options.losses.z = true;
   EXPECT_EQ(error_with(options), kSums);
@@ -117,9 +117,9 @@ TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
   options.gradient_scale = GradientScale::off;
   options.losses.balance = BalanceLoss::sequence;
   EXPECT_EQ(error_with(options),
-            "sequences that are cut over ranks are joined by their hosts, because the sequence "
-            "group has no peer memory; to capture the step, use BalanceLoss::batch or whole "
-            "sequences: a captured step cannot wait");
+            "sequences divided over ranks are joined in host memory, because the sequence group "
+            "has no peer memory; to capture the step, use BalanceLoss::batch or whole sequences: a "
+            "captured step cannot wait");
 }
 
 // Ranks of a batch must agree, also those that share no experts.
@@ -168,7 +168,7 @@ TEST(LayerTrainingErrors, OfGroupsThatReachBeyondTheBatch) {
     const auto error = error_of<InvalidArgument>([&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), tiny_layer_options());
     });
-    EXPECT_EQ(error.find("ranks disagree about the batch that they belong to"), 0U) << error;
+    EXPECT_EQ(error.find("ranks disagree about the number of their batch"), 0U) << error;
   });
 }
 

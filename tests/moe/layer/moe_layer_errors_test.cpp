@@ -160,8 +160,7 @@ TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_weights = zeros({5, 2});
             }),
-            "MoeLayer::forward: expert_weights were given without expert_ids, which say whose they "
-            "are");
+            "MoeLayer::forward: expert_weights were given without expert_ids: give both");
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({5, 2}, Dtype::i32);
               s.in.expert_weights = zeros({5, 2}, Dtype::bf16);
