@@ -314,8 +314,8 @@ def overflow(group, folder):
         model = load(folder, dict(fsdp_size=2, ep_size=2))
         ep.check()
         model(batch)
-        with pytest.raises(InvalidArgument, match=r"need room for \d+ rows and \d+ tokens on a "
-                           "rank, but row_capacity is 8 and token_capacity 8") as error:
+        with pytest.raises(InvalidArgument, match=r"needs room for \d+ rows and \d+ tokens, but "
+                           "row_capacity is 8 and token_capacity 8") as error:
             ep.check()
         ep.check()  # which has forgotten it
         for experts in ep.experts:
