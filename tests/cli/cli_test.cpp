@@ -136,7 +136,7 @@ TEST(Cli, UnknownArgumentsSuggestTheClosest) {
   expect_error("inspect a b", "\"b\" is an unexpected argument for switchyard inspect");
 }
 
-TEST(Cli, SampleNamesFilesUnchanged) {
+TEST(Cli, SampleHelpNamesACheckpointFile) {
   const auto help = run("sample --help");
   EXPECT_NE(help.output.find("step-00000400.safetensors"), std::string::npos) << help.output;
 }
