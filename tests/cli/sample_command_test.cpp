@@ -80,7 +80,7 @@ TEST_F(SampleCommand, BadArgumentsAreRefused) {
   says("", 2, "PATH is required");
   says((folder_ / "none").string(), 1, "there is no checkpoint");
   says(saved() + " --temperature -1", 2, "--temperature");
-  says(saved() + " --temperature nan", 2, "--temperature: nan is no number");
+  says(saved() + " --temperature nan", 2, "--temperature: nan is not a number");
   says(saved() + " --seed -1", 2, "--seed");
   says(saved() + " --bytes -1", 2, "--bytes");
   says(saved() + " --ranks 0", 2, "--ranks");
