@@ -191,9 +191,9 @@ TEST_F(Verify, AFileThatIsNoCaseIsAnError) {
   expect_change("hf_mixtral", "transformers\"", "Transformers\"",
                 "its peer \"Transformers\" is unknown");
   expect_change("hf_mixtral", "MixtralSparse", "MixtralDenser",
-                "its class is \"MixtralDenserMoeBlock\"");
-  expect_change("local", "softmax_topk", "hashing_topk", "its router is \"hashing_topk\"");
-  expect_change("local", R"(\"silu\")", R"(\"sulu\")", "its activation is \"sulu\"");
+                "its class \"MixtralDenserMoeBlock\" is unknown");
+  expect_change("local", "softmax_topk", "hashing_topk", "its router \"hashing_topk\" is unknown");
+  expect_change("local", R"(\"silu\")", R"(\"sulu\")", "its activation \"sulu\" is unknown");
   expect_change("local", R"(\"ep\": 1,)", R"(\"ep\": 0,)", "ep (0) must be 1 to 64");
   expect_change("local", R"(\"experts\": 8)", R"(\"experts\": 9)",
                 "its router is [8,16], but it has 9 experts");
