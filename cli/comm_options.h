@@ -17,8 +17,8 @@ inline void add_comm_options(CLI::App* command, std::string& comm, std::chrono::
   command
       ->add_option_function<std::int64_t>(
           "--timeout", [&timeout](std::int64_t value) { timeout = std::chrono::seconds(value); },
-          "Seconds that a rank waits for the others before it gives up; more than a checkpoint "
-          "takes to write [600]")
+          "Seconds a rank waits for the others before it gives up; must be longer than writing a "
+          "checkpoint takes [600]")
       ->check(CLI::Range(std::int64_t{1}, kLongest))
       ->type_name("SECONDS");
 }

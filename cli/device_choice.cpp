@@ -22,8 +22,8 @@ void add_device_options(CLI::App* command, DeviceChoice& choice, const std::stri
       command, "--device", choice.kind, device_help,
       std::map<std::string, DeviceKind>{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}});
   add_choice(command, "--kernels", choice.kernels,
-             "With --device cuda: those of the GPU's own kind where there are any, or those that "
-             "every GPU runs, to check them by [best]",
+             "With --device cuda: the fastest kernels for this GPU, or portable ones that every "
+             "GPU runs [best]",
              std::map<std::string, CudaKernels>{{"best", CudaKernels::best},
                                                 {"portable", CudaKernels::portable}});
 }
@@ -31,13 +31,13 @@ void add_device_options(CLI::App* command, DeviceChoice& choice, const std::stri
 void require_sound(const DeviceChoice& choice, const LaunchOptions& ranks) {
   if (choice.kind != DeviceKind::cuda) {
     if (!choice.kernels) return;
-    throw CLI::ValidationError("--kernels", "only a GPU has a choice: add --device cuda");
+    throw CLI::ValidationError("--kernels", "it works only on GPUs: add --device cuda");
   }
   if (ranks.comm == "threads" && ranks.ranks > kMostGpuRanks) {
-    throw CLI::ValidationError(
-        "--ranks", fmt::format("{} are too many: with --device cuda there are at most {}, unless "
-                               "they are processes (--comm mpi)",
-                               ranks.ranks, kMostGpuRanks));
+    throw CLI::ValidationError("--ranks",
+                               fmt::format("{} are too many: --device cuda allows at most {} "
+                                           "threads; use processes (--comm mpi) for more",
+                                           ranks.ranks, kMostGpuRanks));
   }
 }
 

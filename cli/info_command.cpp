@@ -68,7 +68,8 @@ void print_info(bool as_json) {
 }  // namespace
 
 void add_info_command(CLI::App& app) {
-  auto* info = app.add_subcommand("info", "What this build has, and what can be used now");
+  auto* info =
+      app.add_subcommand("info", "Show what this build supports and what this machine can use");
   const auto as_json = std::make_shared<bool>(false);
   info->add_flag("--json", *as_json, "Print one JSON object");
   info->callback([as_json] { print_info(*as_json); });

@@ -66,8 +66,8 @@ void launch(const LaunchOptions& options, const std::function<void(Communicator&
       connect({.backend = options.comm, .timeout = options.timeout, .exit_if_init_hangs = true});
   if (options.ranks > 0 && options.ranks != world->size()) {
     throw InvalidArgument(
-        fmt::format("--ranks {} differs from the {} processes that were started; "
-                    "with --comm {} mpirun -n decides",
+        fmt::format("--ranks {} differs from the {} processes that were started; with --comm {}, "
+                    "set the number by mpirun -n",
                     options.ranks, world->size(), options.comm));
   }
   body(*world);

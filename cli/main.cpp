@@ -62,5 +62,5 @@ int main(int argc, char** argv) {
   }
   // Fails if output was lost, so that nobody takes a part of it for the whole.
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  return is_written ? 0 : failed(1, "the standard output could not be written");
+  return is_written ? 0 : failed(1, "cannot write to the standard output");
 }

@@ -63,7 +63,7 @@ class TextOutput {
 };
 
 std::string is_number(const std::string& text) {
-  return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : "";
+  return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
 }
 
 void sample_on_rank(Communicator& world, const SampleFlags& flags) {
@@ -100,33 +100,36 @@ void sample_on_rank(Communicator& world, const SampleFlags& flags) {
 }  // namespace
 
 void add_sample_command(CLI::App& app) {
-  auto* command = app.add_subcommand("sample", "Text from a checkpoint of switchyard train");
+  auto* command =
+      app.add_subcommand("sample", "Generate text from a checkpoint of switchyard train");
   const auto o = std::make_shared<SampleFlags>();
   command
       ->add_option("PATH", o->path,
-                   "A checkpoint, such as step-00000400.safetensors, or a folder of them: then its "
-                   "newest")
+                   "A checkpoint, such as step-00000400.safetensors, or a folder of checkpoints, "
+                   "for its newest")
       ->required();
-  command->add_option("--prompt", o->prompt, "What the text begins with [that of the training]")
+  command->add_option("--prompt", o->prompt, "Text to continue [the prompt of the training run]")
       ->type_name("TEXT");
-  command->add_option("--bytes", o->sample.bytes, "How many bytes follow it [400]")
+  command->add_option("--bytes", o->sample.bytes, "Number of bytes to generate [400]")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
       ->type_name("N");
   command
       ->add_option("--temperature", o->sample.temperature,
-                   "Below 1 prefers likely bytes; 0 takes the likeliest always [0.7]")
+                   "Below 1, likely bytes are preferred; 0 always takes the likeliest [0.7]")
       ->check(CLI::Range(0.0, 1000.0))
       ->check(is_number)  // CLI::Range accepts NaN
       ->type_name("X");
-  command->add_option("--seed", o->sample.seed, "Another one gives another text [1]")
+  command->add_option("--seed", o->sample.seed, "Random seed [1]")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N");
   command->add_flag("--raw", o->raw,
-                    "Write bytes as they are; otherwise control characters, but newlines and tabs, "
-                    "and bytes that are no UTF-8 show as ?");
-  auto* ranks = command->add_option("--ranks", o->launch.ranks, "Ranks that share the experts [1]")
-                    ->check(CLI::Range(1, 1024))
-                    ->type_name("N");
+                    "Write the bytes unchanged; otherwise, control characters other than newline "
+                    "and tab, and invalid UTF-8, become ?");
+  auto* ranks =
+      command
+          ->add_option("--ranks", o->launch.ranks, "Number of ranks to divide the experts over [1]")
+          ->check(CLI::Range(1, 1024))
+          ->type_name("N");
   add_comm_options(command, o->launch);
   command->callback([o, ranks] {
     if (o->launch.comm != "threads" && ranks->count() == 0) o->launch.ranks = 0;

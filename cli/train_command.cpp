@@ -77,8 +77,8 @@ train::Assignments read_config(const std::string& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > kMostConfigBytes) {
-    throw InvalidArgument(
-        fmt::format("{} has more than the {} bytes of a configuration", path, kMostConfigBytes));
+    throw InvalidArgument(fmt::format("{} is larger than a configuration file may be ({} bytes)",
+                                      path, kMostConfigBytes));
   }
   return train::parse_config(text, path);
 }
@@ -89,8 +89,9 @@ int num_threads_as_ranks(const train::MeshConfig& mesh) {
   if (mesh.ep == 0) return kDefaultRanks;
   const auto ranks = std::int64_t{mesh.dp} * mesh.ep * mesh.sp;
   if (ranks <= train::kMostRanks) return static_cast<int>(ranks);
-  throw InvalidArgument(fmt::format("--dp {} × --ep {} × --sp {} are {} ranks; there can be {}",
-                                    mesh.dp, mesh.ep, mesh.sp, ranks, train::kMostRanks));
+  throw InvalidArgument(
+      fmt::format("--dp {} × --ep {} × --sp {} are {} ranks, but at most {} are possible", mesh.dp,
+                  mesh.ep, mesh.sp, ranks, train::kMostRanks));
 }
 
 bool is_given(const train::Assignments& values, std::string_view name) {
@@ -103,16 +104,16 @@ void require_asked_for(const TrainOptions& o, const train::TrainConfig& config, 
   const auto by_flag = [&](std::string_view name) { return is_given(o.flags, name); };
   const bool has_mesh = by_flag("ranks") || by_flag("dp") || by_flag("ep") || by_flag("sp");
   if (!has_mesh && ranks > kMostRanksOfAFile) {
-    throw InvalidArgument(
-        fmt::format("a file asks for {} ranks, and may for {}; if they are wanted, give --ranks {}",
-                    ranks, kMostRanksOfAFile, ranks));
+    throw InvalidArgument(fmt::format(
+        "a file asks for {} ranks, but may ask for at most {}; if you want them, give --ranks {}",
+        ranks, kMostRanksOfAFile, ranks));
   }
   const auto threads = std::int64_t{config.threads} * ranks;
   if (!by_flag("threads") && threads > kMostThreadsOfAFile) {
-    throw InvalidArgument(fmt::format(
-        "a file asks for {} threads on each of {} ranks, and may for {} in all; if they are "
-        "wanted, give --threads {}",
-        config.threads, ranks, kMostThreadsOfAFile, config.threads));
+    throw InvalidArgument(
+        fmt::format("a file asks for {} threads on each of {} ranks, but may ask for at most {} in "
+                    "all; if you want them, give --threads {}",
+                    config.threads, ranks, kMostThreadsOfAFile, config.threads));
   }
 }
 
@@ -136,8 +137,8 @@ void require_chosen_comm(const TrainOptions& o) {
     const char* const size = std::getenv(name);
     if (size == nullptr || std::atoi(size) <= 1) continue;
     throw CLI::ValidationError(
-        "--comm", fmt::format("{} processes were started: give --comm mpi, or --comm threads for a "
-                              "run in each of them",
+        "--comm", fmt::format("{} processes were started: give --comm mpi for one run over all of "
+                              "them, or --comm threads for a separate run in each",
                               size));
   }
 }
@@ -192,25 +193,25 @@ void train_model(const TrainOptions& o, const std::string& command_line) {
 }  // namespace
 
 void add_train_command(CLI::App& app, const std::string& command_line) {
-  auto* command = app.add_subcommand(
-      "train",
-      "Train a small MoE language model on text, and write a report of it. Without options: about "
-      "two minutes on two cores, on the King James Bible, and the report is "
-      "switchyard-report.html in the current folder");
+  auto* command =
+      app.add_subcommand("train",
+                         "Train a small MoE language model on text, and write a report. Without "
+                         "options, this takes about two minutes on two cores, trains on the King "
+                         "James Bible, and writes switchyard-report.html to the current folder");
   const auto o = std::make_shared<TrainOptions>();
   add_comm_options(command, o->comm, o->timeout);
   command
       ->add_option("--config", o->config,
-                   "JSON object of the options below, such as {\"steps\": 100}; flags come first "
-                   "[none]")
+                   "File with a JSON object of the options below, such as {\"steps\": 100}; flags "
+                   "override it [none]")
       ->check(CLI::ExistingFile);
-  command->add_flag("--json", o->json, "Print one JSON object a step");
+  command->add_flag("--json", o->json, "Print one JSON object per step");
   train::TrainConfig defaults;
   for (const auto& option : train::options_of(defaults)) add_flag(command, option, o);
   command->footer(
-      "Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end it after the step, with a checkpoint if it saves "
-      "any; Ctrl-C again, a second later or more, ends it at once.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stopped by a signal.");
+      "Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint "
+      "if --save is given. A second Ctrl-C, at least a second later, ends it at once.\nExit codes: "
+      "0 done, 1 failed, 2 wrong usage, 3 stopped by a signal.");
   command->callback([o, command_line] { train_model(*o, command_line); });
 }
 

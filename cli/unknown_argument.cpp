@@ -30,7 +30,7 @@ std::string words_for(const std::string& argument, const CLI::App& command,
   const bool is_option = argument.starts_with('-');
   const auto written = is_option ? argument.substr(0, argument.find('=')) : argument;
   const auto names = is_option ? options_of(command) : subcommands_of(command);
-  if (names.empty()) return fmt::format("\"{}\" is one argument too many for {}", written, name);
+  if (names.empty()) return fmt::format("\"{}\" is an unexpected argument for {}", written, name);
   return fmt::format("\"{}\" is not {} of {}; the closest is \"{}\"", written,
                      is_option ? "an option" : "a subcommand", name,
                      train::closest_to(written, names));

@@ -50,7 +50,7 @@ class PlainReader {
     for (std::int64_t done = 0; done < range.bytes;) {
       const auto count = static_cast<std::size_t>(std::min(kPiece, range.bytes - done));
       const auto got = ::pread(descriptor_, range.into + done, count, range.offset + done);
-      if (got <= 0) throw InternalError("a read for the ceiling failed");
+      if (got <= 0) throw InternalError("a read that measures the ceiling failed");
       done += got;
     }
   }
@@ -143,7 +143,8 @@ class CheckpointBench {
       show_progress(comm_, fmt::format("round {} of {} …", i + 1, options_.repeat));
       if (i == 0) parameters_.set_zero();
       m.load_seconds = std::min(m.load_seconds, timed(comm_, [&] { load(path); }));
-      if (i == 0 && checksum_of(ranges) != saved) throw InternalError("loaded other bytes");
+      if (i == 0 && checksum_of(ranges) != saved)
+        throw InternalError("the loaded bytes differ from the saved ones");
       m.ceiling_seconds = std::min(m.ceiling_seconds, timed(comm_, [&] {
                                      for (const auto& range : ranges) file.read(range);
                                    }));
@@ -197,7 +198,7 @@ void print_table(const CheckpointTimes& m, const CheckpointBench& bench, const C
   fmt::print("bytes read by rank: {}\n", fmt::join(m.bytes_by_rank, ", "));
   fmt::print("together {}: {}\n\n", m.bytes_read(),
              m.bytes_read() == m.expert_bytes ? "each byte of the experts once"
-                                              : "NOT the bytes of the experts");
+                                              : "NOT equal to the bytes of the experts");
   const auto line = [&](const char* what, double seconds) {
     fmt::print("{:<10} {:>10.1f} ms {:>8.2f} GB/s\n", what, seconds * 1e3,
                gigabytes_per_second(m.expert_bytes, seconds));
@@ -206,8 +207,9 @@ void print_table(const CheckpointTimes& m, const CheckpointBench& bench, const C
   line("load", m.load_seconds);
   line("ceiling", m.ceiling_seconds);
   fmt::print(
-      "\nLoading reaches {:.0f}% of the ceiling, which is plain reads of the same bytes of the "
-      "cached file\nby as many ranks into the same memory; best of {}. Saving includes the disk.\n",
+      "\nLoading reaches {:.0f}% of the ceiling: plain reads of the same bytes from the cached "
+      "file,\nby as many ranks into the same memory. Best of {} rounds. Saving includes writing to "
+      "the disk.\n",
       m.ceiling_seconds / m.load_seconds * 100.0, repeat);
 }
 

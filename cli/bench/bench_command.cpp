@@ -53,17 +53,17 @@ void require_distinct_picks(std::int64_t top_k, int num_experts) {
 }
 
 void add_launch(CLI::App* command, LaunchOptions& launch,
-                const std::string& ranks_help = "Ranks [one a core, at most 8]") {
+                const std::string& ranks_help = "Number of ranks [one per core, at most 8]") {
   command->add_option("--ranks", launch.ranks, ranks_help)->check(CLI::Range(1, 1024));
   add_comm_options(command, launch);
 }
 
 // Adds the options of benchmarks that run on CPUs and on GPUs.
 void add_launch_and_device(CLI::App* command, LaunchOptions& launch, DeviceChoice& device) {
-  add_launch(command, launch, "Ranks [one a core, at most 8; with --device cuda 1]");
+  add_launch(command, launch, "Number of ranks [one per core, at most 8; 1 with --device cuda]");
   add_device_options(
       command, device,
-      "Where to compute; with cuda ranks are spread over the GPUs, at most 32 threads [cpu]");
+      "Where to compute; with cuda, ranks are spread over the GPUs, at most 32 as threads [cpu]");
 }
 
 const std::map<std::string, Dtype> kDtypes{{"f32", Dtype::f32}, {"bf16", Dtype::bf16}};
@@ -74,7 +74,8 @@ const std::map<std::string, RoutingKind> kRoutings{{"balanced", RoutingKind::bal
 
 void add_dispatch(CLI::App& bench) {
   auto* command = bench.add_subcommand(
-      "dispatch", "Plan, dispatch, combine and their backwards, beside what memory allows");
+      "dispatch",
+      "Time plan, dispatch, combine and their backward passes, and compare with memory bandwidth");
   const auto o = std::make_shared<BenchDispatchOptions>();
   command
       ->add_option_function<std::string>(
@@ -87,23 +88,24 @@ void add_dispatch(CLI::App& bench) {
             o->num_experts = static_cast<int>(n[2]);
             o->top_k = n[3];
           },
-          "Tokens over all ranks, hidden size, experts, picks a token [8192,2048,64,2]")
+          "Tokens over all ranks, hidden size, experts, picks per token [8192,2048,64,2]")
       ->type_name("T,H,E,K");
   add_launch_and_device(command, o->launch, o->device);
   add_choice(
-      command, "--mover", o->mover, "How rows travel [direct where memory is shared]",
+      command, "--mover", o->mover, "How rows move between ranks [direct if ranks share memory]",
       std::map<std::string, MoverKind>{
           {"direct", MoverKind::direct}, {"packed", MoverKind::packed}, {"peer", MoverKind::peer}});
-  add_choice(command, "--dtype", o->dtype, "Type of the rows [f32]", kDtypes);
+  add_choice(command, "--dtype", o->dtype, "Dtype of the rows [f32]", kDtypes);
   add_choice(command, "--routing", o->routing, "How tokens pick experts [uniform]", kRoutings);
-  command->add_option("--repeat", o->repeat, "Rounds on CPUs; the best counts [20]")
+  command->add_option("--repeat", o->repeat, "Rounds on CPUs; the fastest is reported [20]")
       ->check(CLI::Range(1, 100000));
-  command->add_flag("--json", o->json, "Print one JSON object a line, one an operation");
+  command->add_flag("--json", o->json, "Print one JSON object per operation, each on its own line");
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
     require_sound(o->device, o->launch);
     if (o->device.kind == DeviceKind::cuda && o->mover == MoverKind::packed) {
-      throw CLI::ValidationError("--mover", "packed is for CPUs: leave it away");
+      throw CLI::ValidationError("--mover",
+                                 "packed works only on CPUs: leave the option out, or use peer");
     }
     prepare_environment(o->device, o->launch);
     bench_dispatch(*o);
@@ -129,27 +131,31 @@ void set_layer_shape(BenchLayerOptions& o, const std::string& text) {
 
 void add_layer(CLI::App& bench) {
   auto* command = bench.add_subcommand(
-      "layer", "The whole layer, forward and backward, beside the matrix library's own speed");
+      "layer",
+      "Time the whole layer, forward and backward, and compare with the matrix library alone");
   const auto o = std::make_shared<BenchLayerOptions>();
   command
       ->add_option_function<std::string>(
           "--shape", [o](const std::string& text) { set_layer_shape(*o, text); },
-          "Tokens over all ranks, hidden and intermediate size, experts, picks a token; or a "
+          "Tokens over all ranks, hidden and intermediate size, experts, picks per token; or a "
           "name: " +
               layer_shape_names() + " [small]")
       ->type_name("NAME|T,H,I,E,K");
   add_launch_and_device(command, o->launch, o->device);
   command->add_option("--threads", o->threads, "Threads of each rank [cores / ranks]")
       ->check(CLI::Range(1, 1024));
-  add_choice(command, "--dtype", o->dtype, "Type of tokens and weights [f32]", kDtypes);
-  add_choice(command, "--sizing", o->sizing, "How many rows a rank's buffers have [exact]",
+  add_choice(command, "--dtype", o->dtype, "Dtype of tokens and weights [f32]", kDtypes);
+  add_choice(command, "--sizing", o->sizing,
+             "Buffers as large as the step needs (exact) or of a fixed size (bounded) [exact]",
              std::map<std::string, BenchSizing>{{"exact", BenchSizing::exact},
                                                 {"bounded", BenchSizing::bounded}});
   auto routings = kRoutings;
   routings["router"] = RoutingKind::router;
   add_choice(command, "--routing", o->routing,
-             "How tokens pick experts; all but router replay given picks [router]", routings);
-  add_choice(command, "--weight-stage", o->weight_stage, "Where the routing weight enters [output]",
+             "How tokens pick experts; all except router use picks made in advance [router]",
+             routings);
+  add_choice(command, "--weight-stage", o->weight_stage,
+             "Where the routing weight is applied [output]",
              std::map<std::string, WeightStage>{{"output", WeightStage::output},
                                                 {"activation", WeightStage::activation},
                                                 {"input", WeightStage::input}});
@@ -157,17 +163,17 @@ void add_layer(CLI::App& bench) {
       command, "--keep", o->keep, "What forward keeps for backward [rows]",
       std::map<std::string, Keep>{
           {"rows", Keep::rows}, {"activations", Keep::activations}, {"nothing", Keep::nothing}});
-  command->add_flag("--losses", o->losses, "Train with the balance loss and the z-loss, too");
+  command->add_flag("--losses", o->losses, "Include the balance loss and the z-loss");
   command
       ->add_option("--repeat", o->repeat,
-                   "Rounds; the best counts; on GPUs those of the stages [10]")
+                   "Rounds; the fastest is reported; on GPUs, rounds that time the stages [10]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object");
   command->callback([o] {
     require_distinct_picks(o->top_k, o->num_experts);
     require_sound(o->device, o->launch);
     if (o->device.kind == DeviceKind::cuda && o->threads > 0) {
-      throw CLI::ValidationError("--threads", "a GPU has none: leave it away");
+      throw CLI::ValidationError("--threads", "it works only on CPUs: leave the option out");
     }
     prepare_environment(o->device, o->launch);
     bench_layer(*o);
@@ -176,15 +182,16 @@ void add_layer(CLI::App& bench) {
 
 void add_checkpoint(CLI::App& bench) {
   auto* command = bench.add_subcommand(
-      "checkpoint", "Saving experts and loading them again, beside plain reads of the same bytes");
+      "checkpoint",
+      "Time saving and loading experts, and compare with plain reads of the same bytes");
   const auto o = std::make_shared<BenchCheckpointOptions>();
   add_launch(command, o->launch);
   command->add_option("--size", o->size, "Bytes of all experts, such as 64MiB [1GiB]")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 50));
-  command->add_option("--dir", o->folder, "Folder of the file [the system's for temporary files]")
+  command->add_option("--dir", o->folder, "Folder for the file [the system's temporary folder]")
       ->check(CLI::ExistingDirectory);
-  command->add_option("--repeat", o->repeat, "Rounds; the best counts [5]")
+  command->add_option("--repeat", o->repeat, "Rounds; the fastest is reported [5]")
       ->check(CLI::Range(1, 100000));
   command->add_flag("--json", o->json, "Print one JSON object");
   command->callback([o] { bench_checkpoint(*o); });
@@ -193,7 +200,8 @@ void add_checkpoint(CLI::App& bench) {
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
-  auto* bench = app.add_subcommand("bench", "Measure, beside the ceiling of the same run");
+  auto* bench = app.add_subcommand(
+      "bench", "Measure speed, and compare with a ceiling measured in the same run");
   bench->require_subcommand(1);
   add_dispatch(*bench);
   add_layer(*bench);

@@ -148,7 +148,7 @@ void print_table(const std::vector<MovementTimes>& all, const Communicator& comm
                m.ceiling_seconds / m.seconds * 100.0, static_cast<double>(m.bytes_on_wire) * 1e-6);
   }
   fmt::print(
-      "\nBest of {}. The ceiling is a sequential pass with the same reads and writes by as "
+      "\nBest of {} rounds. The ceiling is a sequential pass with the same reads and writes by as "
       "many threads.\nThe plan takes {:.1f}% of dispatch's time.\n",
       o.repeat, all[0].seconds / all[1].seconds * 100.0);
 }

@@ -217,7 +217,7 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
   line("forward", r.forward, gigaflop(o, 3.0));
   line("forward+backward", r.forward_backward, gigaflop(o, 9.0));
   if (r.ceiling > 0.0) {
-    fmt::print("{:<18} {:>12} {:>9.1f} GFLOP/s: products of 2048^3 by the library alone\n",
+    fmt::print("{:<18} {:>12} {:>9.1f} GFLOP/s: 2048^3 products by the matrix library alone\n",
                "GEMM ceiling", "", r.ceiling);
   } else {
     fmt::print("No GEMM ceiling: this build has no oneDNN\n");
@@ -225,8 +225,8 @@ void print_table(const BenchLayerOptions& o, const LayerResult& r, const Communi
   print_stages("forward, of forward+backward", r.forward_stages, r.forward_backward);
   print_stages("backward", r.backward_stages, r.forward_backward);
   fmt::print(
-      "\nOutside the experts' products: {:.1f}%. Kept for backward: {:.0f} bytes a token. On "
-      "the wire: {:.2f} MB. Best of {}.\n",
+      "\nTime outside the experts' products: {:.1f}%. Kept for backward: {:.0f} bytes per token. "
+      "Sent between ranks: {:.2f} MB. Best of {} rounds.\n",
       time_outside_gemm(r) / r.forward_backward * 100.0,
       static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens),
       static_cast<double>(r.bytes_on_wire) * 1e-6, o.repeat);

@@ -180,7 +180,7 @@ void print_table(const BenchLayerOptions& o, const GpuLayerResult& r) {
   print_stages(o, r, "forward, of forward+backward", r.forward_stages);
   print_stages(o, r, "backward", r.backward_stages);
   fmt::print(
-      "\nHost syncs{}: {} forward, {} backward. Kept for backward: {:.0f} bytes a token. "
+      "\nHost syncs{}: {} forward, {} backward. Kept for backward: {:.0f} bytes per token. "
       "Medians; stages of the last of {}{}.\n",
       r.num_ranks > 1 ? " of rank 0" : "", r.syncs_forward, r.syncs_backward,
       static_cast<double>(r.activation_bytes) / static_cast<double>(o.num_tokens), o.repeat,

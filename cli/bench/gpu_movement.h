@@ -9,7 +9,8 @@ namespace switchyard::cli {
 struct GpuMovement {
   std::int64_t num_tokens = 0;
   std::int64_t top_k = 1;
-  // Tokens that each rank sends to each rank, including itself, if a token goes to a rank once.
+  // Tokens sent, summed over all pairs of ranks, including a rank with itself. A token counts once
+  // for each rank that it goes to.
   std::int64_t distinct_tokens = 0;
   std::int64_t row_bytes = 0;
 

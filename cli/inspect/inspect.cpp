@@ -131,21 +131,25 @@ void inspect(const InspectOptions& options) {
 
 void add_inspect_command(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "inspect", "What a checkpoint holds: files, tensors, MoE blocks, and what each rank reads");
+      "inspect",
+      "Show what a checkpoint holds: files, tensors, MoE blocks, and what each rank reads");
   const auto o = std::make_shared<InspectOptions>();
   command
       ->add_option("PATH", o->path,
-                   "A safetensors file, an index (*.safetensors.index.json), a folder of either, "
-                   "or the folder that switchyard train saves to: then its newest checkpoint")
+                   "A safetensors file, an index (*.safetensors.index.json), a folder with one of "
+                   "these, or the folder that switchyard train saves to, for its newest checkpoint")
       ->required();
   command
       ->add_option("--ranks", o->num_ranks,
-                   "Say which experts each of N ranks owns, consecutive ones, and what it reads")
+                   "Show which experts each of N ranks would own, in contiguous ranges, and what "
+                   "it would read")
       ->check(CLI::Range(1, 65536))
       ->type_name("N");
-  command->add_flag("--all", o->all, "List every tensor; otherwise layers and experts are folded");
-  command->add_flag("--json", o->json,
-                    "Print one JSON object a line: the checkpoint, files, tensors, blocks, ranks");
+  command->add_flag("--all", o->all,
+                    "List every tensor, instead of one line for all layers and experts");
+  command->add_flag(
+      "--json", o->json,
+      "Print one JSON object per line: the checkpoint, files, tensors, blocks, ranks");
   command->callback([o] { inspect(*o); });
 }
 

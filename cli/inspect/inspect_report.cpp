@@ -120,7 +120,7 @@ void print_blocks(const InspectReport& report) {
                remark_on(block));
   }
   if (report.num_optimizer_blocks > 0) {
-    fmt::print("  Besides, an optimizer keeps tensors of the same form: {} blocks.\n",
+    fmt::print("  Not listed: optimizer tensors of the same form, {} blocks.\n",
                report.num_optimizer_blocks);
   }
 }
@@ -163,7 +163,7 @@ void print_ranks(const InspectReport& report) {
                fmt::join(experts, ", "));
   }
   if (report.not_counted.empty()) return;
-  fmt::print("  Not counted, since they are incomplete: {}\n",
+  fmt::print("  Not counted, because they are incomplete: {}\n",
              printable(fmt::format("{}", fmt::join(report.not_counted, ", "))));
 }
 

@@ -12,7 +12,7 @@ namespace switchyard::cli {
 struct InspectReport {
   struct File {
     std::string path;
-    std::int64_t bytes = 0;  // of the tensors counted in num_tensors
+    std::int64_t bytes = 0;  // size of the tensors counted in num_tensors
     std::int64_t num_tensors = 0;
     std::int64_t num_unlisted = 0;  // in the file, but not in the index
   };

@@ -20,8 +20,8 @@ struct FoundBlock {
   std::int64_t num_held = 0;  // experts in the checkpoint; fewer if it is one rank's part
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  std::string dtype = {};                 // of the experts
-  std::vector<std::string> bias = {};     // of the router: "gate", "score"
+  std::string dtype = {};                 // dtype of the experts
+  std::vector<std::string> bias = {};     // biases of the router: "gate", "score"
   std::int64_t shared_intermediate = 0;   // 0: no shared expert
   bool is_readable = true;                // true if all of its tensors are readable
   std::vector<std::string> missing = {};  // names that conversions need and would not find

@@ -168,10 +168,9 @@ class Soak {
 
   void print_figures() const {
     const std::chrono::duration<double> seconds = Clock::now() - begin_;
-    fmt::print(
-        "{} cases in {:.1f} s: {} steps of {} tokens, {} kills, {} errors that had to come\n",
-        figures_.cases, seconds.count(), figures_.steps, figures_.tokens, figures_.kills,
-        figures_.errors);
+    fmt::print("{} cases in {:.1f} s: {} steps of {} tokens, {} kills, {} expected errors\n",
+               figures_.cases, seconds.count(), figures_.steps, figures_.tokens, figures_.kills,
+               figures_.errors);
     if (!options_.kills) fmt::print("kills need mpirun --mca {} 1\n", kLetsRanksLeave);
     fmt::print("memory:{} {:.0f} MiB at the end, {:.0f} MiB at most\n",
                warm_bytes_ == 0
@@ -251,21 +250,22 @@ bool soak(const SoakCommand& o) {
 void add_soak_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "soak",
-      "Run random layers on random ranks for some time, kill some of them, and check every step: "
-      "against one rank's bits, and against a plain loop in double precision");
+      "Run random layers on random ranks for some time, kill some ranks, and compare every step "
+      "with the bits of one rank and with a plain loop in double precision");
   const auto o = std::make_shared<SoakCommand>();
-  auto* minutes = command->add_option("--minutes", o->minutes, "How long [1]")
+  auto* minutes = command->add_option("--minutes", o->minutes, "Minutes to run [1]")
                       ->check(CLI::Range(0.0, 1e6))
                       ->type_name("N");
-  auto* cases = command->add_option("--cases", o->cases, "So many cases, however long they take")
-                    ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
-                    ->type_name("N");
-  auto* only = command->add_option("--case", o->only, "This case alone")
+  auto* cases =
+      command->add_option("--cases", o->cases, "Number of cases to run, instead of a time")
+          ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()))
+          ->type_name("N");
+  auto* only = command->add_option("--case", o->only, "Run only this case")
                    ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
                    ->type_name("N");
   minutes->excludes(cases)->excludes(only);
   cases->excludes(only);
-  command->add_option("--seed", o->seed, "What cases are drawn from [1]")->type_name("S");
+  command->add_option("--seed", o->seed, "Seed that cases are drawn from [1]")->type_name("S");
   const auto one_of_ranks = [](const std::string& text) -> std::string {
     return text == "random" ? "" : CLI::Range(1, 8).operator()(const_cast<std::string&>(text));
   };
@@ -277,14 +277,15 @@ void add_soak_command(CLI::App& app) {
   add_device_options(command, o->options.device, "Where to compute [cpu]");
   command->add_option("--break-case", o->options.broken_case)->group("");
   command->footer(
-      "A case is a function of the seed, its number and the ranks: a failure prints the command "
-      "that repeats it. SIGINT and SIGTERM end it after the case, with figures.\n"
-      "With --comm mpi ranks are killed only under mpirun --mca orte_allowed_exit_without_sync 1, "
-      "since MPI is not finalised afterwards.\n"
-      "Exit codes: 0 all was right, 1 something was wrong, 2 wrong usage.");
+      "The seed, the case's number and the ranks determine a case: a failure prints the command "
+      "that repeats it. SIGINT and SIGTERM end the run after the current case and print the "
+      "totals.\nWith --comm mpi, ranks are killed only under mpirun --mca "
+      "orte_allowed_exit_without_sync 1, because they end without MPI_Finalize.\nExit codes: 0 all "
+      "checks passed, 1 a check failed, 2 wrong usage.");
   command->callback([o, ranks] {
     if (o->comm != "threads" && ranks->count() > 0) {
-      throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
+      throw CLI::ValidationError("--ranks",
+                                 "with --comm " + o->comm + ", set the number by mpirun -n");
     }
     const LaunchOptions most_ranks{o->comm, std::max(1, o->num_ranks())};
     require_sound(o->options.device, most_ranks);

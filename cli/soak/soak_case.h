@@ -46,12 +46,12 @@ struct SoakLayer {
   MoeLayerOptions options;  // with exact sizing; SoakCase::room decides the sizing
   Biases biases = Biases::none;
   PickSource source = PickSource::router;
-  double skew = 0.0;       // of given ids: 0 is uniform, with 1 most go to few experts
+  double skew = 0.0;       // skew of given ids: 0 is uniform, with 1 most go to few experts
   bool drops_ids = false;  // some given ids are −1
   bool has_padding = false;
   RouterLosses d_losses = {};
   std::int64_t capacity = 0;         // rows per rank, unless the room is exact
-  std::vector<std::int64_t> owners;  // of experts, modulo the ranks; empty: contiguous
+  std::vector<std::int64_t> owners;  // owner of each expert, modulo the ranks; empty: contiguous
 
   // True if the results must have the same bits as on one rank.
   bool has_bits_of_one_rank(Room room) const;

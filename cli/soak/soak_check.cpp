@@ -119,8 +119,8 @@ void require_near(const std::string& name, const Doubles& ours, const Doubles& e
   const double bound = tolerance * norm_of(expected.values) + noise;
   if (!(error <= bound)) {
     fail(
-        fmt::format("{} is {:.3g} away from the oracle's, of norm {:.3g}; at most {:.3g} is "
-                    "rounding",
+        fmt::format("{} differs by {:.3g} from the oracle's, which has norm {:.3g}; rounding "
+                    "explains at most {:.3g}",
                     name, error, norm_of(expected.values), bound));
   }
 }
@@ -151,10 +151,10 @@ class Slopes {
         (2.0 * kStep);
     const double bound = tolerance_ * std::sqrt(norm) + noise_;
     if (!(std::abs(slope - expected) <= bound)) {
-      fail(fmt::format(
-          "{} makes the loss's slope {:.6g}, but the oracle's is {:.6g}; at most {:.3g} "
-          "between them is rounding",
-          name, slope, expected, bound));
+      fail(
+          fmt::format("{} gives the loss a slope of {:.6g}, but the oracle's is {:.6g}; rounding "
+                      "explains a difference of at most {:.3g}",
+                      name, slope, expected, bound));
     }
   }
 
@@ -316,8 +316,8 @@ void require_status(const SoakResult& result, const SoakLayer& layer, Room room,
                      overflows ? "one" : "none"));
   }
   if (result.is_refused != (overflows && room != Room::drop)) {
-    fail(result.is_refused ? "check() refuses a step that is sound"
-                           : "check() lets a step pass that overflowed");
+    fail(result.is_refused ? "check() rejects a correct step"
+                           : "check() accepts a step that overflowed");
   }
 }
 

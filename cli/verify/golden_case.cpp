@@ -21,7 +21,7 @@ constexpr int kMostRanks = 64;  // the most that a file may ask for
 template <typename T>
 T choose(const std::map<std::string, T>& choices, const std::string& key, const char* what) {
   const auto found = choices.find(key);
-  if (found == choices.end()) refuse(fmt::format("its {} is \"{}\"", what, key));
+  if (found == choices.end()) refuse(fmt::format("its {} \"{}\" is unknown", what, key));
   return found->second;
 }
 
@@ -70,7 +70,7 @@ GoldenCase GoldenCase::read(const std::filesystem::path& path) {
   const auto& metadata = result.file_.metadata();
   const auto entry = [&](const char* key) {
     const auto found = metadata.find(key);
-    if (found == metadata.end()) refuse(fmt::format("its metadata have no \"{}\"", key));
+    if (found == metadata.end()) refuse(fmt::format("its metadata has no \"{}\"", key));
     return found->second;
   };
   try {
@@ -80,13 +80,13 @@ GoldenCase GoldenCase::read(const std::filesystem::path& path) {
     } else if (peer == "transformers") {
       result.read_hugging_face(entry("class"), entry("config"));
     } else {
-      refuse(fmt::format("its peer is \"{}\"", peer));
+      refuse(fmt::format("its peer \"{}\" is unknown", peer));
     }
     result.check_size();
   } catch (const InvalidArgument& error) {
-    refuse(fmt::format("{} is no recorded case: {}", path.string(), error.what()));
+    refuse(fmt::format("{} is not a recorded case: {}", path.string(), error.what()));
   } catch (const json::exception& error) {
-    refuse(fmt::format("{} is no recorded case: {}", path.string(), error.what()));
+    refuse(fmt::format("{} is not a recorded case: {}", path.string(), error.what()));
   }
   return result;
 }

@@ -21,7 +21,7 @@ enum class Peer { kempner_forge, hugging_face };
 struct WeightNames {
   std::string_view router;
   std::string_view score_bias;  // if it has a gradient
-  std::string_view gate;        // of the experts; the same as `up` if both are packed in one tensor
+  std::string_view gate;  // gate of the experts; the same as `up` if both are packed in one tensor
   std::string_view up;
   std::string_view down;
   std::string_view shared;  // prefix of the shared expert's names

@@ -148,25 +148,27 @@ bool verify(const VerifyOptions& options) {
 }  // namespace
 
 void add_verify_command(CLI::App& app) {
-  auto* command =
-      app.add_subcommand("verify", "Compute what other systems recorded again, and compare");
+  auto* command = app.add_subcommand(
+      "verify", "Repeat computations that other systems recorded, and compare the results");
   const auto o = std::make_shared<VerifyOptions>();
-  command->add_option("PATH", o->paths, "Recorded cases, or folders of them (*.safetensors)")
+  command->add_option("PATH", o->paths, "Recorded cases (*.safetensors), or folders of them")
       ->required();
-  auto* ranks =
-      command
-          ->add_option("--ranks", o->ranks, "Numbers of ranks for cases that are for any [1,2,4]")
-          ->delimiter(',')
-          ->allow_extra_args(false)
-          ->check(CLI::Range(1, 1024))
-          ->type_name("N,N,...");
+  auto* ranks = command
+                    ->add_option("--ranks", o->ranks,
+                                 "Numbers of ranks for the cases that do not fix one [1,2,4]")
+                    ->delimiter(',')
+                    ->allow_extra_args(false)
+                    ->check(CLI::Range(1, 1024))
+                    ->type_name("N,N,...");
   add_comm_options(command, o->comm, o->timeout);
   add_device_options(command, o->device,
-                     "Where to compute; with cuda ranks are spread over the GPUs [cpu]");
-  command->add_flag("--json", o->json, "Print one JSON object a line, one a tensor of a case");
+                     "Where to compute; with cuda, ranks are spread over the GPUs [cpu]");
+  command->add_flag("--json", o->json,
+                    "Print one JSON object per tensor of a case, each on its own line");
   command->callback([o, ranks] {
     if (o->comm != "threads" && ranks->count() > 0) {
-      throw CLI::ValidationError("--ranks", "with --comm " + o->comm + " mpirun -n decides");
+      throw CLI::ValidationError("--ranks",
+                                 "with --comm " + o->comm + ", set the number by mpirun -n");
     }
     const LaunchOptions most_ranks{.comm = o->comm, .ranks = std::ranges::max(o->ranks)};
     require_sound(o->device, most_ranks);

@@ -106,7 +106,7 @@ struct PlanForm {
   std::int64_t num_tokens = 0;  // T
   std::int64_t top_k = 0;       // K
   std::int64_t hidden = 0;      // H of the rows that the plan moves
-  Dtype dtype = Dtype::f32;     // of those rows
+  Dtype dtype = Dtype::f32;     // dtype of those rows
   // R and D: the sizes that complete() found or, for a bounded plan, its capacities.
   std::int64_t num_rows = 0;
   std::int64_t num_received = 0;

@@ -67,7 +67,7 @@ SWITCHYARD_API std::string_view name_of(WeightStage stage);
 struct ExpertsOptions {
   std::int64_t hidden = 0;        // H
   std::int64_t intermediate = 0;  // I
-  Dtype dtype = Dtype::f32;       // of rows and weights: f32 or bf16
+  Dtype dtype = Dtype::f32;       // dtype of rows and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
   float clamp_limit = 7.0F;  // for clamped_swiglu and limited_swiglu; positive, may be infinite

@@ -32,7 +32,7 @@ struct LoadBalancerOptions {
   float rate = 1e-3F;
   RateSchedule schedule = RateSchedule::constant;
   std::int64_t num_steps = 0;  // length of the training; required unless the schedule is constant
-  float decay = 0.99F;         // of the moving average
+  float decay = 0.99F;         // decay of the moving average
 };
 
 // Balances one layer. Not collective: the same counts give the same bias on every rank.

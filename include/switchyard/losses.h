@@ -12,8 +12,8 @@ enum class LossScope {
 };
 
 // Selects the balance loss of Switch Transformer: E · Σ_e f_e · P_e, where f_e is the share of the
-// T · K picks that go to expert e, and P_e is the mean score of e over the T tokens. f_e is treated
-// as a constant in backward.
+// T · K picks that go to expert e, and P_e is the mean score of e over the T tokens, padding
+// excluded. f_e is treated as a constant in backward.
 enum class BalanceLoss {
   none,
   batch,     // over all tokens at once

@@ -42,7 +42,7 @@ struct MoeLayerOptions {
   std::int64_t hidden = 0;        // H
   std::int64_t intermediate = 0;  // I
   RouterOptions router = {};
-  Dtype dtype = Dtype::f32;  // of tokens and weights: f32 or bf16
+  Dtype dtype = Dtype::f32;  // dtype of tokens and weights: f32 or bf16
   Activation activation = Activation::swiglu;
   WeightStage weight_stage = WeightStage::output;
   // This and the next two are as in ExpertsOptions, and also apply to the shared expert.
@@ -173,8 +173,9 @@ struct PickCounts {
 // A Mixture-of-Experts layer over the ranks of a communicator, forward and backward. The
 // constructor, forward and backward are collective: every rank calls them in the same order, with
 // or without tokens. y, d_x, d_weights and the experts' gradients have the same bits for every
-// number of ranks and threads, unless an option says otherwise. All tensors are in the memory of
-// the layer's device. The communicator must outlive the layer.
+// number of ranks of `comm` and of threads, unless an option says otherwise. This does not cover
+// gradients that are then summed over data-parallel copies, which agree to rounding. All tensors
+// are in the memory of the layer's device. The communicator must outlive the layer.
 //
 // On a GPU, a step with bounded sizing never waits for the GPU; with exact sizing, forward waits
 // once. Results that depend on the routing stay on the GPU: pick_counts(), stats(), plan_status()

@@ -19,7 +19,7 @@ namespace switchyard {
 struct MoeBlock {
   std::string name;              // for error messages: "layers.3.mlp"
   MoeParameters parameters;      // this rank's part
-  ExpertPlacement placement;     // of all experts over the ranks of `comm`
+  ExpertPlacement placement;     // places all experts on the ranks of `comm`
   Communicator* comm = nullptr;  // null or of one rank: this rank holds all experts
 
   int rank() const { return comm == nullptr ? 0 : comm->rank(); }

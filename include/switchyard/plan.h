@@ -34,7 +34,7 @@ enum class SentinelIds {
 // Options of a Planner.
 struct PlanOptions {
   std::int64_t hidden = 0;     // H: elements of a row
-  Dtype dtype = Dtype::f32;    // of rows: f32 or bf16
+  Dtype dtype = Dtype::f32;    // dtype of rows: f32 or bf16
   std::int64_t alignment = 1;  // every expert's group begins at a multiple of it
   Sizing sizing = {};
   DuplicateIds duplicate_ids = DuplicateIds::reject;

@@ -12,7 +12,7 @@ class Activation(enum.IntEnum):
     GEGLU = 3  # gelu(g) · u
     GEGLU_TANH = 4
     REGLU = 5  # relu(g) · u
-    GELU = 6  # of u alone, like the next four
+    GELU = 6  # a function of u alone, like the next four
     GELU_TANH = 7
     RELU = 8
     RELU2 = 9  # relu(u)²

@@ -86,7 +86,7 @@ class Array:
     def numpy(self) -> np.ndarray:
         """Returns a numpy array: a view on a CPU, or a copy from a GPU, which waits for it."""
         if _NUMPY[self._dtype] is None:
-            raise Unsupported("numpy has no bfloat16: float32() widens it, and DLPack shares it")
+            raise Unsupported("numpy has no bfloat16: convert with float32(), or share by DLPack")
         return self._bits(_NUMPY[self._dtype])
 
     def float32(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class Array:
                    dl_device: Optional[Tuple[int, int]] = None,
                    copy: Optional[bool] = None) -> Any:
         if copy:
-            raise BufferError("an Array is shared, never copied: copy=True is not served")
+            raise BufferError("an Array is always shared: copy=True is not supported")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"the array is on {self.__dlpack_device__()}, not on {dl_device}")
         ours = self._device._stream.value

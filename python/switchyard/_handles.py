@@ -50,7 +50,8 @@ class Handle:
             self._state.users += is_open
         if not is_open:
             raise InvalidArgument(f"this {self._name} is closed" if self._state.is_closed else
-                                  f"this {self._name} belongs to the process that was forked")
+                                  f"this {self._name} belongs to the parent process; make a new "
+                                  "one after fork()")
         return self._state.pointer
 
     def __exit__(self, *_error: Any) -> None:

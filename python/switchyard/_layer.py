@@ -144,7 +144,9 @@ class MoeLayer:
 
     The constructor, forward and backward are collective: every rank calls them in the same order,
     with or without tokens, and the number of tokens T may differ. y, d_x, d_expert_weights and the
-    experts' gradients have the same bits for any number of ranks and threads.
+    experts' gradients have the same bits for any number of ranks of `comm` and of threads, unless
+    an option says otherwise. Gradients that are then summed over data-parallel copies agree to
+    rounding.
 
     `router` is a RouterForm, or the name of a preset together with num_experts and top_k.
     `placement` is contiguous by default. `keep` selects what a training forward keeps for backward:
@@ -388,7 +390,7 @@ def _router_form(router: Union[RouterForm, str], num_experts: Optional[int],
                  top_k: Optional[int]) -> RouterForm:
     if isinstance(router, RouterForm):
         if num_experts is not None or top_k is not None:
-            raise InvalidArgument("num_experts and top_k go with the name of a router, but "
+            raise InvalidArgument("num_experts and top_k are only for a router given by name, but "
                                   f"{router} was given")
         return router
     if num_experts is None or top_k is None:

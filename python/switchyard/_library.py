@@ -51,7 +51,7 @@ def _find():
     if not path.exists():
         raise ImportError(
             f"there is no {path}: " +
-            ("SWITCHYARD_LIBRARY names it" if named else
+            ("SWITCHYARD_LIBRARY must name a libswitchyard.so" if named else
              "install the package (pip install .), or let SWITCHYARD_LIBRARY name "
              "a libswitchyard.so that was built with CMake"))
     return path

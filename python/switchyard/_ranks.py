@@ -46,7 +46,7 @@ class ExpertPlacement:
             for expert in experts:
                 if not 0 <= expert < num_experts or owners[expert] >= 0:
                     raise InvalidArgument(f"rank {rank} lists expert {expert}, which is not one of "
-                                          f"{num_experts} or is listed before")
+                                          f"{num_experts} or is listed twice")
                 owners[expert] = rank
         return ExpertPlacement(owners, len(experts_of_rank))
 

@@ -62,7 +62,7 @@ def _case_of(recorded: Checkpoint, name: str, device: Device) -> "_Case":
         return _KempnerForge(recorded, name, device)
     if peer == "transformers":
         return _HuggingFace(recorded, name, device)
-    raise InvalidArgument(f"{recorded.path} is no recorded case: its peer is {peer!r}")
+    raise InvalidArgument(f"{recorded.path} is not a recorded case: its peer {peer!r} is unknown")
 
 
 def _norm(values: np.ndarray) -> float:
@@ -85,7 +85,7 @@ class _Case:
         self.name = name
         self.device = device
         self.options: Dict[str, Any] = {}
-        self.weights = MoeWeights()  # of all experts
+        self.weights = MoeWeights()  # weights of all experts
 
     def run(self, num_ranks: int) -> List[Comparison]:
         raise NotImplementedError

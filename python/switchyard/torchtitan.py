@@ -148,8 +148,8 @@ def token_dispatcher(config, *, timeout=DEFAULT_TIMEOUT):
         if field.name in known:
             options[field.name] = value
         elif value != field.default:
-            raise Unsupported(f"{type(config).__qualname__} has {field.name}={value!r}, of which "
-                              "Switchyard's dispatcher knows nothing")
+            raise Unsupported(f"{type(config).__qualname__} has {field.name}={value!r}, which "
+                              "Switchyard's dispatcher does not support")
     return TokenDispatcher.Config(**options, timeout=timeout)
 
 

@@ -36,11 +36,11 @@ int report_error() {
   } catch (const InternalError& error) {
     return keep(switchyard_internal_error, error.what());
   } catch (const std::bad_alloc&) {
-    return keep(switchyard_out_of_memory, "the host has no more memory");
+    return keep(switchyard_out_of_memory, "the host is out of memory");
   } catch (const std::exception& error) {
     return keep(switchyard_other_error, error.what());
   } catch (...) {
-    return keep(switchyard_other_error, "something that is no exception was thrown");
+    return keep(switchyard_other_error, "an exception that is not a std::exception was thrown");
   }
 }
 
@@ -74,7 +74,7 @@ int switchyard_device_cuda(int64_t ordinal, int64_t portable, switchyard_allocat
     CudaOptions options{.ordinal = static_cast<int>(ordinal),
                         .kernels = portable != 0 ? CudaKernels::portable : CudaKernels::best};
     if (allocate != nullptr) {
-      require(release != nullptr, "a function that allocates was given, but none that frees");
+      require(release != nullptr, "allocate was given without release: give both");
       options.allocator.allocate = [allocate](std::int64_t bytes, Stream stream) {
         return allocate(bytes, stream.handle);
       };

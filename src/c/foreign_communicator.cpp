@@ -76,7 +76,8 @@ class ForeignCommunicator final : public Communicator {
   void do_barrier() override { meet(0); }
 
   std::unique_ptr<Communicator> do_split(int /*color*/, int /*key*/) override {
-    throw Unsupported("ranks of a framework are not split: make the group with the framework");
+    throw Unsupported(
+        "a framework's communicator cannot be split: make the smaller group with the framework");
   }
 
   void do_abort(const std::string& reason, const std::vector<int>& /*culprits*/) override {

@@ -260,7 +260,7 @@ int switchyard_dispatcher_make(switchyard_comm* comm, const switchyard_placement
                                switchyard_dispatcher** dispatcher) {
   return c::on_rank(comm, [&](Communicator& ranks) {
     or_abort({&ranks}, "dispatcher", [&] { c::at(dispatcher, "dispatcher"); });
-    require(ranks.size() > 1, "a dispatcher of tensors is for two ranks and more");
+    require(ranks.size() > 1, "a dispatcher of tensors needs at least two ranks");
     const auto on = or_abort({&ranks}, "dispatcher",
                              [&] { return comm->rank->device_like(c::at(device, "device")); });
     const auto owners = or_abort({&ranks}, "dispatcher",

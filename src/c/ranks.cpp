@@ -51,8 +51,8 @@ RankLock::RankLock(std::vector<RankState*> ranks) {
 TensorView tensor_of(const switchyard_tensor& tensor, Memory memory, std::string_view name) {
   require(1 <= tensor.num_extents && tensor.num_extents <= Shape::kMaxRank,
           "{} has {} extents, but must have 1 to {}", name, tensor.num_extents, Shape::kMaxRank);
-  require(0 <= tensor.dtype && tensor.dtype <= switchyard_f16,
-          "{} has dtype {}, which there is not", name, tensor.dtype);
+  require(0 <= tensor.dtype && tensor.dtype <= switchyard_f16, "{} has the unknown dtype {}", name,
+          tensor.dtype);
   const Shape shape(std::span(tensor.extents, static_cast<std::size_t>(tensor.num_extents)));
   require(tensor.data != nullptr || shape.num_elements() == 0, "{} is a null pointer", name);
   return {static_cast<std::byte*>(tensor.data),

@@ -44,7 +44,8 @@ Listing list(const OpenFolder& folder) {
     if (name.ends_with(kFileSuffix)) result.files.push_back(std::move(name));
   }
   // A replaced folder is removed next, so its listing may be incomplete.
-  require(!folder.is_replaced(), "{} was replaced while it was listed", folder.path().string());
+  require(!folder.is_replaced(), "{} was replaced while it was being listed",
+          folder.path().string());
   return result;
 }
 
@@ -197,7 +198,7 @@ std::vector<std::string> Checkpoint::names(std::string_view prefix) const {
 
 const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   const auto found = contents_->found.places.find(name);
-  require(found != contents_->found.places.end(), "{} has no tensor {} among its {}",
+  require(found != contents_->found.places.end(), "{} has no tensor {} among the {} it contains",
           path().string(), in_quotes(name), contents_->found.places.size());
   return contents_->found.files[found->second];
 }

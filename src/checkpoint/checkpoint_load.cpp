@@ -49,7 +49,7 @@ struct Run {
   const std::byte* from = nullptr;
   std::byte* into = nullptr;
   std::int64_t bytes = 0;
-  Memory memory = Memory::host;  // of `into`
+  Memory memory = Memory::host;  // where `into` is
 };
 
 // Copies from a checkpoint's files by reading them, not through their mapping, so that a file that

@@ -47,7 +47,7 @@ void require_no_parts(std::span<const CheckpointRecord> records, const std::stri
       for (auto at = tensors.lower_bound(begin); at != tensors.end(); ++at) {
         if (!at->first.starts_with(begin)) break;
         require(of_blocks.contains(at->first),
-                "tensor {} is given by rank {}, but names that begin with {} are of block {}",
+                "tensor {} is given by rank {}, but names that begin with {} belong to block {}",
                 in_quotes(at->first), r, in_quotes(begin), in_quotes(prefix));
       }
     }

@@ -46,7 +46,7 @@ ExpertForms checked_forms(const ExpertWeights& expert, const std::string& stem, 
     forms[t] = form_of(tensors[t]);
   }
   require(forms[kGateBias].has_value() == (forms[kGate] && forms[kUpBias]),
-          "{}: a gate has a bias where up has one, and only there", stem);
+          "{}: gate and up must both have a bias, or neither", stem);
   for (const auto& [gate, other] : {std::pair(kGate, kUp), std::pair(kGateBias, kUpBias)}) {
     require(!forms[gate] || forms[gate] == forms[other], "{} is {}, but {} is {}", name(gate),
             words_for(forms[gate]), name(other), words_for(forms[other]));
@@ -170,13 +170,12 @@ CheckpointRecord record_of(const std::filesystem::path& path, const CheckpointCo
   const auto named = path.has_filename() ? path : path.parent_path();
   const auto name = named.filename().string();
   require(!name.empty() && name != "." && name != "..",
-          "path '{}' has no name at its end that could be given to a file or folder",
-          path.string());
+          "path '{}' must end in the name of a file or folder", path.string());
   const auto whole_path = std::filesystem::absolute(named).string();
   CheckpointRecord record{whole_path, form, random_token(), contents.metadata, {}, {}, {}};
   require_metadata(contents.metadata);
   require(form == CheckpointForm::one_file || !contents.metadata.contains("total_size"),
-          "the metadata has a 'total_size', which an index has of its own");
+          "the metadata must not have a 'total_size': the index writes its own");
   const Memory memory = contents.device.memory();
   for (const auto& [tensor, view] : contents.tensors) add_tensor(record, tensor, view, memory);
   for (const auto& block : contents.blocks) {

@@ -23,7 +23,7 @@ std::string words_for(const std::optional<TensorForm>& form);
 struct BlockRecord {
   int num_experts = 0;            // in the placement
   std::vector<std::int32_t> ids;  // this rank's experts
-  ExpertForms forms;              // of each expert in `ids`; unused if there are none
+  ExpertForms forms;              // the same for each expert in `ids`; unused if there are none
 };
 
 struct CheckpointRecord {

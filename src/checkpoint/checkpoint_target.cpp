@@ -37,7 +37,7 @@ void require_replaceable(const fs::path& path, CheckpointForm form) {
   if (!fs::exists(status)) return;
   require(is_file ? fs::is_regular_file(status) : fs::is_directory(status),
           "{} is {}, but the checkpoint is to be {}", path.string(), kind_of(path, status),
-          is_file ? "one file" : "a folder with a file a rank");
+          is_file ? "one file" : "a folder with one file per rank");
   if (!is_file) require_removable(path, path.string(), is_of_checkpoints);
 }
 

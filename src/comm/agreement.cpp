@@ -19,14 +19,14 @@ constexpr char kUnsupported = 'U';
 constexpr char kInvalidArgument = 'I';
 
 std::string told(char kind, std::string_view words) {
-  return kind + std::string(words.empty() ? "an error that does not say what it is" : words);
+  return kind + std::string(words.empty() ? "an error without a message" : words);
 }
 
 // Runs `work` and returns its error in that form, or an empty string if it succeeds. Lets a
 // CommunicationError pass.
 std::string error_of(const std::function<void()>& work) {
   try {
-    require(work != nullptr, "work is no function");
+    require(work != nullptr, "work is empty: pass a function");
     work();
   } catch (const CommunicationError&) {
     throw;
@@ -166,7 +166,7 @@ void Agreement::refuse_list(const ComparedList& list, int first, int other) {
            std::to_string(b.size()));
   }
   const auto [x, y] = std::ranges::mismatch(a, b);
-  check_invariant(x != a.end(), "{} differ in nothing but their hash", list.all);
+  check_invariant(x != a.end(), "the hashes of {} differ, but their entries do not", list.all);
   refuse(fmt::format("{} {}", list.one, x - a.begin()), first, std::string(*x), other,
          std::string(*y));
 }

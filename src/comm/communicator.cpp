@@ -46,7 +46,8 @@ std::int64_t checked_sum(std::span<const std::int64_t> rows, std::string_view wh
           rows.size(), size);
   std::int64_t sum = 0;
   for (const auto count : rows) {
-    require(0 <= count && count <= view.rows() - sum, "{} [{}] do not fit a tensor {}", what,
+    require(0 <= count && count <= view.rows() - sum,
+            "{} [{}] need more rows than the tensor {} has, or one of them is negative", what,
             fmt::join(rows, ", "), view.shape());
     sum += count;
   }
@@ -109,7 +110,8 @@ void reduce(const ConstTensorView& pieces, const TensorView& result, ReduceOp op
 void require_reducible(Dtype dtype, ReduceOp op) {
   require(op == ReduceOp::sum || op == ReduceOp::min || op == ReduceOp::max,
           "there is no reduction {}", static_cast<int>(op));
-  require<Unsupported>(dtype != Dtype::f16, "f16 is not reduced: convert it to f32 or bf16 first");
+  require<Unsupported>(dtype != Dtype::f16,
+                       "f16 cannot be reduced: convert it to f32 or bf16 first");
 }
 
 // Reduces pieces [ranks, n] into the n elements of `result`: ((p0 ∘ p1) ∘ p2) ∘ …. bf16 is
@@ -125,7 +127,7 @@ void reduce_in_rank_order(const ConstTensorView& pieces, const TensorView& resul
     case Dtype::i64:
       return reduce<std::int64_t>(pieces, result, op);
     case Dtype::f16:
-      throw InternalError("f16 was to be reduced");
+      throw InternalError("the checks let f16 through to a reduction");
   }
 }
 
@@ -137,8 +139,8 @@ class OneThread {
  public:
   OneThread(std::atomic<bool>& is_in_use, std::string_view operation) : is_in_use_(is_in_use) {
     require(!is_in_use_.exchange(true, std::memory_order_acquire),
-            "{}: another thread is in a collective of this communicator, which is used by one "
-            "thread at a time",
+            "{}: another thread is in a collective of this communicator; only one thread may use "
+            "it at a time",
             operation);
   }
   ~OneThread() { is_in_use_.store(false, std::memory_order_release); }
@@ -176,14 +178,15 @@ std::string Communicator::current_call() const {
 void Communicator::run_collective(std::string_view operation, std::string detail,
                                   const std::function<void()>& body) {
   require<CommunicationError>(size_ == 1 || fork_generation_ == fork_generation(),
-                              "{}: this communicator belongs to the process that this one was "
-                              "forked from; connect anew, before anything else",
+                              "{}: this communicator belongs to the parent process and cannot be "
+                              "used after fork(); call connect() in this process first",
                               operation);
   const OneThread alone(is_in_use_, operation);
   if (failure_) {
-    throw make_error(fmt::format("{}: this communicator can no longer be used since it failed: {}",
-                                 operation, *failure_),
-                     culprits_);
+    throw make_error(
+        fmt::format("{}: this communicator failed before and can no longer be used: {}", operation,
+                    *failure_),
+        culprits_);
   }
   const StandardFloats standard;
   operation_ = operation;

@@ -13,7 +13,7 @@ namespace switchyard {
 inline void require_memory(const ConstTensorView& view, Memory memory, std::string_view name) {
   if (view.memory() == memory) return;
   throw InvalidArgument(fmt::format(
-      "{} {} is in {} memory, but the device works in {} memory; Device::copy_of brings it there",
+      "{} {} is in {} memory, but the device works in {} memory; copy it with Device::copy_of",
       name, view.shape(), name_of(view.memory()), name_of(memory)));
 }
 
@@ -22,10 +22,10 @@ inline void require_memory(const ConstTensorView& view, Memory memory, std::stri
 inline std::string objection_to_memory(const ConstTensorView& view, Memory memory,
                                        std::string_view name) {
   if (view.memory() == memory) return {};
-  return fmt::format("{} {} is in {} memory, but the device works in {} memory; {}", name,
-                     view.shape(), name_of(view.memory()), name_of(memory),
-                     memory == Memory::host ? "give the GPU's device along with it"
-                                            : "Device::copy_of brings it there");
+  return fmt::format(
+      "{} {} is in {} memory, but the device works in {} memory; {}", name, view.shape(),
+      name_of(view.memory()), name_of(memory),
+      memory == Memory::host ? "pass the GPU's device as well" : "copy it with Device::copy_of");
 }
 inline void require_on_device(const ConstTensorView& view, Memory memory, std::string_view name) {
   if (view.memory() != memory) throw InvalidArgument(objection_to_memory(view, memory, name));
@@ -39,10 +39,9 @@ inline void require_reached(const ConstTensorView& view, Memory memory, std::str
 // Throws unless `view` is in host memory, for functions that access elements on the host.
 inline void require_host(const ConstTensorView& view, std::string_view name) {
   if (view.memory() == Memory::host) return;
-  throw InvalidArgument(
-      fmt::format("{} {} is in a GPU's memory, but this works in the host's: copy it with "
-                  "Device::to_host first",
-                  name, view.shape()));
+  throw InvalidArgument(fmt::format(
+      "{} {} is in GPU memory, but this call needs host memory: copy it with Device::to_host first",
+      name, view.shape()));
 }
 
 }  // namespace switchyard

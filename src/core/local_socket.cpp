@@ -135,7 +135,8 @@ LocalConnection LocalListener::accept(Deadline deadline) const {
     Descriptor made(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const bool may_work_later =
         made.is_open() || errno == EINTR || errno == EAGAIN || errno == ECONNABORTED;
-    require<Unsupported>(may_work_later, "taking a connection by a local socket: {}", last_error());
+    require<Unsupported>(may_work_later, "accepting a connection on a local socket: {}",
+                         last_error());
     if (made.is_open() && is_of_this_user(made.get())) return LocalConnection(std::move(made));
   }
   return {};
@@ -144,10 +145,10 @@ LocalConnection LocalListener::accept(Deadline deadline) const {
 LocalConnection connect_to(const LocalListener::Name& name) {
   Descriptor made = make_socket();
   const Address address(name);
-  require<Unsupported>(::connect(made.get(), address.get(), address.size) == 0,
-                       "no connection by a local socket ({}): ranks in containers must share their "
-                       "network namespace",
-                       last_error());
+  require<Unsupported>(
+      ::connect(made.get(), address.get(), address.size) == 0,
+      "cannot connect to a local socket ({}): ranks in containers must share a network namespace",
+      last_error());
   return LocalConnection(std::move(made));
 }
 
@@ -157,7 +158,7 @@ LocalMailbox::LocalMailbox(const Name& name) : socket_(make_socket(SOCK_DGRAM)) 
   require<Unsupported>(::setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &with_senders,
                                     sizeof(with_senders)) == 0 &&
                            ::bind(socket_.get(), address.get(), address.size) == 0,
-                       "taking messages by a local socket: {}", last_error());
+                       "receiving messages on a local socket: {}", last_error());
 }
 
 bool LocalMailbox::send(const Name& to, std::span<const std::byte> message) const {

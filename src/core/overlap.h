@@ -62,7 +62,7 @@ inline bool share_memory(const ConstTensorView& a, const ConstTensorView& b) {
 // `names` is the subject of the message: "x and y".
 inline void require_apart(const ConstTensorView& a, const ConstTensorView& b,
                           std::string_view names) {
-  require(!share_memory(a, b), "{} must lie apart in memory", names);
+  require(!share_memory(a, b), "{} must not overlap in memory", names);
 }
 
 }  // namespace switchyard

@@ -13,7 +13,7 @@ namespace switchyard {
 Descriptor make_shared_file(std::int64_t bytes) {
   Descriptor made(::memfd_create("switchyard", MFD_CLOEXEC));
   require<DeviceError>(made.is_open() && ::ftruncate(made.get(), bytes) == 0,
-                       "taking {} bytes of memory that processes share: {}", bytes, last_error());
+                       "allocating {} bytes of shared memory: {}", bytes, last_error());
   return made;
 }
 
@@ -32,8 +32,7 @@ SharedPages::SharedPages(std::int64_t bytes)
 SharedPages::SharedPages(Descriptor file, std::int64_t bytes) : file_(std::move(file)) {
   const auto size = static_cast<std::size_t>(whole_pages(bytes));
   void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
-  require<DeviceError>(mapped != MAP_FAILED, "mapping memory that processes share: {}",
-                       last_error());
+  require<DeviceError>(mapped != MAP_FAILED, "mapping shared memory: {}", last_error());
   bytes_ = {static_cast<std::byte*>(mapped), size};
 }
 

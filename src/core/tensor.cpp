@@ -122,9 +122,10 @@ std::string_view name_of(Memory memory) { return memory == Memory::host ? "host"
 namespace detail {
 
 void require_host(Memory memory, const Shape& shape) {
-  require(memory == Memory::host,
-          "a tensor {} in a GPU's memory cannot be read here: copy it with Device::to_host first",
-          shape);
+  require(
+      memory == Memory::host,
+      "a tensor {} in GPU memory cannot be read by the host: copy it with Device::to_host first",
+      shape);
 }
 
 void require_span(Dtype actual, Dtype wanted, bool contiguous, const Shape& shape) {
@@ -166,8 +167,8 @@ Tensor::Tensor(const Shape& shape, Dtype dtype) {
 
 Tensor Tensor::of(const TensorView& owned) {
   require(owned.owner() != nullptr && owned.is_contiguous(),
-          "a tensor shares contiguous memory that has an owner; this view {} has {}", owned.shape(),
-          owned.owner() == nullptr ? "none" : "rows apart");
+          "only a contiguous view of memory with an owner can become a tensor; this view {} has {}",
+          owned.shape(), owned.owner() == nullptr ? "none" : "rows apart");
   Tensor result;
   result.view_ = owned;
   return result;

@@ -59,7 +59,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cores)
   } catch (const std::exception& error) {
     const auto started = threads_.size();
     end();
-    throw DeviceError(fmt::format("of {} threads only {} could be started: {}", num_threads,
+    throw DeviceError(fmt::format("only {1} of {0} threads could be started: {2}", num_threads,
                                   started + 1, error.what()));
   }
 }
@@ -80,8 +80,8 @@ void ThreadPool::end() {
 void ThreadPool::run(std::int64_t count, const Task& task) {
   if (count <= 0) return;
   require<DeviceError>(threads_.empty() || generation_ == fork_generation(),
-                       "the {} threads of this device belong to the process that this one was "
-                       "forked from; make a device here",
+                       "the {} threads of this device belong to the parent process and do not "
+                       "exist after fork(); make a new device in this process",
                        num_threads());
   const StandardFloats standard;
   task_ = &task;

@@ -41,9 +41,9 @@ void Device::copy(const ConstTensorView& from, const TensorView& to) const {
           name_of(to.dtype()), to.shape());
   const auto reaches = [&](Memory place) { return place == Memory::host || place == memory(); };
   require(reaches(from.memory()) && reaches(to.memory()),
-          "the CPU cannot copy from {} to {} memory; ask the GPU's device to",
+          "the CPU's device cannot copy from {} to {} memory; use the GPU's device",
           name_of(from.memory()), name_of(to.memory()));
-  require_apart(from, to, "what is copied and its copy");
+  require_apart(from, to, "the source and the destination of a copy");
   if (from.shape().num_elements() == 0) return;
   if (from.memory() == Memory::host && to.memory() == Memory::host) return copy_rows(from, to);
   backend_->copy(from, to);
@@ -65,7 +65,7 @@ void Device::parallel_for(
     const std::function<void(std::int64_t first, std::int64_t last)>& piece) const {
   require<Unsupported>(memory() == Memory::host, "parallel_for runs on CPUs, not on a GPU");
   require(count >= 0, "count ({}) must not be negative", count);
-  require(piece != nullptr, "piece is no function");
+  require(piece != nullptr, "piece is empty: pass a function");
   if (count > 0) backend_->split(count, piece);
 }
 

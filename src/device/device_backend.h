@@ -232,7 +232,7 @@ struct RouteTokensBackward {
   const RouterWeights& weights;
   const RouterBackwardInput& in;
   const RouterBackwardOutput& out;
-  const RouterSlopes* slopes = nullptr;  // of a layer's losses
+  const RouterSlopes* slopes = nullptr;  // gradients of a layer's losses
 };
 
 // Limits each expert to max(1, ceil(tokens · K / E · factor)) of this rank's assignments, where

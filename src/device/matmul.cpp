@@ -56,10 +56,11 @@ void explain(const Matmul& product, Memory memory, const std::string& where) {
   require_matrix(product.a, "a");
   require_matrix(product.b, "b");
   require_matrix(product.c, "c");
-  require(product.a.dtype() == product.b.dtype(), "{}a is {}, but b is {}: they must be alike",
-          where, name_of(product.a.dtype()), name_of(product.b.dtype()));
+  require(product.a.dtype() == product.b.dtype(),
+          "{}a is {}, but b is {}: they must have the same dtype", where,
+          name_of(product.a.dtype()), name_of(product.b.dtype()));
   require(product.c.dtype() == product.a.dtype() || product.c.dtype() == Dtype::f32,
-          "{}c is {}, but must be f32 as a and b are", where, name_of(product.c.dtype()));
+          "{}c is {}, but must be f32 because a and b are", where, name_of(product.c.dtype()));
   const auto a = extents_of(product.a, product.a_layout);
   const auto b = extents_of(product.b, product.b_layout);
   require(a.columns == b.rows, "{}a is {} and b is {}: a has {} columns, but b has {} rows", where,

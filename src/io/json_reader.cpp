@@ -8,15 +8,15 @@ namespace switchyard {
 void JsonReader::read(std::string_view text) {
   // The parser would take a zero byte for the end of the text and ignore the rest.
   const auto zero = text.find('\0');
-  require(zero == std::string_view::npos, "{}: {} is not JSON, from byte {} of it", file_, what_,
-          zero + 1);
+  require(zero == std::string_view::npos, "{}: {} is not valid JSON from its byte {} on", file_,
+          what_, zero + 1);
   nlohmann::json::sax_parse(text.begin(), text.end(), this);
 }
 
 bool JsonReader::parse_error(std::size_t position, const std::string& /*token*/,
                              const nlohmann::json::exception& /*error*/) {
   throw InvalidArgument(
-      fmt::format("{}: {} is not JSON, from byte {} of it", file_, what_, position));
+      fmt::format("{}: {} is not valid JSON from its byte {} on", file_, what_, position));
 }
 
 InvalidArgument JsonReader::refusal(std::string_view what, std::string_view wanted,

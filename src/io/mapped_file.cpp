@@ -68,7 +68,8 @@ void FileReader::read(std::int64_t offset, std::span<std::byte> into) const {
     if (n < 0 && errno == EINTR) continue;
     require<StorageError>(n >= 0, "cannot read {} bytes at {} of {}: {}", into.size(), offset,
                           file_, last_error());
-    require<StorageError>(n > 0, "{} was shortened while it was read: of its {} bytes {} are left",
+    require<StorageError>(n > 0,
+                          "{} was truncated while it was being read: of its {} bytes, {} are left",
                           file_, mapping_.bytes, offset);
     into = into.subspan(static_cast<std::size_t>(n));
     offset += n;

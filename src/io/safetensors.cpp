@@ -69,7 +69,7 @@ void check_layout(const Entries& entries, std::int64_t data_bytes, const std::st
   for (const auto& tensor : entries) {
     const auto& [name, entry] = tensor;
     require(entry.begin <= entry.end && entry.end <= data_bytes,
-            "{}: tensor {} has data_offsets [{}, {}], which is no range within {} bytes", file,
+            "{}: tensor {} has data_offsets [{}, {}], which is not a range within {} bytes", file,
             in_quotes(name), entry.begin, entry.end, data_bytes);
     check_shape(tensor, file);
     in_order.push_back(&tensor);
@@ -90,8 +90,8 @@ void check_layout(const Entries& entries, std::int64_t data_bytes, const std::st
     covered = entry.end;
     before = name;
   }
-  require(covered == data_bytes, "{}: bytes {} to {}, the last, belong to no tensor", file, covered,
-          data_bytes);
+  require(covered == data_bytes, "{}: bytes {} to {}, at the end, belong to no tensor", file,
+          covered, data_bytes);
 }
 
 bool is_readable(const SafetensorsEntry& entry) {
@@ -119,8 +119,8 @@ struct SafetensorsFile::Contents {
 
   const Named& named(std::string_view name) const {
     const auto found = header.entries.find(name);
-    require(found != header.entries.end(), "{} has no tensor {} among its {}", path.string(),
-            in_quotes(name), header.entries.size());
+    require(found != header.entries.end(), "{} has no tensor {} among the {} it contains",
+            path.string(), in_quotes(name), header.entries.size());
     return *found;
   }
 

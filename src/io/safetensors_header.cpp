@@ -47,8 +47,8 @@ class HeaderReader : public JsonReader {
       field_ = std::move(key);
     } else {
       const bool is_known = key == "dtype" || key == "shape" || key == "data_offsets";
-      require(is_known, "{}: tensor {} has {} besides dtype, shape and data_offsets", file(),
-              in_quotes(name_), in_quotes(key));
+      require(is_known, "{}: tensor {} has {}, but only dtype, shape and data_offsets are allowed",
+              file(), in_quotes(name_), in_quotes(key));
       require(!is_given(key), "{}: tensor {} has {} twice", file(), in_quotes(name_), key);
       field_ = std::move(key);
     }

@@ -36,7 +36,8 @@ class IndexReader : public JsonReader {
   bool key(std::string& key) override {
     if (level_ == Level::index) {
       require(key == kMetadataKey || key == kWeightMap,
-              "{}: the index has {} besides metadata and weight_map", file(), in_quotes(key));
+              "{}: the index has {}, but only metadata and weight_map are allowed", file(),
+              in_quotes(key));
       bool& has = key == kMetadataKey ? has_metadata_ : has_weight_map_;
       require(!std::exchange(has, true), "{}: the index has {} twice", file(), key);
       section_ = std::move(key);
@@ -88,7 +89,7 @@ class IndexReader : public JsonReader {
   }
 
   InvalidArgument no_file_name(const std::string& value) const {
-    return refusal(file_of_tensor(), "the name of one beside the index",
+    return refusal(file_of_tensor(), "the name of a file in the index's folder",
                    fmt::format("{}", in_quotes(value)));
   }
 

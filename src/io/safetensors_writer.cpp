@@ -52,7 +52,7 @@ std::vector<std::int64_t> extents_of(const Shape& shape) {
 std::string TensorForm::to_string() const { return fmt::format("{} {}", name_of(dtype), shape); }
 
 void require_tensor_name(std::string_view name) {
-  require(name != kSafetensorsMetadata, "no tensor can be called {}", name);
+  require(name != kSafetensorsMetadata, "a tensor must not be named {}", name);
   require(is_utf8(name), "the tensor's name {} is not UTF-8", readable(name));
 }
 

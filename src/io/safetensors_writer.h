@@ -24,7 +24,7 @@ inline TensorForm form_of(const ConstTensorView& view) { return {view.dtype(), v
 // largest first, and then by name, so that each tensor is aligned to its elements.
 struct SafetensorsLayout {
   std::string head;                             // the first bytes of the file: length and header
-  std::map<std::string, std::int64_t> offsets;  // of every tensor, from the start of the file
+  std::map<std::string, std::int64_t> offsets;  // where every tensor starts in the file
   std::int64_t bytes = 0;                       // the size of the file
 };
 SafetensorsLayout lay_out(const std::map<std::string, TensorForm>& tensors,

@@ -88,11 +88,11 @@ struct ExpertRowChecks {
   // Checks that either rows or tokens are given, and that they fit.
   void require_source(const ConstTensorView& given, bool reads_tokens) const {
     if (!tokens) return require_rows(given, options.hidden, "rows");
-    require(!is_given(given), "rows {} were given, and tokens: experts read the one or the other",
+    require(!is_given(given), "rows {} and tokens were both given: give only one of them",
             given.shape());
     require<Unsupported>(reads_tokens,
-                         "these experts do not read rows from tokens (see Experts::reads_tokens): "
-                         "give them the rows that Dispatcher::dispatch makes");
+                         "these experts cannot read rows from tokens (see Experts::reads_tokens): "
+                         "give them rows from Dispatcher::dispatch");
     require(tokens->top_k >= 1, "tokens.top_k ({}) must be positive", tokens->top_k);
     require_of_rows(tokens->row_sources, Dtype::i32, "tokens.row_sources");
     const auto& x = tokens->x;
@@ -265,7 +265,7 @@ void Experts::backward(std::span<const ExpertWeights> weights, const RowGroups& 
   require_apart(in.rows, out.d_rows, "rows and d_rows");
   if (in.tokens) require_apart(in.tokens->x, out.d_rows, "tokens.x and d_rows");
   require(in.row_weights || !out.d_row_weights,
-          "d_row_weights was given without row_weights: there is nothing to differentiate by");
+          "d_row_weights was given without row_weights: give both or neither");
   backend_of(device_).experts_backward({.options = options_,
                                         .weights = weights,
                                         .row_offsets = groups.row_offsets,

@@ -223,8 +223,8 @@ MoeParameters MoeParameters::copy_on(const Device& device) const {
   const bool reaches = device_.memory() == Memory::host || device.memory() == Memory::host ||
                        &backend_of(device_) == &backend_of(device);
   require<Unsupported>(reaches,
-                       "parameters of one GPU's device are not copied to another's, which does not "
-                       "know when they are there: copy them to the CPU first");
+                       "parameters cannot be copied directly from one GPU's device to another's: "
+                       "copy them to the CPU first");
   MoeViews copy = views_;
   const Device& mover = device.memory() == Memory::host ? device_ : device;
   for (const auto& parts : parts_of(copy)) move_to(mover, device, parts);

@@ -18,7 +18,7 @@ void require_sizes(int num_experts, int num_ranks) {
 }
 
 int num_of(std::size_t size, std::string_view what) {
-  require(size <= std::numeric_limits<int>::max(), "{} {} are more than can be placed", size, what);
+  require(size <= std::numeric_limits<int>::max(), "{} {} are too many to place", size, what);
   return static_cast<int>(size);
 }
 

@@ -29,7 +29,7 @@ void require_form(const MoeBlock& block) {
 
 void require_whole(const MoeBlock& block) {
   const int num_ranks = block.comm == nullptr ? 1 : block.comm->size();
-  require(num_ranks == 1, "{} is divided over {} ranks already", block.name, num_ranks);
+  require(num_ranks == 1, "{} is already divided over {} ranks", block.name, num_ranks);
   const auto num_held = block.parameters.weights().experts.size();
   const auto num_experts = block.placement.num_experts();
   require(num_experts > 0, "the placement of {} has no experts", block.name);

@@ -119,7 +119,7 @@ std::string objection_to(const Call& call) {
       parts, [](const Part& a, const Part& b) { return a.run.data + a.run.bytes > b.run.data; });
   if (found == parts.end()) return {};
   const auto other = std::next(found);
-  return fmt::format("gradients {} and {} share memory: what is tied is listed once",
+  return fmt::format("gradients {} and {} share memory: list tied parameters only once",
                      found->list->name_of(found->index), other->list->name_of(other->index));
 }
 

@@ -26,7 +26,7 @@ std::span<const std::int32_t> experts_of(const ExpertPlacement& placement, int r
 
 void require_placements(const ExpertPlacement& from, const ExpertPlacement& to, int num_ranks) {
   require(from.num_experts() == to.num_experts(),
-          "experts are moved from a placement of {} to one of {}", from.num_experts(),
+          "experts cannot move from a placement of {} experts to one of {}", from.num_experts(),
           to.num_experts());
   require(from.num_experts() > 0, "the placements have no experts");
   for (const auto* placement : {&from, &to}) {

@@ -20,7 +20,7 @@ std::string_view name_of(std::uint32_t meeting) {
     case Meeting::done:
       return "the end of a movement";
     case Meeting::close:
-      return "the copying of rows that are not those of take_rows";
+      return "the copy of rows at the end of a movement";
     case Meeting::sums:
       return "the exchange of a batch's sums";
     case Meeting::growth:
@@ -60,7 +60,7 @@ std::string reason_of(PeerFailure::Part& part) {
     if (has_reason.load(std::memory_order_acquire) != 0) return part.reason.data();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return "it was ended by an error";
+  return "it stopped because of an error";
 }
 
 }  // namespace
@@ -129,11 +129,11 @@ GroupFailure::Explanation GroupFailure::explain(std::chrono::nanoseconds timeout
   switch (part.kind) {
     case PeerFailure::missing:
       return {
-          fmt::format("{} did not come to {} within {:g} s, which rank {} waited", named,
+          fmt::format("{0} did not come to {1} within {2:g} s (rank {3} waited)", named,
                       name_of(part.operation), std::chrono::duration<double>(timeout).count(), by),
           ranks};
     case PeerFailure::other_call:
-      return {fmt::format("rank {} is in {}, and {} in another call", by, name_of(part.operation),
+      return {fmt::format("rank {} is in {}, but {} in another call", by, name_of(part.operation),
                           named),
               ranks};
     case PeerFailure::ended:

@@ -68,8 +68,8 @@ std::shared_ptr<PeerMemory> PeerMemory::of(Communicator& comm, const Device& dev
     return known;
   }
   require<Unsupported>(comm.size() <= PeerFailure::kMostRanks,
-                       "{} ranks are more than the {} that reach each other's memory", comm.size(),
-                       int{PeerFailure::kMostRanks});
+                       "{} ranks are too many for peer memory: at most {} can share it",
+                       comm.size(), int{PeerFailure::kMostRanks});
   const bool are_threads = std::ranges::all_of(
       hellos, [&](const PeerHello& hello) { return hello.process == hellos[0].process; });
   PeerGroup group = are_threads ? make_thread_group(comm, device, hellos)

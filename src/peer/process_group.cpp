@@ -25,13 +25,13 @@ std::span<const std::byte> bytes_of(const Introduction& own) {
 
 void require_one_host(const std::vector<PeerHello>& hellos) {
   for (std::size_t b = 1; b < hellos.size(); ++b) {
-    require<Unsupported>(hellos[b].host == hellos[0].host,
-                         "ranks 0 and {} are on different hosts, and reach no memory of each other",
-                         b);
+    require<Unsupported>(
+        hellos[b].host == hellos[0].host,
+        "ranks 0 and {} are on different hosts, so they cannot reach each other's memory", b);
     for (std::size_t a = 0; a < b; ++a) {
       require<Unsupported>(hellos[a].process != hellos[b].process,
-                           "ranks {} and {} are threads of one process, and others are processes: "
-                           "let all be either",
+                           "ranks {} and {} are threads of one process, but other ranks are "
+                           "processes: use only threads or only processes",
                            a, b);
     }
   }
@@ -70,7 +70,7 @@ std::vector<LocalConnection> connect_all(Communicator& comm) {
         throw Unsupported(fmt::format("rank {} to rank {}: {}", rank, r, error.what()));
       }
       require<Unsupported>(connection.send(bytes_of({.rank = rank}), -1, deadline),
-                           "rank {} took no message of rank {}", r, rank);
+                           "rank {} did not accept a message from rank {}", r, rank);
     }
   });
   set_up(comm, [&] {
@@ -105,7 +105,7 @@ std::shared_ptr<GroupFailure> share_failure(Communicator& comm, const DeviceBack
       if (!connection.is_open()) continue;
       require<Unsupported>(
           connection.send(bytes_of({.rank = 0}), failure->pages().file().get(), deadline),
-          "a rank took no memory of rank 0");
+          "a rank did not accept shared memory from rank 0");
     }
   });
   set_up(comm, [&] {
@@ -113,7 +113,8 @@ std::shared_ptr<GroupFailure> share_failure(Communicator& comm, const DeviceBack
     Introduction first;
     Descriptor file;
     connections[0].receive(std::as_writable_bytes(std::span(&first, 1)), file, deadline);
-    require<Unsupported>(file.is_open(), "rank {} got no memory of rank 0", comm.rank());
+    require<Unsupported>(file.is_open(), "rank {} received no shared memory from rank 0",
+                         comm.rank());
     failure = std::make_shared<GroupFailure>(
         std::make_unique<SharedPages>(std::move(file), sizeof(PeerFailure)), device);
   });

@@ -103,7 +103,7 @@ PeerGroup make_thread_group(Communicator& comm, const Device& device,
   comm.broadcast(TensorView(&number, {1}), 0);
   if (threads == nullptr) threads = Registry::instance().find(number);
   set_up(comm, [&] {
-    require<InternalError>(threads != nullptr, "rank 0 has gone");
+    require<InternalError>(threads != nullptr, "rank 0 has left");
     std::vector<int> ordinals;
     for (const PeerHello& hello : hellos) ordinals.push_back(static_cast<int>(hello.ordinal));
     auto heap = backend.make_peer_heap({.ordinals = ordinals});

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks make of measured numbers, with made-up ones, and of their arguments."""
+"""Tests the GPU benchmarks' reports and arguments with made-up measurements."""
 import json
 import pathlib
 import subprocess
@@ -21,7 +21,7 @@ def both(cool, hot):
 
 
 def cells(text, *names):
-    """Of the one line that has these cells."""
+    """Returns the cells of the one line that has these."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     found = [line for line in lines if all(name in line for name in names)]
     assert len(found) == 1, (names, text)

@@ -144,7 +144,7 @@ TEST(ThreadRanks, ABadArgumentOnOneRankEndsTheCallOnAll) {
   });
 }
 
-TEST(ForeignCommunicator, CollectivesAreThoseOfTheProgram) {
+TEST(ForeignCommunicator, CallsTheProgramsCollectives) {
   run_ranks(3, [](Communicator& comm) {
     const ForeignRank rank(comm);
     Tensor one = Tensor::from<std::int64_t>({1}, {comm.rank() + 5});
@@ -175,7 +175,7 @@ TEST(ForeignCommunicator, CollectivesAreThoseOfTheProgram) {
   });
 }
 
-TEST(ForeignCommunicator, WhatTheProgramSaysIsTheError) {
+TEST(ForeignCommunicator, ErrorsOfTheProgramAreReported) {
   run_ranks(2, [](Communicator& comm) {
     ForeignRank rank(comm);
     rank.framework.fails = true;
@@ -202,7 +202,7 @@ TEST(ForeignCommunicator, DifferentCallsAreNamed) {
   });
 }
 
-TEST(ForeignCommunicator, WhatIsNoRankIsRefused) {
+TEST(ForeignCommunicator, InvalidRanksAreRefused) {
   switchyard_comm* comm = nullptr;
   EXPECT_EQ(switchyard_comm_foreign(2, 2, 1000, &kFunctions, nullptr, &comm),
             switchyard_invalid_argument);
@@ -238,7 +238,7 @@ bool same(const Tensor& ours, const Tensor& alone, std::int64_t first) {
   return std::equal(ours.data(), ours.data() + ours.bytes(), row(alone, first));
 }
 
-// What a forward and a backward give.
+// The results of a forward and a backward.
 struct Results {
   Results(std::int64_t num_tokens, std::int64_t num_experts)
       : y({num_tokens, kHidden}, Dtype::f32),

@@ -150,22 +150,22 @@ TEST_P(CheckpointAcrossRanksTest, TheNextStepIsTheSame) {
   expect_same(layer_of(8), ExpertPlacement::contiguous, ExpertPlacement::contiguous);
 }
 
-TEST_P(CheckpointAcrossRanksTest, InBf16) {
+TEST_P(CheckpointAcrossRanksTest, TheNextStepIsTheSameInBf16) {
   auto options = layer_of(8);
   options.dtype = Dtype::bf16;
   expect_same(options, ExpertPlacement::contiguous, ExpertPlacement::contiguous);
 }
 
-TEST_P(CheckpointAcrossRanksTest, ExpertsThatDoNotDivideEvenly) {
+TEST_P(CheckpointAcrossRanksTest, TheNextStepIsTheSameWithUnevenExperts) {
   expect_same(layer_of(10), ExpertPlacement::contiguous, ExpertPlacement::contiguous);
 }
 
-TEST_P(CheckpointAcrossRanksTest, WhateverThePlacements) {
+TEST_P(CheckpointAcrossRanksTest, TheNextStepIsTheSameForAnyPlacements) {
   expect_same(layer_of(10), odd_placement, ExpertPlacement::contiguous);
   expect_same(layer_of(10), ExpertPlacement::contiguous, odd_placement);
 }
 
-TEST_P(CheckpointAcrossRanksTest, WithoutGates) {
+TEST_P(CheckpointAcrossRanksTest, TheNextStepIsTheSameWithoutGates) {
   auto options = layer_of(8);
   options.activation = Activation::gelu;
   options.shared_activation = Activation::relu;
@@ -173,7 +173,7 @@ TEST_P(CheckpointAcrossRanksTest, WithoutGates) {
 }
 
 // The other way round: any number saves, and one loads.
-TEST_P(CheckpointAcrossRanksTest, SavedByTheseRanksAndLoadedByOne) {
+TEST_P(CheckpointAcrossRanksTest, OneRankLoadsWhatManyRanksSaved) {
   const LayerProblem problem(layer_of(10));
   const auto one = run_alone(problem);
   testing::SharedFolder folder;

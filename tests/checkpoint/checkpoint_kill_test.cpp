@@ -1,4 +1,4 @@
-// Whatever happens to a process while it saves: what is at `path` is one whole checkpoint.
+// Whatever happens to a process while it saves, `path` holds one complete checkpoint.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

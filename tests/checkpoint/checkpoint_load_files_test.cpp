@@ -27,7 +27,8 @@ class CheckpointLoadFiles : public CheckpointFiles {
     load_block(Checkpoint::open(path), "m.", ExpertPlacement::contiguous(1, 1), 0, into);
   }
 
-  // Of the block with one more tensor, or another one; the file as FILE.
+  // Returns the error of loading the block with one tensor added or replaced, with FILE for the
+  // path.
   template <typename Error>
   std::string load_error(const std::string& name, const FileTensor& tensor) const {
     auto tensors = block();
@@ -91,12 +92,12 @@ TEST_F(CheckpointLoadFiles, ViewsOfWhatCannotBeReadAreRefused) {
             "FILE: tensor 'm.shared_expert.up_proj.weight' has 5 extents; up to 4 can be read");
 }
 
-TEST_F(CheckpointLoadFiles, WhatIsNotOfTheBlockNeedNotBeRead) {
+TEST_F(CheckpointLoadFiles, TensorsOutsideTheBlockNeedNotBeReadable) {
   EXPECT_EQ(load_error<Error>("other", zeros("F64", {1}, 8)), "no error");
   EXPECT_EQ(load_error<Error>("experts.1.up_proj.weight", zeros("F64", {1}, 8)), "no error");
 }
 
-TEST_F(CheckpointLoadFiles, ASharedExpertIsWholeOrNotThere) {
+TEST_F(CheckpointLoadFiles, ASharedExpertIsCompleteOrAbsent) {
   EXPECT_EQ(load_error<InvalidArgument>("shared_experts.down_proj.weight", zeros("F32", {1, 1}, 4)),
             "there is m.shared_experts.down_proj.weight, but no up_proj.weight beside it");
   EXPECT_EQ(load_error<InvalidArgument>("shared_experts.gate_up_proj", zeros("F64", {1}, 8)),
@@ -120,7 +121,7 @@ std::string error_of_shortened(const fs::path& path, const std::string& dtype, D
                      path.string(), "FILE");
 }
 
-TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
+TEST_F(CheckpointLoadFiles, ATruncatedFileIsAnErrorAndNoFault) {
   for (const auto& [dtype, into] : {std::pair("F32", Dtype::f32), std::pair("BF16", Dtype::bf16),
                                     std::pair("BF16", Dtype::f32), std::pair("F16", Dtype::bf16)}) {
     const std::int64_t element = std::string(dtype) == "F32" ? 4 : 2;
@@ -128,12 +129,12 @@ TEST_F(CheckpointLoadFiles, AFileThatWasShortenedIsAnErrorAndNoFault) {
     const auto path = put("x.safetensors", file_of({{"m.x", tensor}}));
     const auto bytes = fs::file_size(path);
     EXPECT_EQ(error_of_shortened(path, dtype, into),
-              "FILE was shortened while it was read: of its " + std::to_string(bytes) + " bytes " +
-                  std::to_string(bytes - 50'000) + " are left");
+              "FILE was truncated while it was being read: of its " + std::to_string(bytes) +
+                  " bytes, " + std::to_string(bytes - 50'000) + " are left");
   }
 }
 
-TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
+TEST_F(CheckpointLoadFiles, ABlockOfATruncatedFileIsAnErrorAndNoFault) {
   auto tensors = block();
   const auto path = put("x.safetensors", file_of(tensors));
   const auto checkpoint = Checkpoint::open(path);
@@ -144,18 +145,18 @@ TEST_F(CheckpointLoadFiles, SoIsABlockOfOne) {
   into.experts.push_back({.gate = one(), .up = one(), .down = one()});
   EXPECT_NE(error_of<StorageError>([&] {
               load_block(checkpoint, "m.", ExpertPlacement::contiguous(1, 1), 0, into);
-            }).find("was shortened while it was read"),
+            }).find("was truncated while it was being read"),
             std::string::npos);
 }
 
-TEST_F(CheckpointLoadFiles, AndATensorThatIsNotAligned) {
+TEST_F(CheckpointLoadFiles, AnUnalignedTensorOfATruncatedFileIsAnErrorAndNoFault) {
   std::string header = R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   if (header.size() % 4 == 0) header += ' ';
   const auto path = put("x.safetensors", file_of(header, std::string(8, 'a')));
   const auto file = SafetensorsFile::open(path);
   EXPECT_EQ(file.tensor("x").bytes(), 8);
   fs::resize_file(path, fs::file_size(path) - 1);
-  EXPECT_NE(error_of<StorageError>([&] { file.tensor("x"); }).find("was shortened"),
+  EXPECT_NE(error_of<StorageError>([&] { file.tensor("x"); }).find("was truncated"),
             std::string::npos);
 }
 

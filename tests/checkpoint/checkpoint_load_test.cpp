@@ -66,7 +66,7 @@ TEST_F(CheckpointLoad, F32DoesNotBecomeBf16) {
 }
 
 // Into every second row, with what lies between untouched.
-TEST_F(CheckpointLoad, RowsMayLieApart) {
+TEST_F(CheckpointLoad, RowsMayBeStrided) {
   const auto options = tiny_layer_options();
   save(options);
   MoeParameters part(options, placement_, 1);
@@ -80,7 +80,7 @@ TEST_F(CheckpointLoad, RowsMayLieApart) {
   }
 }
 
-TEST_F(CheckpointLoad, NothingIsLeftOutInSilence) {
+TEST_F(CheckpointLoad, TensorsWithoutACounterpartAreAnError) {
   auto options = tiny_layer_options();
   options.shared_intermediate = 5;
   save(options);

@@ -25,7 +25,8 @@ class CheckpointErrors : public testing::CheckpointFiles {
     return replace_all(error_of<InvalidArgument>([&] { (void)Checkpoint::open(path); }),
                        directory_.string(), "DIR");
   }
-  // Of an index beside a file "a" that has a tensor "w"; the index as INDEX.
+  // Returns the error of opening an index beside a file "a" with a tensor "w", with INDEX for its
+  // path.
   std::string index_error(const std::string& text) const {
     put("a", file_of({{"w", zeros("F32", {1}, 4)}}));
     const auto path = put("x.safetensors.index.json", text);
@@ -36,7 +37,7 @@ class CheckpointErrors : public testing::CheckpointFiles {
   }
 };
 
-TEST_F(CheckpointErrors, NamesWhatIsNotThere) {
+TEST_F(CheckpointErrors, NamesAMissingPath) {
   EXPECT_EQ(checkpoint_error(directory_ / "none"),
             "cannot open DIR/none: No such file or directory");
   EXPECT_EQ(checkpoint_error(directory_ / "none.json"),
@@ -72,15 +73,15 @@ TEST_F(CheckpointErrors, FoldersMustNotBeAmbiguous) {
             std::string::npos);
 }
 
-TEST_F(CheckpointErrors, IndexesMustBeJsonOfTheForm) {
-  EXPECT_EQ(index_error(""), "INDEX: the index is not JSON, from byte 1 of it");
-  EXPECT_EQ(index_error("{]"), "INDEX: the index is not JSON, from byte 2 of it");
-  EXPECT_EQ(index_error({"{}\0", 3}), "INDEX: the index is not JSON, from byte 3 of it");
+TEST_F(CheckpointErrors, IndexesMustBeJsonObjectsOfTheRightForm) {
+  EXPECT_EQ(index_error(""), "INDEX: the index is not valid JSON from its byte 1 on");
+  EXPECT_EQ(index_error("{]"), "INDEX: the index is not valid JSON from its byte 2 on");
+  EXPECT_EQ(index_error({"{}\0", 3}), "INDEX: the index is not valid JSON from its byte 3 on");
   EXPECT_EQ(index_error("[]"), "INDEX: the index must be an object, not an array");
   EXPECT_EQ(index_error("7"), "INDEX: the index must be an object, not 7");
   EXPECT_EQ(index_error("{}"), "INDEX: the index has no weight_map");
   EXPECT_EQ(index_error(R"({"weights":{}})"),
-            "INDEX: the index has 'weights' besides metadata and weight_map");
+            "INDEX: the index has 'weights', but only metadata and weight_map are allowed");
   EXPECT_EQ(index_error(R"({"weight_map":{},"weight_map":{}})"),
             "INDEX: the index has weight_map twice");
   EXPECT_EQ(index_error(R"({"metadata":{},"metadata":{}})"), "INDEX: the index has metadata twice");
@@ -90,7 +91,7 @@ TEST_F(CheckpointErrors, IndexesMustBeJsonOfTheForm) {
             "INDEX: metadata of the index must be an object, not null");
 }
 
-TEST_F(CheckpointErrors, NothingIsNested) {
+TEST_F(CheckpointErrors, NestedValuesAreRefused) {
   const std::string deep(1'000'000, '[');
   EXPECT_EQ(index_error(deep), "INDEX: the index must be an object, not an array");
   EXPECT_EQ(index_error(R"({"weight_map":)" + deep),
@@ -105,7 +106,7 @@ TEST_F(CheckpointErrors, NothingIsNested) {
             "INDEX: 'a' of metadata must be a string, a number, a boolean or null, not an object");
 }
 
-TEST_F(CheckpointErrors, EntriesMustBeOnceAndOfTheirType) {
+TEST_F(CheckpointErrors, EntriesMustBeUniqueAndOfTheRightType) {
   EXPECT_EQ(map_error(R"("w":"a")"), "no error");
   EXPECT_EQ(map_error(R"("w":"a","w":"a")"), "INDEX: weight_map of the index has 'w' twice");
   EXPECT_EQ(index_error(R"({"metadata":{"a":1,"a":1}})"),
@@ -118,13 +119,14 @@ TEST_F(CheckpointErrors, EntriesMustBeOnceAndOfTheirType) {
 
 TEST_F(CheckpointErrors, FilesMustBeBesideTheIndex) {
   for (const std::string name : {"", ".", "..", "/etc/passwd", "../a", "./a", "b/a", "a/"}) {
-    EXPECT_EQ(map_error(R"("w":")" + name + "\""),
-              "INDEX: the file of tensor 'w' must be the name of one beside the index, not '" +
-                  name + "'");
+    EXPECT_EQ(
+        map_error(R"("w":")" + name + "\""),
+        "INDEX: the file of tensor 'w' must be the name of a file in the index's folder, not '" +
+            name + "'");
   }
   EXPECT_EQ(
       map_error(R"("w":"a\u0000b")"),
-      R"(INDEX: the file of tensor 'w' must be the name of one beside the index, not 'a\x00b')");
+      R"(INDEX: the file of tensor 'w' must be the name of a file in the index's folder, not 'a\x00b')");
 }
 
 TEST_F(CheckpointErrors, TensorsMustBeWhereTheIndexSays) {
@@ -151,13 +153,13 @@ TEST_F(CheckpointErrors, IndexesHaveALimit) {
             "for an index");
 }
 
-TEST_F(CheckpointErrors, TensorsThatAreNotThereOrCannotBeRead) {
+TEST_F(CheckpointErrors, MissingAndUnreadableTensorsAreNamed) {
   const auto path = put("a.safetensors", file_of({{"w", zeros("F64", {1}, 8)}}));
   const auto checkpoint = Checkpoint::open(path);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)checkpoint.tensor("v"); }),
-            path.string() + " has no tensor 'v' among its 1");
+            path.string() + " has no tensor 'v' among the 1 it contains");
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)checkpoint.file_of("v"); }),
-            path.string() + " has no tensor 'v' among its 1");
+            path.string() + " has no tensor 'v' among the 1 it contains");
   EXPECT_EQ(
       error_of<Unsupported>([&] { (void)checkpoint.tensor("w"); }),
       path.string() + ": tensor 'w' is of dtype 'F64'; F32, BF16, F16, I32 and I64 can be read");

@@ -123,7 +123,7 @@ TEST(CheckpointPlan, NamesMustNotMeanTwoThings) {
       const auto name = "mlp." + part + "x";
       records[1].tensors[name] = {Dtype::f32, {1}};
       EXPECT_EQ(error(records), "tensor '" + name + "' is given by rank 1, but names that begin " +
-                                    "with 'mlp." + part + "' are of block 'mlp.'");
+                                    "with 'mlp." + part + "' belong to block 'mlp.'");
       records[1].of_blocks.insert(name);
       EXPECT_EQ(error(records), "no error");
     }

@@ -1,4 +1,4 @@
-// What a rank cannot bring to a checkpoint.
+// Contents that a rank cannot save.
 #include "checkpoint/checkpoint_record.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::string error(const CheckpointContents& contents, const std::filesystem::pat
   return error_of<InvalidArgument>([&] { record_of(path, contents, form); });
 }
 
-// Of everything, but for one change of its block.
+// Returns the error for everything() after one change of its block.
 std::string block_error(const std::function<void(CheckpointBlock&)>& change) {
   auto contents = everything();
   change(contents.blocks[0]);
@@ -56,15 +56,13 @@ TEST(CheckpointRecord, TellsNamesFormsAndExperts) {
 
 TEST(CheckpointRecord, RefusesPathsWithoutAName) {
   for (const std::string path : {"", "/", ".", "a/..", "a/."}) {
-    EXPECT_EQ(error({}, path), "path '" + path +
-                                   "' has no name at its end that could be given to a file or "
-                                   "folder");
+    EXPECT_EQ(error({}, path), "path '" + path + "' must end in the name of a file or folder");
   }
 }
 
 TEST(CheckpointRecord, RefusesNamesAndMetadataThatAFileCannotHave) {
   EXPECT_EQ(error({.tensors = {{"__metadata__", zeros({1})}}}),
-            "no tensor can be called __metadata__");
+            "a tensor must not be named __metadata__");
   EXPECT_EQ(error({.metadata = {{"a", "\xff"}}}),
             "the metadata's 'a' is '\ufffd', which is not UTF-8");
   EXPECT_EQ(block_error([](auto& block) { block.prefix = std::string(1, '\xff'); }),
@@ -72,7 +70,7 @@ TEST(CheckpointRecord, RefusesNamesAndMetadataThatAFileCannotHave) {
   const CheckpointContents sized{.metadata = {{"total_size", "7"}}};
   EXPECT_EQ(error(sized), "no error");
   EXPECT_EQ(error(sized, "x", CheckpointForm::file_per_rank),
-            "the metadata has a 'total_size', which an index has of its own");
+            "the metadata must not have a 'total_size': the index writes its own");
 }
 
 TEST(CheckpointRecord, RefusesWhatIsGivenTwice) {
@@ -102,7 +100,7 @@ TEST(CheckpointRecord, RefusesABlockThatDoesNotFitItsPlacement) {
             "mlp.gate.e_score_correction_bias is f32 [5], but must be [6] of f32 or bf16");
 }
 
-TEST(CheckpointRecord, RefusesExpertsThatAreNotWhole) {
+TEST(CheckpointRecord, RefusesIncompleteExperts) {
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[1].up = {}; }),
             "mlp.experts.4.up_proj.weight is [0], but must have 2 extents");
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[1].down = {}; }),
@@ -115,7 +113,7 @@ TEST(CheckpointRecord, RefusesExpertsThatAreNotWhole) {
       block_error([](auto& block) { block.tensors.experts[0].down_bias = zeros({6}, Dtype::i32); }),
       "mlp.experts.3.down_proj.bias is i32 [6], but must be [6] of f32 or bf16");
   EXPECT_EQ(block_error([](auto& block) { block.tensors.experts[0].gate_bias = {}; }),
-            "mlp.experts.3.: a gate has a bias where up has one, and only there");
+            "mlp.experts.3.: gate and up must both have a bias, or neither");
   EXPECT_EQ(block_error([](auto& block) {
               block.tensors.experts[0].gate = zeros({4, 6}, Dtype::bf16);
             }),

@@ -49,9 +49,9 @@ void expect_one_version_while_saving(const std::string& opened) {
   saver.join();
 }
 
-TEST(CheckpointReplaced, AFolderIsOpenedAtOnce) { expect_one_version_while_saving("model"); }
+TEST(CheckpointReplaced, AFolderIsOpenedAsOneVersion) { expect_one_version_while_saving("model"); }
 
-TEST(CheckpointReplaced, AnIndexIsOpenedWithItsFiles) {
+TEST(CheckpointReplaced, AnIndexIsOpenedAsOneVersionWithItsFiles) {
   expect_one_version_while_saving("model/model.safetensors.index.json");
 }
 

@@ -1,4 +1,4 @@
-// What one rank cannot save, no rank does, and what was there stays.
+// If one rank cannot save, no rank does, and the old checkpoint stays.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/statfs.h>
@@ -62,14 +62,14 @@ std::string save_error(Communicator& comm, const fs::path& path, const Checkpoin
   return replace_all(error, path.string(), "PATH");
 }
 
-TEST_P(CheckpointSaveErrorsTest, WhatARankMustNotGive) {
+TEST_P(CheckpointSaveErrorsTest, ABadTensorNameOnOneRankReachesAllRanks) {
   over_an_old_one([](Communicator& comm, const fs::path& path, CheckpointForm form) {
     auto contents = one_value(2.0F);
     const auto last = comm.size() - 1;
     if (comm.rank() == last) contents.tensors["__metadata__"] = contents.tensors["w"];
-    EXPECT_EQ(
-        save_error<InvalidArgument>(comm, path, contents, form),
-        "save_checkpoint: rank " + std::to_string(last) + ": no tensor can be called __metadata__");
+    EXPECT_EQ(save_error<InvalidArgument>(comm, path, contents, form),
+              "save_checkpoint: rank " + std::to_string(last) +
+                  ": a tensor must not be named __metadata__");
   });
 }
 
@@ -97,7 +97,7 @@ TEST_P(CheckpointSaveErrorsTest, AGpusMemoryIsNotRead) {
   });
 }
 
-TEST_P(CheckpointSaveErrorsTest, WhatRanksDoNotAgreeOn) {
+TEST_P(CheckpointSaveErrorsTest, NamesWhatRanksDisagreeAbout) {
   over_an_old_one([](Communicator& comm, const fs::path& path, CheckpointForm form) {
     if (comm.size() == 1) return;
     const CheckpointContents contents{
@@ -108,7 +108,7 @@ TEST_P(CheckpointSaveErrorsTest, WhatRanksDoNotAgreeOn) {
 }
 
 // Memory that cannot be read stands for whatever goes wrong on one rank in the middle.
-TEST_P(CheckpointSaveErrorsTest, AWriteThatFailsOnOneRank) {
+TEST_P(CheckpointSaveErrorsTest, AFailedWriteOnOneRankReachesAllRanks) {
   constexpr std::size_t kBytes = 4096;
   void* unreadable = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(unreadable, MAP_FAILED);
@@ -127,28 +127,28 @@ TEST_P(CheckpointSaveErrorsTest, AWriteThatFailsOnOneRank) {
   ::munmap(unreadable, kBytes);
 }
 
-TEST_P(CheckpointSaveErrorsTest, AFolderThatIsNotThere) {
+TEST_P(CheckpointSaveErrorsTest, AMissingParentFolderIsNamed) {
   over_an_old_one([](Communicator& comm, const fs::path& path, CheckpointForm form) {
     EXPECT_EQ(save_error<StorageError>(comm, path.parent_path() / "none/x", one_value(2), form),
               "save_checkpoint: rank 0: cannot create PATH: No such file or directory");
   });
 }
 
-TEST_P(CheckpointSaveErrorsTest, AFileWhereAFolderIsToBeAndTheOtherWayRound) {
+TEST_P(CheckpointSaveErrorsTest, FilesAndFoldersDoNotReplaceEachOther) {
   over_an_old_one([](Communicator& comm, const fs::path& path, CheckpointForm form) {
     const bool is_file = form == CheckpointForm::one_file;
     EXPECT_EQ(save_error<InvalidArgument>(
                   comm, path, one_value(2.0F),
                   is_file ? CheckpointForm::file_per_rank : CheckpointForm::one_file),
               is_file ? "save_checkpoint: rank 0: PATH is not a folder, but the checkpoint is to "
-                        "be a folder with a file a rank"
+                        "be a folder with one file per rank"
                       : "save_checkpoint: rank 0: PATH is a folder, but the checkpoint is to be "
                         "one file");
   });
 }
 
 // A folder is replaced whole: it must not be somebody's home.
-TEST_P(CheckpointSaveErrorsTest, AFolderThatHoldsOtherThings) {
+TEST_P(CheckpointSaveErrorsTest, AFolderWithOtherContentsIsNotReplaced) {
   on_ranks(GetParam(), [&](Communicator& comm) {
     const auto path = folder_.path(comm);
     if (comm.rank() == 0) std::ofstream(path / "letter.txt") << "dear";
@@ -160,7 +160,7 @@ TEST_P(CheckpointSaveErrorsTest, AFolderThatHoldsOtherThings) {
   });
 }
 
-TEST_P(CheckpointSaveErrorsTest, ADiskThatIsTooSmall) {
+TEST_P(CheckpointSaveErrorsTest, AFullDiskIsNamed) {
   struct statfs status = {};
   constexpr auto kTmpfs = 0x01021994;
   if (::statfs("/dev/shm", &status) != 0 || status.f_type != kTmpfs) {
@@ -186,7 +186,7 @@ TEST_P(CheckpointSaveErrorsTest, ADiskThatIsTooSmall) {
 }
 
 // Root may write anywhere, so a child becomes somebody else.
-TEST(CheckpointSaveErrors, AFolderThatMayNotBeWrittenTo) {
+TEST(CheckpointSaveErrors, AReadOnlyFolderIsNamed) {
   const Folder folder;
   fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec |
                                      fs::perms::others_read | fs::perms::others_exec);

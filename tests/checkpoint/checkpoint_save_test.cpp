@@ -1,4 +1,4 @@
-// What save_checkpoint writes, and that it is read back.
+// Checkpoints that save_checkpoint writes, and reading them back.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -148,7 +148,7 @@ TEST_P(CheckpointSaveTest, AnIndexSaysWhereEveryTensorIs) {
 }
 
 // Replicas hold the same bytes; where they do not, it shows whose were taken.
-TEST_P(CheckpointSaveTest, OfReplicasTheLowestRankWrites) {
+TEST_P(CheckpointSaveTest, TheLowestRankWritesReplicas) {
   on_all_ranks([](Communicator& comm, const fs::path& folder) {
     const int parts = std::min(2, comm.size());
     const auto placement = ExpertPlacement::contiguous(6, parts);

@@ -1,4 +1,4 @@
-// What a checkpoint replaces, and what it leaves alone.
+// Files and folders that saving a checkpoint replaces, and those it leaves alone.
 #include "checkpoint/checkpoint_target.h"
 
 #include <gtest/gtest.h>
@@ -54,12 +54,12 @@ TEST_F(CheckpointTarget, AFolderDoesNotReplaceALink) {
   for (const std::string name : {"link", "dangling"}) {
     EXPECT_EQ(save_error(folder_ / name, CheckpointForm::file_per_rank),
               "save_checkpoint: rank 0: PATH is a link, but the checkpoint is to be a folder with "
-              "a file a rank");
+              "one file per rank");
   }
   EXPECT_EQ(folder_.names(), (Names{"dangling", "folder", "link"}));
 }
 
-// What a link to a file leads to stays.
+// The file behind the link stays as it was.
 TEST_F(CheckpointTarget, AFileReplacesALinkToOne) {
   std::ofstream(folder_ / "file") << "old";
   fs::create_symlink("file", folder_ / "link");
@@ -105,7 +105,7 @@ TEST_F(CheckpointTarget, AFolderThatCannotBeListedIsNotReplaced) {
 }
 
 // Before anything is written.
-TEST_F(CheckpointTarget, AHeaderThatIsTooLong) {
+TEST_F(CheckpointTarget, AHeaderThatIsTooLongIsRefusedFirst) {
   const NamedTensors tensors{{std::string(100'000'000, 'x'), Tensor::zeros({1}, Dtype::f32)}};
   EXPECT_EQ(save_error(folder_ / "x", CheckpointForm::file_per_rank, tensors),
             "save_checkpoint: rank 0: the header of 1 tensors would have 100000120 bytes, but the "

@@ -73,14 +73,14 @@ TEST(ConvertErrors, ABiasOfTheWrongSizeIsNamed) {
             "mlp.experts.3.up_proj.bias is f32 [40], but must be [41] of f32, bf16 or f16");
 }
 
-TEST(ConvertErrors, ASharedExpertWithAGateIsNotTakenForNone) {
+TEST(ConvertErrors, ASharedExpertWithAGateIsRefused) {
   const auto qwen2 = packed_hugging_face(5).add("shared_expert_gate.weight", {1, kHidden});
   EXPECT_EQ(error_of<Unsupported>([&] { hugging_face(qwen2, 2); }),
             "mlp.shared_expert_gate.weight: a shared expert with a gate of its own (Qwen2-MoE) is "
             "not supported");
 }
 
-TEST(ConvertErrors, TwoSharedExpertsAreOneTooMany) {
+TEST(ConvertErrors, TwoSharedExpertsAreRefused) {
   const auto both = packed_hugging_face(5)
                         .add("shared_expert.up_proj.weight", {3, kHidden})
                         .add("shared_experts.up_proj.weight", {3, kHidden});

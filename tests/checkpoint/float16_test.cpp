@@ -220,15 +220,15 @@ TEST_F(Float16Test, IsConvertedForAGpu) {
   const auto on_host = from_hugging_face(half.tensors(), "m.", one, 0);
   EXPECT_TRUE(same_bits(gpu.to_host(weights.experts[1].up), on_host.experts[1].up));
   EXPECT_EQ(error_of<InvalidArgument>([&] { from_hugging_face(on_gpu, "m.", one, 0); }),
-            "a tensor of f16 [2,3] is in gpu memory, but the device works in host memory; give the "
-            "GPU's device along with it");
+            "a tensor of f16 [2,3] is in gpu memory, but the device works in host memory; pass the "
+            "GPU's device as well");
 }
 
 TEST_F(Float16Test, IsNotReduced) {
   const auto world = connect();
   Tensor values = Tensor::zeros({2}, Dtype::f16);
   EXPECT_EQ(error_of<Unsupported>([&] { world->all_reduce(values); }),
-            "f16 is not reduced: convert it to f32 or bf16 first");
+            "f16 cannot be reduced: convert it to f32 or bf16 first");
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ class SaveFaults : public ::testing::TestWithParam<Way> {
   const Folder folder_;
 };
 
-TEST_P(SaveFaults, AFaultLeavesTheOldOneAndIsNamed) {
+TEST_P(SaveFaults, AFaultIsNamedAndLeavesTheOldCheckpoint) {
   for (const auto fault : {Fault::no_space, Fault::io_error}) {
     const auto calls =
         walk(fault, [&](const std::string& error, const std::string& call, const auto& when) {
@@ -113,7 +113,7 @@ TEST_P(SaveFaults, AnInterruptedCallIsMadeAgain) {
   EXPECT_GE(calls.size(), 6U);
 }
 
-TEST_P(SaveFaults, AShortWriteGoesOn) {
+TEST_P(SaveFaults, AShortWriteIsContinued) {
   const auto calls =
       walk(Fault::short_write, [](const std::string& error, const auto&, const auto& when) {
         EXPECT_EQ(error, "no error") << when;

@@ -68,7 +68,8 @@ TEST(BenchLayer, KnowsShapesByName) {
 TEST(BenchLayer, TheTableIsForPeople) {
   const auto outcome = run("bench layer --shape 64,32,16,4,2 --repeat 1");
   EXPECT_EQ(outcome.status, 0);
-  for (const char* words : {"of the ceiling", "GEMM ceiling", "route_backward", "bytes a token"}) {
+  for (const char* words :
+       {"of the ceiling", "GEMM ceiling", "route_backward", "bytes per token"}) {
     EXPECT_NE(outcome.output.find(words), std::string::npos) << words << "\n" << outcome.output;
   }
 }
@@ -97,9 +98,10 @@ TEST(BenchLayer, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("--sizing loose", "--sizing: \"loose\" is not one of bounded|exact");
   expect_error("--device tpu", "--device: \"tpu\" is not one of cpu|cuda");
   expect_error("--device cuda --kernels own", "--kernels: \"own\" is not one of best|portable");
-  expect_error("--kernels portable", "--kernels: only a GPU has a choice: add --device cuda");
+  expect_error("--kernels portable", "--kernels: it works only on GPUs: add --device cuda");
   expect_error("--device cuda --ranks 64", "--ranks: 64 are too many");
-  expect_error("--device cuda --threads 2", "--threads: a GPU has none: leave it away");
+  expect_error("--device cuda --threads 2",
+               "--threads: it works only on CPUs: leave the option out");
   expect_error("--threads 0", "--threads");
 }
 

@@ -15,7 +15,7 @@ using nlohmann::json;
 using testing::lines_of;
 using testing::run;
 
-TEST(Cli, InfoSaysWhatThereIs) {
+TEST(Cli, InfoListsBackendsAndDevices) {
   const auto info = run("info");
   EXPECT_EQ(info.status, 0);
   for (const char* word : {"Switchyard", "oneDNN", "cpu", "cuda", "threads", "mpi"}) {
@@ -98,11 +98,11 @@ TEST(Cli, WrongValuesNameTheFlagAndWhatIsAllowed) {
   expect_error("bench dispatch --mover train", "--mover: \"train\" is not one of direct|packed");
   expect_error("bench dispatch --comm pigeon", "--comm");
   expect_error("bench dispatch --ranks 0", "--ranks");
-  expect_error("bench dispatch --kernels best", "--kernels: only a GPU has a choice");
+  expect_error("bench dispatch --kernels best", "--kernels: it works only on GPUs");
   expect_error("bench dispatch --device cuda --mover packed",
-               "--mover: packed is for CPUs: leave it away");
+               "--mover: packed works only on CPUs: leave the option out, or use peer");
   expect_error("bench dispatch --device cuda --ranks 33",
-               "--ranks: 33 are too many: with --device cuda there are at most 32");
+               "--ranks: 33 are too many: --device cuda allows at most 32 threads");
   expect_error("bench", "subcommand");
   expect_error("", "subcommand");
 }
@@ -115,7 +115,7 @@ TEST(Cli, BenchDispatchSaysOnceThatAGpuCannotBeUsed) {
   EXPECT_EQ(outcome.output.find('\n'), outcome.output.size() - 1) << outcome.output;
 }
 
-TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
+TEST(Cli, UnknownArgumentsSuggestTheClosest) {
   const auto expect_error = [](const std::string& arguments, const std::string& message) {
     const auto outcome = run(arguments);
     EXPECT_EQ(outcome.status, 2) << arguments;
@@ -132,11 +132,11 @@ TEST(Cli, WhatNobodyKnowsGetsTheClosest) {
   expect_error("inspect --rank 2",
                "\"--rank\" is not an option of switchyard inspect; the closest "
                "is \"--ranks\"");
-  expect_error("info twice", "\"twice\" is one argument too many for switchyard info");
-  expect_error("inspect a b", "\"b\" is one argument too many for switchyard inspect");
+  expect_error("info twice", "\"twice\" is an unexpected argument for switchyard info");
+  expect_error("inspect a b", "\"b\" is an unexpected argument for switchyard inspect");
 }
 
-TEST(Cli, SampleNamesFilesAsTheyAre) {
+TEST(Cli, SampleHelpNamesACheckpointFile) {
   const auto help = run("sample --help");
   EXPECT_NE(help.output.find("step-00000400.safetensors"), std::string::npos) << help.output;
 }

@@ -62,7 +62,7 @@ TEST_F(InspectBlocks, FindsBlocksAndWhatRanksRead) {
             (std::vector<std::string>{"model.layers.0.mlp.", "model.layers.1.mlp."}));
 }
 
-TEST_F(InspectBlocks, KnowsTheLayouts) {
+TEST_F(InspectBlocks, RecognisesEveryLayout) {
   const FileTensors tensors{
       {"deepseek.gate.weight", zeros("BF16", {4, 8}, 2)},
       {"deepseek.gate.e_score_correction_bias", zeros("F32", {4}, 4)},
@@ -99,11 +99,11 @@ TEST_F(InspectBlocks, KnowsTheLayouts) {
   EXPECT_EQ(rank.at("not_counted"), json{"kempner."});
   expect_says(
       run(shell(path) + "--ranks 2"),
-      {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, since they are incomplete: kempner.\n"});
+      {"3 of 6", "1 of 2, 2…3 of 4\n", "Not counted, because they are incomplete: kempner.\n"});
 }
 
 // inspect names each tensor that a conversion would miss, and does not count such a block.
-TEST_F(InspectBlocks, WhatLacksATensorIsIncomplete) {
+TEST_F(InspectBlocks, ABlockThatLacksATensorIsIncomplete) {
   auto tensors = layers(0, 1, 3);
   tensors.erase("model.layers.0.mlp.experts.1.down_proj.weight");
   tensors.erase("model.layers.0.mlp.experts.2.gate_proj.weight");
@@ -136,7 +136,7 @@ TEST_F(InspectBlocks, WhatLacksATensorIsIncomplete) {
                                  "  incomplete: no experts.down_proj and 3 more\n"});
 }
 
-// What save_checkpoint writes of experts without gates, and of a router with a bias.
+// As save_checkpoint writes experts without gates, and a router with a bias.
 TEST_F(InspectBlocks, ExpertsWithoutGatesAndABiasOfTheRouter) {
   const auto path =
       put("a.safetensors", file_of({{"mlp.gate.weight", zeros("F32", {4, 8}, 4)},
@@ -153,7 +153,7 @@ TEST_F(InspectBlocks, ExpertsWithoutGatesAndABiasOfTheRouter) {
   EXPECT_EQ(about("rank", outcome).at(3).at("expert_bytes"), 2 * 6 * 8 * 4);
 }
 
-// Where a layout has no bias, its name is empty: the prefix itself is not one.
+// A layout without a bias has an empty name for it; a tensor named like the prefix is not a bias.
 TEST_F(InspectBlocks, ATensorCalledLikeThePrefixIsNoBias) {
   const auto path =
       put("a.safetensors", file_of({{"mlp.router.gate.weight", zeros("F32", {2, 8}, 4)},

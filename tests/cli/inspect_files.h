@@ -49,7 +49,7 @@ class InspectFiles : public CheckpointFiles {
     return "inspect " + path.string() + " ";
   }
 
-  // What `what` is called in each line about it.
+  // Returns the field `what` of all lines about it.
   std::vector<std::string> names(const std::string& what, const std::filesystem::path& path,
                                  const std::string& flags = "") const {
     std::vector<std::string> result;

@@ -119,14 +119,14 @@ TEST_F(InspectHostile, ALongNameOfDots) {
 }
 
 // C1 controls, and characters that turn the direction of text.
-TEST_F(InspectHostile, NamesDoNotReachTheTerminalAsTheyAre) {
+TEST_F(InspectHostile, NamesDoNotReachTheTerminalUnescaped) {
   const auto path =
       put("a.safetensors",
           file_of({{"a\u009b2Jb\u202ec\u2066dü", zeros("F32", {1}, 4)}}, {{"\u0085k", "v\u2069"}}));
   expect_says(run(shell(path)), {"a?2Jb?c?dü ", "?k: v?\n"});
 }
 
-TEST_F(InspectHostile, PathsInErrorsNeither) {
+TEST_F(InspectHostile, PathsInErrorsDoNotReachTheTerminalUnescaped) {
   put("a\u009b\x1b[2J.safetensors", "short");
   const auto outcome = run(shell(directory_));
   EXPECT_EQ(outcome.status, 1);

@@ -24,7 +24,7 @@ class SampleCommand : public TrainRuns {
   }
 };
 
-TEST_F(SampleCommand, APromptAndWhatFollows) {
+TEST_F(SampleCommand, PrintsThePromptAndItsContinuation) {
   const auto raw = text("--prompt 'line 7' --bytes 50 --raw");
   EXPECT_EQ(raw.size(), 6U + 50U);
   EXPECT_TRUE(raw.starts_with("line 7"));
@@ -48,7 +48,7 @@ TEST_F(SampleCommand, AFileOrTheNewestOfAFolder) {
 }
 
 // Hot enough, any byte is as likely as any other.
-TEST_F(SampleCommand, WhatIsShownIsFitForATerminal) {
+TEST_F(SampleCommand, OutputIsEscapedForATerminal) {
   const auto is_shown = [](char c) {
     const auto code = static_cast<unsigned char>(c);
     return c == '\n' || c == '\t' || (0x20U <= code && code < 0x7fU);
@@ -71,7 +71,7 @@ TEST_F(SampleCommand, RunsOverProcesses) {
 }
 #endif
 
-TEST_F(SampleCommand, WhatCannotBe) {
+TEST_F(SampleCommand, BadArgumentsAreRefused) {
   const auto says = [&](const std::string& arguments, int status, const std::string& what) {
     const auto outcome = run("sample " + arguments);
     EXPECT_EQ(outcome.status, status);
@@ -80,7 +80,7 @@ TEST_F(SampleCommand, WhatCannotBe) {
   says("", 2, "PATH is required");
   says((folder_ / "none").string(), 1, "there is no checkpoint");
   says(saved() + " --temperature -1", 2, "--temperature");
-  says(saved() + " --temperature nan", 2, "--temperature: nan is no number");
+  says(saved() + " --temperature nan", 2, "--temperature: nan is not a number");
   says(saved() + " --seed -1", 2, "--seed");
   says(saved() + " --bytes -1", 2, "--bytes");
   says(saved() + " --ranks 0", 2, "--ranks");

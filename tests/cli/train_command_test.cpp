@@ -25,7 +25,7 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
   const auto help = run("train --help");
   EXPECT_EQ(help.status, 0);
   for (const char* text : {"--ranks N",
-                           "0: 4, or with --comm mpi those of mpirun [0]",
+                           "0: 4, or with --comm mpi the number that mpirun started [0]",
                            "--comm TEXT:{threads,mpi}",
                            "--timeout SECONDS",
                            "--config TEXT:FILE",
@@ -52,7 +52,7 @@ TEST(TrainCommand, HelpHasEveryOptionWithItsDefault) {
                            "--report PATH",
                            "by default in the current folder; none: no report "
                            "[switchyard-report.html]",
-                           "the report is switchyard-report.html in the current folder",
+                           "writes switchyard-report.html to the current folder",
                            "Sample:",
                            "--prompt TEXT",
                            "--temperature X",
@@ -107,7 +107,7 @@ TEST(TrainCommand, AFileOfOptionsIsRead) {
 #ifdef SWITCHYARD_MPIRUN
 class TrainOutput : public testing::TrainRuns {};
 
-TEST_F(TrainOutput, MpirunsTerminalIsNone) {
+TEST_F(TrainOutput, OutputUnderMpirunIsPlain) {
   const auto outcome =
       train("--comm mpi --steps 2", "TERM=xterm " + std::string(SWITCHYARD_MPIRUN) + " -n 2");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
@@ -137,7 +137,8 @@ TEST_F(TrainOutput, MpirunsRanksWaitNoLongerThanTheTimeout) {
 TEST(TrainCommand, MpirunWithoutCommIsAnError) {
   const auto outcome = run("train --steps 1", std::string(SWITCHYARD_MPIRUN) + " -n 2");
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.output.find("2 processes were started: give --comm mpi, or --comm threads"),
+  EXPECT_NE(outcome.output.find("2 processes were started: give --comm mpi for one run over all of "
+                                "them, or --comm threads"),
             std::string::npos)
       << outcome.output;
 }

@@ -61,7 +61,7 @@ TEST_F(TrainDamage, ADamagedCheckpointIsNamedAndTheOneBeforeItOffered) {
 }
 
 // A limit on files stands for a disk that is full.
-TEST_F(TrainDamage, AFullDiskLeavesTheLastGoodOne) {
+TEST_F(TrainDamage, AFullDiskLeavesTheLastGoodCheckpoint) {
   fs::remove(checkpoint(6));
   const auto outcome =
       train("--ranks 2 --resume " + saved() + " --save " + saved(), "trap '' XFSZ; ulimit -f 8;");
@@ -94,13 +94,13 @@ TEST_F(TrainDamage, TwoRunsDoNotSaveToOneFolder) {
   EXPECT_EQ(first.exit_code(), 3) << "the first goes on";
 }
 
-TEST_F(TrainDamage, WhatKilledRunsLeftIsGoneWhenTheNextBegins) {
+TEST_F(TrainDamage, LeftoversOfKilledRunsAreRemovedByTheNextRun) {
   put(saved() + "/.step-00000006.safetensors.tmp-17", "a part");
   EXPECT_EQ(train("--ranks 2 --resume " + saved() + " --save " + saved()).status, 0);
   EXPECT_FALSE(fs::exists(saved() + "/.step-00000006.safetensors.tmp-17"));
 }
 
-TEST_F(TrainDamage, WhatIsNoCheckpointIsSaidToBeNone) {
+TEST_F(TrainDamage, MissingCheckpointsAreNamed) {
   const auto none = train("--resume " + (folder_ / "none").string());
   EXPECT_NE(none.status, 0);
   EXPECT_NE(none.output.find("there is no checkpoint " + (folder_ / "none").string()),
@@ -120,7 +120,7 @@ class TrainReport : public TrainRuns {
   std::string report() const { return (folder_ / "reports" / "run.html").string(); }
 };
 
-TEST_F(TrainReport, OneThatCannotBeWrittenAtFirstIsAnError) {
+TEST_F(TrainReport, AReportThatCannotBeWrittenAtFirstIsAnError) {
   const auto outcome = train("--steps 2 --report " + report());
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.output.find("switchyard: cannot write the report " + report() +
@@ -129,7 +129,7 @@ TEST_F(TrainReport, OneThatCannotBeWrittenAtFirstIsAnError) {
       << outcome.output;
 }
 
-TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
+TEST_F(TrainReport, AReportThatCannotBeWrittenLaterIsOneWarning) {
   fs::create_directory(folder_ / "reports");
   Background command(arguments("--ranks 2 --steps 399 --evaluate-every 100 --every 1000 --report " +
                                report() + " --save " + saved()));
@@ -140,7 +140,7 @@ TEST_F(TrainReport, OneThatCannotBeWrittenLaterIsAWarningOnce) {
   }
   EXPECT_EQ(command.exit_code(), 0);
   const auto warning = "warning: cannot write the report " + report() +
-                       ": No such file or directory; the run goes on\n";
+                       ": No such file or directory; the run continues\n";
   const auto first = text.find(warning);
   EXPECT_NE(first, std::string::npos) << text;
   EXPECT_EQ(text.find("warning", first + 1), std::string::npos) << text;

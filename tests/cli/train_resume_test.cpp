@@ -37,14 +37,14 @@ class TrainResume : public TrainRuns {
   }
 };
 
-TEST_F(TrainResume, BitwiseAtTheSameMesh) {
+TEST_F(TrainResume, IsBitwiseAtTheSameMesh) {
   expect_bitwise("--ranks 4");
   expect_bitwise("--ranks 4 --dp 2 --balance loss --tied false");
   expect_bitwise("--ranks 4 --sp 2 --expert-axes ep+sp --shared-intermediate 16");
   expect_bitwise("--ranks 2 --moe-every 2 --sizing bounded --balance none --z-weight 0.001");
 }
 
-TEST_F(TrainResume, AtOtherMeshesNearly) {
+TEST_F(TrainResume, IsCloseAtOtherMeshes) {
   const auto straight = losses("--ranks 4 --steps 20 --every 10 --save " + saved());
   for (const std::string mesh :
        {"--ranks 1", "--ranks 2", "--ranks 2 --sp 2", "--ranks 4 --dp 2"}) {
@@ -54,7 +54,7 @@ TEST_F(TrainResume, AtOtherMeshesNearly) {
   }
 }
 
-TEST_F(TrainResume, AFolderIsItsNewest) {
+TEST_F(TrainResume, AFolderMeansItsNewestCheckpoint) {
   const auto straight = losses("--ranks 2 --steps 9 --every 4 --save " + saved());
   std::filesystem::remove(checkpoint(9));
   const auto resumed = losses("--ranks 2 --resume " + saved() + " --save " + saved());
@@ -63,7 +63,7 @@ TEST_F(TrainResume, AFolderIsItsNewest) {
   EXPECT_TRUE(std::filesystem::exists(checkpoint(9)));
 }
 
-TEST_F(TrainResume, RanksAreThoseOfBefore) {
+TEST_F(TrainResume, TheNumberOfRanksIsKept) {
   losses("--ep 3 --dp 2 --steps 2 --save " + saved());
   const auto resumed = train("--steps 3 --resume " + saved());
   EXPECT_EQ(resumed.status, 0) << resumed.output;
@@ -74,8 +74,10 @@ TEST_F(TrainResume, RanksAreThoseOfBefore) {
 TEST_F(TrainResume, ARunThatIsDoneSaysSo) {
   losses("--ranks 2 --steps 5 --save " + saved());
   const auto resumed = train("--resume " + saved());
-  EXPECT_NE(resumed.output.find("nothing is left to train: step 5 is done and --steps is 5"),
-            std::string::npos)
+  EXPECT_NE(
+      resumed.output.find(
+          "there is nothing left to train: step 5 is done and --steps is 5; give a larger --steps"),
+      std::string::npos)
       << resumed.output;
 }
 
@@ -97,7 +99,7 @@ TEST_F(TrainResume, ARunThatSavedGoesOnSaving) {
 }
 
 // Or what was left behind would be the newest, and soon all there is.
-TEST_F(TrainResume, ARunThatWentBackIsItsFoldersNewest) {
+TEST_F(TrainResume, ARunResumedFromAnEarlierStepIsItsFoldersNewest) {
   losses("--ranks 2 --steps 6 --every 2 --save " + saved());
   losses("--ranks 2 --steps 3 --resume " + checkpoint(2));
   EXPECT_EQ(Folder::names_in(saved()),
@@ -123,7 +125,7 @@ TEST_F(TrainResume, AnotherTextIsNoted) {
       << outcome.output;
 }
 
-TEST_F(TrainResume, OnlyTheNewestStay) {
+TEST_F(TrainResume, OnlyTheNewestCheckpointsStay) {
   losses("--ranks 2 --steps 7 --every 2 --keep 2 --save " + saved());
   EXPECT_EQ(Folder::names_in(saved()),
             (std::set<std::string>{"step-00000006.safetensors", "step-00000007.safetensors"}));
@@ -134,14 +136,14 @@ TEST_F(TrainResume, ANewRunDoesNotSaveOverAnother) {
   const auto outcome = train("--ranks 2 --steps 2 --save " + saved());
   EXPECT_NE(outcome.status, 0);
   EXPECT_NE(outcome.output.find("holds checkpoints of another run, up to "
-                                "step-00000002.safetensors; go on from it with --resume " +
+                                "step-00000002.safetensors; continue that run with --resume " +
                                 saved()),
             std::string::npos)
       << outcome.output;
 }
 
 #ifdef SWITCHYARD_MPIRUN
-TEST_F(TrainResume, ProcessesAreThreadsBitForBit) {
+TEST_F(TrainResume, ProcessesGiveTheBitsOfThreads) {
   const std::string flags = "--steps 8 --every 4 ";
   const auto threads = losses(flags + "--ranks 4 --save " + saved());
   const std::string mpirun = std::string(SWITCHYARD_MPIRUN) + " -n 4";

@@ -24,7 +24,7 @@ using Losses = std::map<std::int64_t, double>;  // by step
 // A command in the background, whose standard output is read line by line.
 class Background {
  public:
-  // What it says on the standard error is not shown.
+  // Its standard error is not shown.
   explicit Background(const std::string& arguments, const std::string& launcher = "") {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
@@ -107,7 +107,7 @@ class TrainRuns : public ::testing::Test {
   Outcome train(const std::string& more, const std::string& launcher = "") const {
     return run(arguments(more), launcher);
   }
-  // Of all steps of a run, which must succeed.
+  // Returns the losses of all steps of a run, which must succeed.
   Losses losses(const std::string& more, const std::string& launcher = "") const {
     const auto outcome = train(more + " --json", launcher);
     EXPECT_EQ(outcome.status, 0) << outcome.output;
@@ -115,7 +115,7 @@ class TrainRuns : public ::testing::Test {
     for (const auto& line : lines_of(outcome)) add_loss(all, line);
     return all;
   }
-  // Of the steps up to `last` of a run that would go on.
+  // Returns the losses of the steps up to `last`, then stops the run.
   Losses losses_up_to(std::int64_t last, const std::string& more) const {
     Background command(arguments(more + " --json"));
     Losses all;

@@ -1,4 +1,4 @@
-// However a run is stopped, it goes on from its newest checkpoint as if it never had been.
+// A stopped run continues from its newest checkpoint as if it had not been stopped.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -74,21 +74,22 @@ std::string said(Background& command) {
   return text;
 }
 
-TEST_F(TrainStop, AnInterruptSaysHowToGoOn) {
+TEST_F(TrainStop, AnInterruptSaysHowToContinue) {
   Background without(arguments(endless("")));
   const auto text = said(without);
   EXPECT_NE(text.find("stopped after step "), std::string::npos) << text;
-  EXPECT_NE(text.find("; nothing is saved without --save\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("; nothing was saved, because --save was not given\n"), std::string::npos)
+      << text;
   Background with(arguments(endless("--save " + saved())));
   const auto saving = said(with);
   EXPECT_NE(saving.find("stopped and saved after step " + std::to_string(newest()) +
-                        "; go on with --resume " + saved() + "\n"),
+                        "; continue with --resume " + saved() + "\n"),
             std::string::npos)
       << saving;
 }
 
 // As timeout sends one: to the command, and to its whole group.
-TEST_F(TrainStop, ASignalThatComesTwiceSavesAllTheSame) {
+TEST_F(TrainStop, ASignalThatComesTwiceStillSaves) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     fs::remove_all(saved());
     Background command(arguments(endless("--every 50000 --json --save " + saved())));
@@ -101,7 +102,7 @@ TEST_F(TrainStop, ASignalThatComesTwiceSavesAllTheSame) {
   }
 }
 
-TEST_F(TrainStop, ATermNeverEndsARunThatSaves) {
+TEST_F(TrainStop, RepeatedSigtermsStillSave) {
   Background command(arguments(endless("--every 50000 --json --save " + saved())));
   command.line();
   while (!command.has_ended()) {
@@ -119,7 +120,7 @@ TEST_F(TrainStop, ARunThatNobodyListensToGoesOn) {
   EXPECT_EQ(newest(), 60);
 }
 
-TEST_F(TrainStop, AnOutputThatIsNotReadHoldsNobodyUp) {
+TEST_F(TrainStop, UnreadOutputDoesNotBlockTheRun) {
   Background command(arguments(endless("--every 50000 --json --save " + saved())));
   command.line();
   pause(1000);  // it fills the pipe, and waits

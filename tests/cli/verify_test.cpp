@@ -143,7 +143,7 @@ TEST_F(Verify, AResultOfAnotherShapeFailsTheCase) {
       << outcome.output;
 }
 
-// Where there is a GPU, it is hidden.
+// A GPU, if there is one, is hidden.
 TEST_F(Verify, AGpuThatCannotBeUsedIsSaidOnce) {
   const auto outcome =
       run("verify --device cuda --ranks 1,3 " + golden("local") + " " + golden("ep2"),
@@ -164,12 +164,12 @@ TEST_F(Verify, WrongPathsAreNamed) {
   expect_error(folder_.string(), 1, "the folder " + folder_.string() + " has no *.safetensors");
   expect_error(golden("local") + " --ranks 0", 2, "--ranks");
   expect_error(golden("local") + " --ranks 1,x", 2, "--ranks");
-  expect_error(golden("local") + " --comm mpi --ranks 2", 2, "mpirun -n decides");
+  expect_error(golden("local") + " --comm mpi --ranks 2", 2, "set the number by mpirun -n");
   expect_error(golden("local") + " --device tpu", 2, "--device: \"tpu\" is not one of cpu|cuda");
   expect_error(golden("local") + " --kernels best", 2,
-               "--kernels: only a GPU has a choice: add --device cuda");
+               "--kernels: it works only on GPUs: add --device cuda");
   expect_error(golden("local") + " --device cuda --ranks 1,33", 2,
-               "--ranks: 33 are too many: with --device cuda there are at most 32");
+               "--ranks: 33 are too many: --device cuda allows at most 32 threads");
 }
 
 TEST_F(Verify, AFileThatIsNoCaseIsAnError) {
@@ -178,21 +178,22 @@ TEST_F(Verify, AFileThatIsNoCaseIsAnError) {
     EXPECT_EQ(outcome.status, 1);
     EXPECT_TRUE(says(outcome, text)) << outcome.output;
   };
-  const auto refused = [](const std::string& path) { return path + " is no recorded case: "; };
+  const auto refused = [](const std::string& path) { return path + " is not a recorded case: "; };
   expect_error(write("too short", "broken"), "broken.safetensors");
   const std::string empty(1, '\x2');
   const auto plain = write(empty + std::string(7, '\0') + "{}", "plain");
-  expect_error(plain, refused(plain) + "its metadata have no \"peer\"");
+  expect_error(plain, refused(plain) + "its metadata has no \"peer\"");
   const auto expect_change = [&](const std::string& name, const std::string& from,
                                  const std::string& to, const std::string& text) {
     const auto path = with_text(name, from, to);
     expect_error(path, refused(path) + text);
   };
-  expect_change("hf_mixtral", "transformers\"", "Transformers\"", "its peer is \"Transformers\"");
+  expect_change("hf_mixtral", "transformers\"", "Transformers\"",
+                "its peer \"Transformers\" is unknown");
   expect_change("hf_mixtral", "MixtralSparse", "MixtralDenser",
-                "its class is \"MixtralDenserMoeBlock\"");
-  expect_change("local", "softmax_topk", "hashing_topk", "its router is \"hashing_topk\"");
-  expect_change("local", R"(\"silu\")", R"(\"sulu\")", "its activation is \"sulu\"");
+                "its class \"MixtralDenserMoeBlock\" is unknown");
+  expect_change("local", "softmax_topk", "hashing_topk", "its router \"hashing_topk\" is unknown");
+  expect_change("local", R"(\"silu\")", R"(\"sulu\")", "its activation \"sulu\" is unknown");
   expect_change("local", R"(\"ep\": 1,)", R"(\"ep\": 0,)", "ep (0) must be 1 to 64");
   expect_change("local", R"(\"experts\": 8)", R"(\"experts\": 9)",
                 "its router is [8,16], but it has 9 experts");

@@ -13,7 +13,7 @@ namespace {
 
 class AgreeTest : public ::testing::TestWithParam<RankCase> {
  protected:
-  // What every rank says when the last one throws this.
+  // Expects this error on every rank when the last one throws.
   template <typename Expected, typename Thrown>
   static void expect_error(const Thrown& thrown, const std::string& expected) {
     on_ranks(GetParam(), [&](Communicator& comm) {
@@ -48,11 +48,11 @@ TEST_P(AgreeTest, TheKindOfAnErrorStays) {
 }
 
 TEST_P(AgreeTest, AnErrorNeedNotHaveWords) {
-  expect_error<InvalidArgument>(std::runtime_error(""), "an error that does not say what it is");
-  expect_error<InvalidArgument>(42, "an error that does not say what it is");  // an engine's own
+  expect_error<InvalidArgument>(std::runtime_error(""), "an error without a message");
+  expect_error<InvalidArgument>(42, "an error without a message");  // an engine's own
 }
 
-TEST_P(AgreeTest, TheLowestRankThatFailsIsHeardByAll) {
+TEST_P(AgreeTest, AllRanksThrowTheErrorOfTheLowestFailedRank) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const int first = comm.size() / 2;
     const auto words = [](int rank) {
@@ -67,7 +67,7 @@ TEST_P(AgreeTest, TheLowestRankThatFailsIsHeardByAll) {
   });
 }
 
-TEST_P(AgreeTest, WhatACommunicatorThrowsPasses) {
+TEST_P(AgreeTest, ErrorsOfTheCommunicatorPassThrough) {
   on_ranks(GetParam(), [](Communicator& comm) {
     EXPECT_EQ(error_of<CommunicationError>(
                   [&] { agree(comm, "op", [] { throw CommunicationError("gone"); }); }),

@@ -32,7 +32,7 @@ constexpr std::array kDtypes{Dtype::f32, Dtype::bf16, Dtype::i32, Dtype::i64};
 
 class CommunicatorTest : public ::testing::TestWithParam<RankCase> {};
 
-// What rank `from` has for rank `to`: tells where it came from, in any dtype.
+// Returns rows for rank `to` whose values identify rank `from`, in any dtype.
 Tensor labelled(int from, int to, std::int64_t rows, Dtype dtype) {
   Tensor t({rows, 3}, dtype);
   const auto fill = [&](auto span, auto convert) {
@@ -349,7 +349,7 @@ TEST(CommunicatorErrors, AGpusMemoryIsNotRead) {
     const auto world = connect();
     EXPECT_EQ(error_of<InvalidArgument>([&] { call(*world); }),
               std::string(name) +
-                  " [2] is in a GPU's memory, but this works in the host's: copy it with "
+                  " [2] is in GPU memory, but this call needs host memory: copy it with "
                   "Device::to_host first");
   };
   expect("values", [&](Communicator& comm) { comm.all_reduce(elsewhere(values)); });

@@ -60,7 +60,7 @@ TEST_P(MeshTest, OneAxisIsTheWorld) {
 INSTANTIATE_TEST_SUITE_P(Ranks, MeshTest, ::testing::ValuesIn(testing::rank_cases()),
                          testing::rank_case_name);
 
-TEST(Mesh, SaysWhatDoesNotFit) {
+TEST(Mesh, NamesAxesThatDoNotFit) {
   run_ranks(4, [](Communicator& world) {
     const auto mesh_error = [&](std::vector<MeshAxis> axes) {
       return error_of<InvalidArgument>([&] { Mesh(world, std::move(axes)); });

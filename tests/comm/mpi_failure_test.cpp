@@ -114,7 +114,7 @@ TEST_F(MpiFailureTest, SizesThatDifferAreNamedByAll) {
         std::string line;
         std::getline(lines, line);
         const bool is_named = line.find(call) != std::string::npos &&
-                              line.find(" bytes where rank ") != std::string::npos;
+                              line.find(" bytes, but rank ") != std::string::npos;
         EXPECT_TRUE(is_named && line.find("overwritten") == std::string::npos)
             << "rank " << rank << ", " << call << ", " << size << ": " << line << "\n"
             << job_.log();

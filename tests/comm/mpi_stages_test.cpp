@@ -103,7 +103,7 @@ TEST_F(MpiStagesTest, ARankThatStopsInInitEndsTheOthersAtTheDeadline) {
     const auto words = "rank " + std::to_string(rank) + " of 4 gives up in MPI_Init";
     EXPECT_TRUE(job_.logs_within(30s, words)) << job_.log();
   }
-  EXPECT_NE(job_.log().find("2 s are over"), std::string::npos) << job_.log();
+  EXPECT_NE(job_.log().find("2 s have passed"), std::string::npos) << job_.log();
 }
 
 TEST_F(MpiStagesTest, ManyGroupsNeedNoMoreDescriptors) {
@@ -125,7 +125,7 @@ TEST_F(MpiStagesTest, RanksWithOtherInstructionsAreRefused) {
 }
 
 // Every call of every function, which takes minutes: scripts/check.sh faults.
-TEST_F(MpiStagesTest, EveryCall) {
+TEST_F(MpiStagesTest, ADeathInAnyCallIsNamedByTheSurvivors) {
   if (std::getenv("SWITCHYARD_FAULTS") == nullptr) {
     GTEST_SKIP() << "SWITCHYARD_FAULTS is not set";
   }

@@ -1,4 +1,4 @@
-// What happens to the others when a rank that is a thread fails, leaves, or stays away.
+// Effects on the other ranks when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -73,12 +73,13 @@ TEST(ThreadFailure, AfterAnErrorEveryCallSaysSoAtOnce) {
     const auto begin = std::chrono::steady_clock::now();
     const auto second = error_of<CommunicationError>([&] { comm.barrier(); });
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 100ms);
-    EXPECT_EQ(second, "barrier: this communicator can no longer be used since it failed: " + first);
+    EXPECT_EQ(second,
+              "barrier: this communicator failed before and can no longer be used: " + first);
   });
   EXPECT_EQ(outcome.reported, "");
 }
 
-TEST(ThreadFailure, WaitsBeforeAFailureStay) {
+TEST(ThreadFailure, WaitsBeforeAFailureAreStillCounted) {
   const Outcome outcome = outcome_of(3, 60s, [](Communicator& comm) {
     for (int i = 0; i < 3; ++i) comm.barrier();
     const std::vector before(comm.waited_for().begin(), comm.waited_for().end());
@@ -119,7 +120,7 @@ TEST(ThreadFailure, DifferentSizesAreAnErrorEverywhere) {
     comm.all_gather(mine, all);
   });
   ASSERT_EQ(outcome.messages.size(), 2U);
-  EXPECT_EQ(outcome.messages.at(0), "all_gather #1: rank 1 brought 8 bytes where rank 0 brought 4");
+  EXPECT_EQ(outcome.messages.at(0), "all_gather #1: rank 1 passed 8 bytes, but rank 0 passed 4");
 }
 
 TEST(ThreadFailure, SenderAndReceiverMustCountAlike) {
@@ -172,10 +173,12 @@ TEST(ThreadFailure, RowCountsMustFit) {
     const std::vector<std::int64_t> counts{1, comm.rank() == 1 ? huge : 1};
     comm.all_to_all(rows, counts, received, counts);
   });
-  EXPECT_EQ(outcome.reported, "send_rows [1, 9223372036854775807] do not fit a tensor [8,1]");
+  EXPECT_EQ(outcome.reported,
+            "send_rows [1, 9223372036854775807] need more rows than the tensor [8,1] has, or one "
+            "of them is negative");
 }
 
-TEST(ThreadFailure, ATimeoutMayBeForEver) {
+TEST(ThreadFailure, ATimeoutMayBeInfinite) {
   run_ranks(2, [](Communicator& comm) { comm.barrier(); },
             {.timeout = std::chrono::milliseconds::max()});
 }
@@ -213,7 +216,7 @@ TEST(ThreadFailure, TheFirstErrorIsReportedThoughItsRankEndsLast) {
   EXPECT_EQ(outcome.reported, "values [4,2] is not contiguous (row stride 4)");
 }
 
-TEST(ThreadFailure, WhatIsNoExceptionBecomesAnErrorOnAll) {
+TEST(ThreadFailure, AThrownNonExceptionBecomesAnErrorOnAllRanks) {
   std::string seen_by_others;
   const auto reported = error_of<Error>([&] {
     run_ranks(2, [&](Communicator& comm) {
@@ -250,8 +253,8 @@ TEST(ThreadFailure, TwoThreadsInOneCommunicatorAreRefused) {
   CalledByTwo comm;
   comm.barrier();
   EXPECT_EQ(comm.error_of_the_second,
-            "barrier: another thread is in a collective of this communicator, which is used by one "
-            "thread at a time");
+            "barrier: another thread is in a collective of this communicator; only one thread may "
+            "use it at a time");
   comm.error_of_the_second = "no error";
   comm.barrier();  // the first thread's goes on
   EXPECT_NE(comm.error_of_the_second, "no error");
@@ -266,7 +269,7 @@ TEST(ThreadFailure, AForkedProcessHasNoPartInTheGroup) {
         comm.abort("the child gives up");
         return first;
       });
-      EXPECT_NE(error.find("belongs to the process that this one was forked from"),
+      EXPECT_NE(error.find("belongs to the parent process and cannot be used after fork()"),
                 std::string::npos)
           << error;
     }

@@ -9,7 +9,7 @@ namespace {
 
 std::string quoted(const std::string& text) { return fmt::format("{}", in_quotes(text)); }
 
-TEST(InQuotes, ShowsWhatCanBeShown) {
+TEST(InQuotes, ShowsPrintableCharacters) {
   EXPECT_EQ(quoted(""), "''");
   EXPECT_EQ(quoted("größe 専門家 🙂\u00a0"), "'größe 専門家 🙂\u00a0'");
   EXPECT_EQ(quoted("\u200b\u2029\u202f\u2065\u206a"), "'\u200b\u2029\u202f\u2065\u206a'");
@@ -22,7 +22,7 @@ TEST(InQuotes, EscapesControlCharacters) {
   EXPECT_EQ(quoted("\u2066\u2069"), R"('\xe2\x81\xa6\xe2\x81\xa9')");
 }
 
-TEST(InQuotes, EscapesWhatIsNoUtf8) {
+TEST(InQuotes, EscapesInvalidUtf8) {
   EXPECT_EQ(quoted("a\x9b z"), R"('a\x9b z')");
   EXPECT_EQ(quoted("\xc0\xff\xe2\x80"), R"('\xc0\xff\xe2\x80')");
   EXPECT_EQ(quoted("\xe2z"), R"('\xe2z')");

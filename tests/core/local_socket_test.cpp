@@ -69,7 +69,7 @@ TEST_F(LocalSocket, TheEndOfTheOtherIsNoticed) {
   EXPECT_FALSE(send(accepted_, {"hello"}));
 }
 
-TEST_F(LocalSocket, TheLastMessageOfOneThatReadNothingStillComes) {
+TEST_F(LocalSocket, TheLastMessageOfAPeerThatReadNothingStillArrives) {
   EXPECT_TRUE(send(accepted_, {"unread"}));
   EXPECT_TRUE(send(connected_, {"last"}));
   connected_ = LocalConnection();
@@ -85,7 +85,7 @@ TEST_F(LocalSocket, AQueueThatStaysFullIsGivenUpAtTheDeadline) {
   EXPECT_FALSE(is_sent);
 }
 
-TEST_F(LocalSocket, AMessageOfAnotherSizeIsTheEnd) {
+TEST_F(LocalSocket, AMessageOfAnotherSizeEndsTheConnection) {
   const std::array<char, 3> few{};
   EXPECT_TRUE(connected_.send(std::as_bytes(std::span(few)), -1, soon()));
   Descriptor none;
@@ -100,7 +100,7 @@ TEST(LocalSocketErrors, AListenerThatIsGoneCannotBeReached) {
   LocalListener::Name name{};
   { name = LocalListener().name(); }
   const auto message = testing::error_of<Unsupported>([&] { connect_to(name); });
-  EXPECT_NE(message.find("no connection by a local socket"), std::string::npos) << message;
+  EXPECT_NE(message.find("cannot connect to a local socket"), std::string::npos) << message;
 }
 
 }  // namespace

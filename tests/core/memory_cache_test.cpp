@@ -52,7 +52,7 @@ TEST(MemoryCache, KeepsWhatAnyViewStillUses) {
   EXPECT_EQ(cache.take({10, 100}, Dtype::i32).data(), data - 4 * 400);
 }
 
-TEST(MemoryCache, BlocksOutliveIt) {
+TEST(MemoryCache, BlocksOutliveTheCache) {
   TensorView view;
   {
     MemoryCache cache;
@@ -72,7 +72,7 @@ TEST(MemoryCache, LetsSmallerBlocksGoAsSizesGrow) {
   EXPECT_LE(cache.bytes_held(), 3 * most);
 }
 
-TEST(MemoryCache, HoldsNothingForFreeAndSomethingForNothing) {
+TEST(MemoryCache, IsEmptyAtFirstAndLendsAddressesForEmptyTensors) {
   MemoryCache cache;
   EXPECT_EQ(cache.bytes_held(), 0);
   const TensorView none = cache.take({0, 7}, Dtype::bf16);

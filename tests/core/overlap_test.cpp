@@ -25,7 +25,7 @@ bool share_bytes(const ConstTensorView& a, const ConstTensorView& b) {
   return false;
 }
 
-TEST(Overlap, ColumnsOfOneMatrixLieApart) {
+TEST(Overlap, ColumnsOfOneMatrixDoNotOverlap) {
   Tensor matrix({4, 6}, Dtype::f32);
   const auto columns = [&](std::int64_t first, std::int64_t count) {
     return TensorView(matrix.data() + 4 * first, Dtype::f32, {4, count}, 6);

@@ -90,7 +90,7 @@ TEST_P(ThreadPoolTest, ThrowsOneOfManyErrors) {
   pool_.run(1, [](std::int64_t /*task*/, int /*worker*/) {});  // the error is not thrown again
 }
 
-// What a round has written is seen after it; rounds follow each other without a pause.
+// A round's writes are visible after it; rounds follow each other without a pause.
 TEST_P(ThreadPoolTest, IsReusedForManyRounds) {
   std::vector<std::int64_t> sums(8, 0);
   const int num_rounds = GetParam() > 2 ? 1000 : 10000;  // more threads than cores take turns
@@ -122,7 +122,7 @@ TEST(ThreadPool, OneThreadIsTheCallersOwn) {
   EXPECT_EQ(ids, std::set{std::this_thread::get_id()});
 }
 
-TEST(ThreadPool, TakesCoresAsAWish) {
+TEST(ThreadPool, ToleratesCoresThatDoNotExist) {
   const std::vector<int> cores{0, 0, 1000};  // the last is on no machine of ours
   ThreadPool pool(4, cores);
   std::atomic<int> runs{0};
@@ -137,8 +137,8 @@ TEST(ThreadPool, StaysWithTheProcessThatMadeIt) {
     return "no error";
   });
   EXPECT_EQ(error,
-            "the 2 threads of this device belong to the process that this one was forked from; "
-            "make a device here");
+            "the 2 threads of this device belong to the parent process and do not exist after "
+            "fork(); make a new device in this process");
 }
 
 TEST(ThreadPool, NeedsAThread) {

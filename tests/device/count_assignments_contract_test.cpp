@@ -123,7 +123,7 @@ TEST_P(CountAssignmentsContract, TheFirstBadIdIsNamed) {
   EXPECT_EQ(count(problem).problems, (Words{-1, 1701, 0, 16, 0}));
 }
 
-TEST_P(CountAssignmentsContract, WhatTheRouterMetStays) {
+TEST_P(CountAssignmentsContract, ProblemsOfTheRouterAreKept) {
   const Tensor ids = Tensor::from<std::int32_t>({2, 2}, {0, 0, 1, 9});
   const Words met{7, 1, 1, 9, 0};
   EXPECT_EQ(count({.ids = ids, .owners = deal(2, 1), .problems = met}).problems, met);

@@ -1,4 +1,4 @@
-// What a device offers besides kernels.
+// A device's functions besides kernels.
 #include "switchyard/device.h"
 
 #include <gtest/gtest.h>
@@ -108,7 +108,7 @@ TEST(DeviceMemory, CopiesWhatFitsAndIsInReach) {
   EXPECT_EQ(error_of<InvalidArgument>([&] { device.copy(from, to); }),
             "a copy of f32 [2] does not fit into f32 [3]");
   EXPECT_EQ(error_of<InvalidArgument>([&] { device.to_host(elsewhere(from)); }),
-            "the CPU cannot copy from gpu to host memory; ask the GPU's device to");
+            "the CPU's device cannot copy from gpu to host memory; use the GPU's device");
 }
 
 TEST(DeviceMemory, ACpuHasNoStreams) {

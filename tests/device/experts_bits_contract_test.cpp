@@ -1,4 +1,4 @@
-// What the bits of experts depend on, on every device, and what is left alone.
+// The bits of experts on every device, and the memory they leave alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -31,7 +31,7 @@ using testing::tensor_of;
 using testing::tolerance_of;
 using testing::widened;
 
-// What the problem's results are near to: the CPU's in f32, from the same numbers.
+// Returns the CPU's results in f32 for the same numbers, to compare with.
 ExpertsResults results_in_f32(const ExpertsProblem& problem) {
   auto options = problem.options;
   options.dtype = Dtype::f32;
@@ -120,7 +120,7 @@ TEST_P(ExpertsContract, SmallGroupsEqualTheReference) {
 bool has_kink(Activation activation) {
   return activation == Activation::relu || activation == Activation::reglu;
 }
-// So that no rounding of w·x moves a value across relu's kink.
+// Sets weights to ±0.5, so that rounding w·x moves no value across relu's kink.
 void weigh_exactly(ExpertsProblem& problem) {
   for (float& weight : problem.row_weights.span<float>()) {
     if (!std::isnan(weight)) weight = std::copysign(0.5F, weight);
@@ -218,7 +218,7 @@ TEST_P(ExpertsContract, LongAndOddRowsAreNearF32) {
   }
 }
 
-// Where a bias is summed over several chunks of rows.
+// Groups so large that bias gradients are summed over several chunks of rows.
 TEST_P(ExpertsContract, LargeGroupsAreNearF32) {
   for (const auto dtype : dtypes_to_compare()) {
     const ExpertsProblem problem(options_of(16, 24, dtype), Biases::all, {513, 3, 1500, 512}, 8);

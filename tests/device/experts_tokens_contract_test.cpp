@@ -30,7 +30,7 @@ class ExpertsTokensContract : public testing::OnDevices {
     if (device.memory() == Memory::host) device = testing::token_reading_device();
   }
 
-  // Of the rows, on what has [T, K] of assignments.
+  // Scatters values of rows to a tensor [T, K] of their assignments.
   static Tensor by_assignment(const TokensProblem& tokens, const ExpertsProblem& problem,
                               const Tensor& of_rows) {
     Tensor result(tokens.weights.shape(), Dtype::f32);
@@ -71,7 +71,7 @@ SWITCHYARD_ON_DEVICES(ExpertsTokensContract);
 
 constexpr const char* kNoTokens = "experts of this device and these kernels do not read tokens";
 
-TEST_P(ExpertsTokensContract, AtAnySizeStageAndAlignment) {
+TEST_P(ExpertsTokensContract, EqualRowsAtAnySizeStageAndAlignment) {
   struct Sizes {
     std::int64_t hidden, intermediate;
   };
@@ -90,7 +90,7 @@ TEST_P(ExpertsTokensContract, AtAnySizeStageAndAlignment) {
   }
 }
 
-TEST_P(ExpertsTokensContract, HoweverTheyAreRun) {
+TEST_P(ExpertsTokensContract, EqualRowsInEveryWayToRun) {
   for (const ActivationForm& form :
        {ActivationForm{Activation::swiglu}, ActivationForm{Activation::clamped_swiglu},
         ActivationForm{Activation::clamped_swiglu, 0.6F, -0.25F}}) {
@@ -107,7 +107,7 @@ TEST_P(ExpertsTokensContract, HoweverTheyAreRun) {
   }
 }
 
-TEST_P(ExpertsTokensContract, FewRowsAndNone) {
+TEST_P(ExpertsTokensContract, EqualRowsWithFewRowsAndNone) {
   const auto options = options_of(64, 128, Dtype::bf16);
   for (const std::vector<std::int32_t>& groups :
        {std::vector<std::int32_t>{0, 0, 0}, {1}, {0, 1, 0, 2}}) {

@@ -58,7 +58,7 @@ struct HostSums {
     return sum * (static_cast<double>(num_experts) / (length * length * double{kTopK}));
   }
   Words totals(BalanceLoss balance) const { return totals(balance, *this); }
-  // Where sequences are cut, and `joined` has all of them.
+  // For sequences that are cut over ranks; `joined` has the sums of the whole ones.
   Words totals(BalanceLoss balance, const HostSums& joined) const {
     Words all(index(2 * num_experts + 1));
     for (std::int64_t s = 0; s < num_sequences; ++s) {

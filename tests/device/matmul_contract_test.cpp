@@ -55,7 +55,7 @@ TEST_P(MatmulContract, LargeProducts) {
 }
 
 // More products than go into one launch, of one kind and of all, some with nothing to do.
-TEST_P(MatmulContract, BitsDoNotDependOnCompany) {
+TEST_P(MatmulContract, BitsDoNotDependOnOtherProducts) {
   constexpr MatmulSizes kAllSizes[] = {{300, 100, 64}, {1, 17, 300}, {130, 140, 30}, {5, 3, 0}};
   std::vector<MatmulProblem> together;
   std::vector<Tensor> alone;

@@ -21,7 +21,7 @@ using Longs = std::vector<std::int64_t>;
 
 class NarrowIdsContract : public testing::OnDevices {
  protected:
-  // Of rows that lie `apart` elements further from each other than they are long.
+  // Narrows ids whose row stride is `apart` elements more than the row length.
   template <typename Id>
   Ints narrowed(const std::vector<Id>& ids, std::int64_t top_k,
                 std::optional<std::int64_t> first_sentinel, std::int64_t apart = 0) const {
@@ -62,7 +62,7 @@ TEST_P(NarrowIdsContract, IdsStayWhatTheyAreAtEverySize) {
 }
 
 // None of them becomes an expert, or −1, because its upper half is lost.
-TEST_P(NarrowIdsContract, WhatDoesNotFitStaysOutOfRange) {
+TEST_P(NarrowIdsContract, IdsBeyond32BitsStayOutOfRange) {
   constexpr std::int64_t kHalf = std::int64_t{1} << 32;
   using Limits32 = std::numeric_limits<std::int32_t>;
   using Limits64 = std::numeric_limits<std::int64_t>;

@@ -43,7 +43,7 @@ class PlanContract : public testing::DeviceLayout {
 };
 SWITCHYARD_ON_DEVICES(PlanContract);
 
-TEST_P(PlanContract, GroupsLieOneBehindTheOther) {
+TEST_P(PlanContract, GroupsAreConsecutive) {
   for (const int num_experts : {1, 3, 33, 128, 1500}) {
     for (const int num_ranks : {1, 3}) {
       for (const std::int64_t alignment : {1, 8, 12}) {

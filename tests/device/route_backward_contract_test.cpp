@@ -29,7 +29,7 @@ using testing::set_element;
 class RouteBackwardContract : public testing::OnDevices {};
 SWITCHYARD_ON_DEVICES(RouteBackwardContract);
 
-// What gradients hold before: zeros for d_x, and what must be overwritten elsewhere.
+// Returns gradients before backward: zeros for d_x, and values to be overwritten elsewhere.
 RouteGradients gradients_for(const RouteCase& test, Dtype gate) {
   RouteGradients start{.d_x = Tensor::zeros({test.num_tokens, test.hidden}, test.x),
                        .gate = Tensor({test.options.num_experts, test.hidden}, gate)};

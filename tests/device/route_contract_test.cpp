@@ -34,7 +34,7 @@ std::vector<std::int32_t> ids_of(const RouteResult& result) {
   return {ids.begin(), ids.end()};
 }
 
-// Where the choice is another, what is compared is nearly the same.
+// A choice may differ from the reference only if the compared scores are nearly equal.
 void expect_choice(RouteInputs& inputs, const std::vector<std::int32_t>& actual) {
   const auto& options = inputs.test.options;
   const auto expected = reference_route(options, inputs.reference_router(), inputs.reference_x());

@@ -1,4 +1,4 @@
-// What routing adds to the sums of losses and statistics, on every device.
+// Routing adds to the sums of losses and statistics, on every device.
 #include <gtest/gtest.h>
 
 #include <cmath>

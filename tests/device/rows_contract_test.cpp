@@ -71,7 +71,7 @@ std::vector<Tensor> poisoned(int count, const Shape& shape, Dtype dtype) {
 
 class RowsContract : public OnDevices {
  protected:
-  // What the device works with: copies of the tables and buffers in its memory.
+  // Copies of the tables and buffers in the device's memory.
   struct OnDevice {
     Tensor slots;
     Tensor buffers;

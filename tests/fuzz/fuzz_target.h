@@ -1,4 +1,4 @@
-// What libFuzzer calls, and what the replay of the corpus calls in its place.
+// The function that libFuzzer calls. The replay of the corpus calls it, too.
 #pragma once
 
 #include <sys/mman.h>

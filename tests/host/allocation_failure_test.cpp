@@ -134,14 +134,14 @@ void walk(const MoeLayerOptions& options) {
 
 TEST(AllocationFailure, InAStepIsAnErrorOnEveryRank) { walk(testing::tiny_layer_options()); }
 
-TEST(AllocationFailure, WithThePackedMoverToo) {
+TEST(AllocationFailure, InAStepOfThePackedMoverIsAnErrorOnEveryRank) {
   auto options = testing::tiny_layer_options();
   options.mover = MoverKind::packed;
   options.keep = Keep::nothing;
   walk(options);
 }
 
-TEST(AllocationFailure, WithThePeerMoverToo) {
+TEST(AllocationFailure, InAStepOfThePeerMoverIsAnErrorOnEveryRank) {
   auto options = testing::tiny_layer_options();
   options.mover = MoverKind::peer;
   walk(options);

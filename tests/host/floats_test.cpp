@@ -111,7 +111,7 @@ TEST(HostFloats, AnotherRoundingModeChangesNoBit) { expect_plain_bits(&round_upw
 
 TEST(HostFloats, FlushedTinyNumbersChangeNoBit) { expect_plain_bits(&flush_tiny_numbers); }
 
-TEST(HostFloats, TheCallersOwnAreAsBefore) {
+TEST(HostFloats, TheCallersModesAreRestored) {
   const Environment restored;
   round_upward();
   matmul({}, {.a = Random(1).tensor({4, 4}, Dtype::f32),

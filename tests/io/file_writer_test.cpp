@@ -100,7 +100,7 @@ TEST(FileWriter, ALimitOnFilesIsAnErrorToo) {
     const struct rlimit limit = {1000, 1000};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     const auto file = FileWriter::create(folder / "x", "x");
-    // What is below the limit is still written, so the rest is what fails.
+    // The bytes below the limit are still written, so the write of the rest fails.
     const auto writing =
         error_of<StorageError>([&] { file.write(bytes_of(std::string(1500, 'x')), 0); });
     return writing + "; " + error_of<StorageError>([&] { file.reserve(1001); });

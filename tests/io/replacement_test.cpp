@@ -175,7 +175,7 @@ TEST(Replacement, AFailedSyncLeavesWhatWasThere) {
 }
 
 // For file systems that cannot exchange two names.
-TEST(Replacement, InTwoSteps) {
+TEST(Replacement, ReplacesAFolderInTwoSteps) {
   const Folder folder;
   for (const std::string name : {"old", "new"}) {
     fs::create_directory(folder / name);
@@ -196,7 +196,7 @@ TEST(Replacement, InTwoSteps) {
   EXPECT_EQ(folder.names(), (Names{"new", "old"}));
 }
 
-TEST(Replacement, AFileInTwoSteps) {
+TEST(Replacement, ReplacesAFileInTwoSteps) {
   const Folder folder;
   put(folder / "old", "old");
   put(folder / "new", "new");

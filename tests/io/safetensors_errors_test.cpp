@@ -42,11 +42,11 @@ TEST_F(SafetensorsErrors, RejectsLengthsThatDoNotFit) {
 }
 
 TEST_F(SafetensorsErrors, RejectsHeadersThatAreNotJson) {
-  EXPECT_EQ(error(""), "FILE: the header is not JSON, from byte 1 of it");
-  EXPECT_EQ(error("{]"), "FILE: the header is not JSON, from byte 2 of it");
-  EXPECT_EQ(error("{} {}"), "FILE: the header is not JSON, from byte 4 of it");
-  EXPECT_EQ(error({"{}\0x", 4}), "FILE: the header is not JSON, from byte 3 of it");
-  EXPECT_EQ(error("{\"\xff\":1}"), "FILE: the header is not JSON, from byte 3 of it");
+  EXPECT_EQ(error(""), "FILE: the header is not valid JSON from its byte 1 on");
+  EXPECT_EQ(error("{]"), "FILE: the header is not valid JSON from its byte 2 on");
+  EXPECT_EQ(error("{} {}"), "FILE: the header is not valid JSON from its byte 4 on");
+  EXPECT_EQ(error({"{}\0x", 4}), "FILE: the header is not valid JSON from its byte 3 on");
+  EXPECT_EQ(error("{\"\xff\":1}"), "FILE: the header is not valid JSON from its byte 3 on");
   EXPECT_EQ(error("3"), "FILE: the header must be an object, not 3");
 }
 
@@ -89,7 +89,7 @@ TEST_F(SafetensorsErrors, RejectsFieldsThatAreMissingTwiceOrTooMany) {
   EXPECT_EQ(error(one_tensor(R"("dtype":"F32","shape":[])")),
             "FILE: tensor 'w' has no data_offsets");
   EXPECT_EQ(error(one_tensor(R"("stride":[1])")),
-            "FILE: tensor 'w' has 'stride' besides dtype, shape and data_offsets");
+            "FILE: tensor 'w' has 'stride', but only dtype, shape and data_offsets are allowed");
   for (const std::string field : {R"("dtype":"F32")", R"("shape":[])", R"("data_offsets":[])"}) {
     EXPECT_EQ(error(one_tensor(field + "," + field)),
               "FILE: tensor 'w' has " + field.substr(1, field.find(':') - 2) + " twice");
@@ -118,9 +118,9 @@ TEST_F(SafetensorsErrors, RejectsShapesAndOffsetsThatDoNotFit) {
   EXPECT_EQ(f32("2", "0,4,8"),
             "FILE: data_offsets of tensor 'w' must be [begin, end], not [0, 4, 8]");
   EXPECT_EQ(f32("2", "0,9"),
-            "FILE: tensor 'w' has data_offsets [0, 9], which is no range within 8 bytes");
+            "FILE: tensor 'w' has data_offsets [0, 9], which is not a range within 8 bytes");
   EXPECT_EQ(f32("2", "8,0"),
-            "FILE: tensor 'w' has data_offsets [8, 0], which is no range within 8 bytes");
+            "FILE: tensor 'w' has data_offsets [8, 0], which is not a range within 8 bytes");
   EXPECT_EQ(f32("3", "0,8"), "FILE: tensor 'w' has 8 bytes, but F32 of shape [3] is 12");
   EXPECT_EQ(f32("2,0", "0,8"), "FILE: tensor 'w' has 8 bytes, but F32 of shape [2, 0] is 0");
   const std::string big = "4294967296";  // 2^32: its square is 0 in 64 bits
@@ -147,8 +147,8 @@ TEST_F(SafetensorsErrors, RejectsTensorsThatAreNotBackToBack) {
             "FILE: tensor 'a' begins at byte 2, within tensor 'b', which ends at 8");
   EXPECT_EQ(two("0,4", "5,8"), "FILE: bytes 4 to 5, before tensor 'b', belong to no tensor");
   EXPECT_EQ(two("1,4", "4,8"), "FILE: bytes 0 to 1, before tensor 'a', belong to no tensor");
-  EXPECT_EQ(two("0,4", "4,7"), "FILE: bytes 7 to 8, the last, belong to no tensor");
-  EXPECT_EQ(error("{}", 1), "FILE: bytes 0 to 1, the last, belong to no tensor");
+  EXPECT_EQ(two("0,4", "4,7"), "FILE: bytes 7 to 8, at the end, belong to no tensor");
+  EXPECT_EQ(error("{}", 1), "FILE: bytes 0 to 1, at the end, belong to no tensor");
 }
 
 }  // namespace

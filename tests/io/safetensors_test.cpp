@@ -73,7 +73,8 @@ TEST_F(Safetensors, ListsAllAndReadsWhatItCan) {
   Names readable;
   for (const auto& [name, view] : file.tensors()) readable.push_back(name);
   EXPECT_EQ(readable, (Names{"b", "f", "half", "i", "l", "none"}));
-  EXPECT_EQ(tensor_error<InvalidArgument>(file, "g"), "FILE has no tensor 'g' among its 8");
+  EXPECT_EQ(tensor_error<InvalidArgument>(file, "g"),
+            "FILE has no tensor 'g' among the 8 it contains");
   EXPECT_EQ(tensor_error<Unsupported>(file, "tiny"),
             "FILE: tensor 'tiny' is of dtype 'F8_E4M3'; F32, BF16, F16, I32 and I64 can be read");
   EXPECT_EQ(tensor_error<Unsupported>(file, "deep"),
@@ -97,7 +98,7 @@ TEST_F(Safetensors, SaysWhatEveryTensorIs) {
   expect_info(file.info("tiny"), "F8_E4M3", {1}, 1, false);
   expect_info(file.info("deep"), "F32", {1, 1, 1, 1, 1}, 4, false);
   EXPECT_EQ(testing::error_of<InvalidArgument>([&] { (void)file.info("g"); }),
-            path_.string() + " has no tensor 'g' among its 8");
+            path_.string() + " has no tensor 'g' among the 8 it contains");
 }
 
 TEST_F(Safetensors, ReadsAFileOfNothing) {

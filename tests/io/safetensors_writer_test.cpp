@@ -83,7 +83,7 @@ TEST(SafetensorsWriter, RefusesNamesThatAFileCannotHave) {
   const auto error = [](const std::string& name) {
     return error_of<InvalidArgument>([&] { lay_out({{name, {}}}, {}); });
   };
-  EXPECT_EQ(error("__metadata__"), "no tensor can be called __metadata__");
+  EXPECT_EQ(error("__metadata__"), "a tensor must not be named __metadata__");
   EXPECT_EQ(error("a\xff"), "the tensor's name 'a\ufffd' is not UTF-8");
   EXPECT_EQ(error(std::string("é\0\n", 4)), "no error");
 }

@@ -148,7 +148,7 @@ std::vector<Misuse> of_c_devices() {
          return switchyard_dispatch(one.device, nullptr, &one.moved, one.memory.data(),
                                     one.memory.data());
        }),
-       "x and rows must lie apart"},
+       "x and rows must not overlap"},
       {"switchyard_dispatch", Kind::out_of_range, calls([](auto& one) {
          one.moved.num_rows = -1;
          return switchyard_dispatch(one.device, nullptr, &one.moved, one.memory.data(),
@@ -201,7 +201,7 @@ std::vector<Misuse> of_c_devices() {
          return switchyard_rows_backward(one.device, nullptr, &one.rows, one.memory.data(),
                                          one.memory.data(), &one.packed, 0);
        }),
-       "must lie apart"},
+       "must not overlap"},
       {"switchyard_rows_backward", Kind::null, calls([](auto& one) {
          return switchyard_rows_backward(one.device, nullptr, nullptr, nullptr, nullptr, nullptr,
                                          0);
@@ -254,7 +254,7 @@ std::vector<Misuse> of_c_devices() {
          return switchyard_copy_on(one.device, nullptr, one.memory.data(), one.memory.data() + 1,
                                    16);
        }),
-       "must lie apart"},
+       "must not overlap"},
       {"switchyard_synchronize", Kind::null, [] { told(switchyard_synchronize(nullptr, nullptr)); },
        "device is a null pointer"},
       {"switchyard_placement_contiguous", Kind::null,

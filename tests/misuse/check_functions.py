@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-# What nm makes of the names that the headers use.
+# Type names as nm prints them, and the shorter names that the headers use.
 ABBREVIATIONS = [
     (r"\[abi:cxx11\]", ""),
     (r"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> ?>", "string"),

@@ -100,7 +100,7 @@ std::vector<Misuse> of_experts() {
          one.backward({.rows = one.rows, .inner = one.inner, .d_out = one.out},
                       {.d_rows = one.out, .gradients = {}});
        }),
-       "d_out and d_rows must lie apart"},
+       "d_out and d_rows must not overlap"},
       {"Experts::backward(span<ExpertWeights>, RowGroups, ExpertsBackwardInput, "
        "ExpertsBackwardOutput)",
        Kind::device, rows([](auto& one) {
@@ -164,7 +164,7 @@ std::vector<Misuse> of_experts() {
                              {.x = one.x, .expert_ids = one.ids, .d_weights = one.d_weights},
                              {.d_x = one.x, .gradients = {.gate = one.d_gate}});
        }),
-       "x and d_x must lie apart"},
+       "x and d_x must not overlap"},
 
       {"LoadBalancer::LoadBalancer(int, LoadBalancerOptions)", Kind::out_of_range,
        [] { LoadBalancer(0); }, "num_experts (0)"},

@@ -103,17 +103,18 @@ std::vector<Misuse> of_layers() {
        Kind::overlapping, layer([](auto& one) {
          one.layer.forward(one.weights.weights(), {.x = one.x}, one.x, nullptr);
        }),
-       "x and y must lie apart"},
+       "x and y must not overlap"},
       {"MoeLayer::backward(MoeWeights, SavedForBackward, LayerBackwardInput, "
        "LayerBackwardOutput)",
-       Kind::empty, layer([](auto& one) { one.backward(one.x, one.y); }), "nothing is saved"},
+       Kind::empty, layer([](auto& one) { one.backward(one.x, one.y); }),
+       "SavedForBackward is empty"},
       {"MoeLayer::backward(MoeWeights, SavedForBackward, LayerBackwardInput, "
        "LayerBackwardOutput)",
        Kind::overlapping, layer([](auto& one) {
          one.forward({.x = one.x});
          one.backward(one.y, one.x);
        }),
-       "x and d_x must lie apart"},
+       "x and d_x must not overlap"},
       {"MoeLayer::backward(MoeWeights, SavedForBackward, LayerBackwardInput, "
        "LayerBackwardOutput)",
        Kind::moved_from, layer([](auto& one) {
@@ -121,9 +122,10 @@ std::vector<Misuse> of_layers() {
          const SavedForBackward taken = std::move(one.saved);
          one.backward(one.y, floats({3, 4}));
        }),
-       "nothing is saved"},
+       "SavedForBackward is empty"},
       {"MoeLayer::commit_pick_counts(SavedForBackward)", Kind::empty,
-       layer([](auto& one) { one.layer.commit_pick_counts(one.saved); }), "nothing is saved"},
+       layer([](auto& one) { one.layer.commit_pick_counts(one.saved); }),
+       "SavedForBackward is empty"},
       {"MoeLayer::commit_pick_counts(SavedForBackward)", Kind::out_of_range, layer([](auto& one) {
          one.forward({.x = one.x});
          MoeLayer(*one.comm, one.placement, options()).commit_pick_counts(one.saved);
@@ -145,11 +147,11 @@ std::vector<Misuse> of_layers() {
       {"MoeLayer::communicator", Kind::moved_from,
        gone([](auto& one) { (void)one.layer.communicator(); }), kMovedFrom},
       {"SavedForBackward::plan", Kind::empty, [] { (void)SavedForBackward().plan(); },
-       "nothing is saved"},
+       "SavedForBackward is empty"},
       {"SavedForBackward::routing", Kind::empty, [] { (void)SavedForBackward().routing(); },
-       "nothing is saved"},
+       "SavedForBackward is empty"},
       {"SavedForBackward::losses", Kind::empty, [] { (void)SavedForBackward().losses(); },
-       "nothing is saved"},
+       "SavedForBackward is empty"},
       {"run_step(span<MoeLayer*>, function)", Kind::null,
        [] {
          const std::array<MoeLayer*, 1> layers{nullptr};
@@ -157,7 +159,7 @@ std::vector<Misuse> of_layers() {
        },
        "layer 0 of 1 is null"},
       {"run_step(span<MoeLayer*>, function)", Kind::null, [] { run_step({}, nullptr); },
-       "step is no function"},
+       "step is empty"},
       {"run_step(span<MoeLayer*>, function)", Kind::moved_from, gone([](auto& one) {
          const std::array<MoeLayer*, 1> layers{&one.layer};
          run_step(layers, [] {});

@@ -129,7 +129,7 @@ std::vector<Misuse> of_parallel() {
          (void)reshard(MoeParameters(mesh_layer_options(), one.placement, 0), one.placement,
                        ExpertPlacement::contiguous(3, 1), *one.comm);
        }),
-       "from a placement of 2 to one of 3"},
+       "from a placement of 2 experts to one of 3"},
 
       {"apply_expert_parallel(span<MoeBlock*>, Mesh*, vector<string>)", Kind::null,
        on_mesh([](auto& one) {

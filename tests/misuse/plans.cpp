@@ -153,7 +153,7 @@ std::vector<Misuse> of_plans() {
        kDispatcherMovedFrom},
       {"Dispatcher::dispatch(Plan, DispatchInput, DispatchOutput)", Kind::overlapping,
        moving([](auto& one) { one.dispatcher.dispatch(one.plan, {.x = one.x}, {.rows = one.x}); }),
-       "x and rows must lie apart"},
+       "x and rows must not overlap"},
       {"Dispatcher::dispatch(Plan, DispatchInput, DispatchOutput)", Kind::out_of_range,
        moving([](auto& one) {
          one.dispatcher.dispatch(one.planner.plan(ints({kTokens, 1})), {.x = one.x},
@@ -182,10 +182,10 @@ std::vector<Misuse> of_plans() {
        kDispatcherMovedFrom},
       {"Dispatcher::take_received_weights(Plan)", Kind::out_of_range,
        moving([](auto& one) { (void)one.dispatcher.take_received_weights(one.plan); }),
-       "for the peer mover"},
+       "only with the peer mover"},
       {"Dispatcher::combine(Plan, CombineInput, TensorView)", Kind::overlapping,
        moving([](auto& one) { one.dispatcher.combine(one.plan, {.rows = one.rows}, one.rows); }),
-       "rows and y must lie apart"},
+       "rows and y must not overlap"},
       {"Dispatcher::combine(Plan, CombineInput, TensorView)", Kind::device, moving([](auto& one) {
          one.dispatcher.combine(one.plan, {.rows = on_a_gpu(one.rows)}, one.x);
        }),
@@ -199,12 +199,12 @@ std::vector<Misuse> of_plans() {
        Kind::overlapping, moving([](auto& one) {
          one.dispatcher.combine_backward(one.plan, {.d_y = one.x}, {.d_rows = one.x});
        }),
-       "d_y and d_rows must lie apart"},
+       "d_y and d_rows must not overlap"},
       {"Dispatcher::dispatch_backward(Plan, DispatchBackwardInput, DispatchBackwardOutput)",
        Kind::overlapping, moving([](auto& one) {
          one.dispatcher.dispatch_backward(one.plan, {.d_rows = one.rows}, {.d_x = one.rows});
        }),
-       "d_rows and d_x must lie apart"},
+       "d_rows and d_x must not overlap"},
       {"Dispatcher::dispatch_backward(Plan, DispatchBackwardInput, DispatchBackwardOutput)",
        Kind::empty, moving([](auto& one) { one.dispatcher.dispatch_backward(one.plan, {}, {}); }),
        "d_rows is f32 [0]"},
@@ -238,7 +238,7 @@ std::vector<Misuse> of_plans() {
          const auto words = one.options.num_words();
          LocalPlan({}, one.options, ints({words + 1}).view().slice(1, words + 1));
        }),
-       "must lie on 8 bytes"},
+       "must be aligned to 8 bytes"},
       {"LocalPlan::make(ConstTensorView)", Kind::out_of_range, local([](auto& one) {
          one.plan.make(Tensor::from<std::int32_t>({3, 1}, {0, 9, 0}));
        }),
@@ -249,24 +249,24 @@ std::vector<Misuse> of_plans() {
        "expert_ids is f32"},
       {"LocalPlan::dispatch(DispatchInput, DispatchOutput)", Kind::overlapping,
        local([](auto& one) { one.plan.dispatch({.x = one.x}, {.rows = one.x}); }),
-       "x and rows must lie apart"},
+       "x and rows must not overlap"},
       {"LocalPlan::dispatch(DispatchInput, DispatchOutput)", Kind::shape, local([](auto& one) {
          one.plan.dispatch({.x = one.x}, {.rows = floats({2, 4})});
        }),
        "there are 2 rows, but the plan needs 3"},
       {"LocalPlan::combine(CombineInput, TensorView)", Kind::overlapping,
        local([](auto& one) { one.plan.combine({.rows = one.rows}, one.rows); }),
-       "rows and y must lie apart"},
+       "rows and y must not overlap"},
       {"LocalPlan::combine(CombineInput, TensorView)", Kind::empty,
        local([](auto& one) { one.plan.combine({}, {}); }), "y is f32 [0]"},
       {"LocalPlan::combine_backward(CombineBackwardInput, CombineBackwardOutput)",
        Kind::overlapping,
        local([](auto& one) { one.plan.combine_backward({.d_y = one.x}, {.d_rows = one.x}); }),
-       "d_y and d_rows must lie apart"},
+       "d_y and d_rows must not overlap"},
       {"LocalPlan::dispatch_backward(DispatchBackwardInput, DispatchBackwardOutput)",
        Kind::overlapping,
        local([](auto& one) { one.plan.dispatch_backward({.d_rows = one.x}, {.d_x = one.x}); }),
-       "d_rows and d_x must lie apart"},
+       "d_rows and d_x must not overlap"},
       {"LocalPlan::dispatch_backward(DispatchBackwardInput, DispatchBackwardOutput)", Kind::device,
        local([](auto& one) {
          one.plan.dispatch_backward({.d_rows = on_a_gpu(one.rows)}, {.d_x = one.x});

@@ -33,7 +33,7 @@ std::vector<Misuse> of_ranks() {
       {"connect(ConnectOptions)", Kind::out_of_range,
        [] { (void)connect({.timeout = std::chrono::milliseconds(-5)}); }, "timeout (-5 ms)"},
       {"run_ranks(int, function, RankOptions)", Kind::null, [] { run_ranks(2, nullptr); },
-       "no function"},
+       "is empty: pass a function"},
       {"run_ranks(int, function, RankOptions)", Kind::huge,
        [] { run_ranks(2'000'000'000, [](Communicator&) {}); }, "num_ranks (2000000000)"},
       {"run_ranks(int, function, RankOptions)", Kind::out_of_range,
@@ -54,24 +54,25 @@ std::vector<Misuse> of_ranks() {
          Tensor both = floats({2});
          comm.all_gather(both, both);
        }),
-       "send and recv must lie apart"},
+       "send and recv must not overlap"},
       {"Communicator::all_gather(ConstTensorView, TensorView)", Kind::device, alone([](auto& comm) {
          Tensor tensor = floats({2});
          comm.all_gather(on_a_gpu(tensor), floats({2}));
        }),
-       "in a GPU's memory"},
+       "in GPU memory"},
       {"Communicator::all_gather(ConstTensorView, TensorView)", Kind::null,
        alone([](auto& comm) { comm.all_gather(at_a_null_pointer({2}), floats({2})); }),
        "null pointer"},
       {"Communicator::all_reduce(TensorView, ReduceOp)", Kind::dtype,
-       alone([](auto& comm) { comm.all_reduce(Tensor({2}, Dtype::f16)); }), "f16 is not reduced"},
+       alone([](auto& comm) { comm.all_reduce(Tensor({2}, Dtype::f16)); }),
+       "f16 cannot be reduced"},
       {"Communicator::all_reduce(TensorView, ReduceOp)", Kind::out_of_range,
        alone([](auto& comm) { comm.all_reduce(floats({2}), kNoOp); }), "no reduction 9"},
       {"Communicator::all_reduce(TensorView, ReduceOp)", Kind::device, alone([](auto& comm) {
          Tensor tensor = floats({2});
          comm.all_reduce(on_a_gpu(tensor));
        }),
-       "in a GPU's memory"},
+       "in GPU memory"},
       {"Communicator::all_to_all(ConstTensorView, span<int64>, TensorView, span<int64>)",
        Kind::shape, alone([](auto& comm) {
          send(comm, floats({2}), floats({2}), {1, 1});
@@ -79,13 +80,13 @@ std::vector<Misuse> of_ranks() {
        "send_rows has 2 entries for 1 ranks"},
       {"Communicator::all_to_all(ConstTensorView, span<int64>, TensorView, span<int64>)",
        Kind::huge, alone([](auto& comm) { send(comm, floats({2}), floats({2}), {kHuge}); }),
-       "do not fit a tensor [2]"},
+       "need more rows than the tensor [2] has"},
       {"Communicator::all_to_all(ConstTensorView, span<int64>, TensorView, span<int64>)",
        Kind::overlapping, alone([](auto& comm) {
          Tensor both = floats({2});
          send(comm, both, both, {2});
        }),
-       "send and recv must lie apart"},
+       "send and recv must not overlap"},
       {"Communicator::all_to_all(ConstTensorView, span<int64>, TensorView, span<int64>)",
        Kind::empty, alone([](auto& comm) { send(comm, floats({2}), floats({2}), {}); }),
        "send_rows has 0 entries"},
@@ -97,7 +98,7 @@ std::vector<Misuse> of_ranks() {
          Tensor both = floats({2});
          comm.reduce_scatter(both, both);
        }),
-       "send and recv must lie apart"},
+       "send and recv must not overlap"},
       {"Communicator::reduce_scatter(ConstTensorView, TensorView, ReduceOp)", Kind::out_of_range,
        alone([](auto& comm) { comm.reduce_scatter(floats({2}), floats({2}), kNoOp); }),
        "no reduction 9"},
@@ -116,7 +117,7 @@ std::vector<Misuse> of_ranks() {
        "enough"},
 
       {"agree(Communicator, function)", Kind::null, alone([](auto& comm) { agree(comm, nullptr); }),
-       "no function"},
+       "is empty: pass a function"},
       {"agree(Communicator, string_view, function)", Kind::null,
        alone([](auto& comm) { agree(comm, "work", nullptr); }), "work: rank 0: "},
       {"require_equal(Communicator, string_view, int64)", Kind::out_of_range,

@@ -86,13 +86,13 @@ std::vector<Misuse> of_tensors() {
          Tensor tensor = floats({2});
          (void)Tensor::of(on_a_gpu(tensor)).clone();
        },
-       "in a GPU's memory"},
+       "in GPU memory"},
       {"detail::require_host(Memory, Shape)", Kind::device,
        [] {
          Tensor tensor = floats({2});
          (void)on_a_gpu(tensor).span<float>();
        },
-       "in a GPU's memory"},
+       "in GPU memory"},
       {"detail::require_span(Dtype, Dtype, bool, Shape)", Kind::dtype,
        [] { (void)floats({2}).span<std::int64_t>(); }, "of f32 was read as i64"},
       {"detail::require_span(Dtype, Dtype, bool, Shape)", Kind::moved_from,
@@ -159,25 +159,25 @@ std::vector<Misuse> of_tensors() {
          Tensor tensor = floats({2});
          Device().copy(floats({2}), on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::copy(ConstTensorView, TensorView)", Kind::overlapping,
        [] {
          Tensor tensor = floats({4});
          Device().copy(tensor.view().slice(0, 3), tensor.view().slice(1, 4));
        },
-       "must lie apart in memory"},
+       "must not overlap in memory"},
       {"Device::copy_of(ConstTensorView)", Kind::device,
        [] {
          Tensor tensor = floats({2});
          (void)Device().copy_of(on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::to_host(ConstTensorView)", Kind::device,
        [] {
          Tensor tensor = floats({2});
          (void)Device().to_host(on_a_gpu(tensor));
        },
-       "the CPU cannot copy"},
+       "the CPU's device cannot copy"},
       {"Device::empty(Shape, Dtype)", Kind::huge,
        [] {
          (void)Device().empty({kHuge, 1 << 16}, Dtype::f32);
@@ -194,7 +194,7 @@ std::vector<Misuse> of_tensors() {
       {"Device::parallel_for(int64, function)", Kind::out_of_range,
        [] { Device().parallel_for(-1, [](auto, auto) {}); }, "count (-1)"},
       {"Device::parallel_for(int64, function)", Kind::null,
-       [] { Device().parallel_for(1, nullptr); }, "no function"},
+       [] { Device().parallel_for(1, nullptr); }, "is empty: pass a function"},
       {"CapturedGraph::CapturedGraph(Device, function)", Kind::device,
        [] { CapturedGraph(Device(), [] {}); }, "captured on a GPU"},
 
@@ -203,14 +203,14 @@ std::vector<Misuse> of_tensors() {
          Tensor a = floats({3, 3});
          multiply(a, floats({3, 3}), a);
        },
-       "a and c must lie apart"},
+       "a and c must not overlap"},
       {"matmul(Device, Matmul)", Kind::overlapping,
        [] {
          Tensor rows = floats({3, 6});
          const TensorView left(rows.data(), Dtype::f32, {3, 3}, 6);
          multiply(floats({3, 3}), left, TensorView(rows.data() + 8, Dtype::f32, {3, 3}, 6));
        },
-       "b and c must lie apart"},
+       "b and c must not overlap"},
       {"matmul(Device, Matmul)", Kind::shape,
        [] {
          multiply(floats({2, 3}), floats({2, 2}), floats({2, 2}));

@@ -1,5 +1,5 @@
-// What the bits of experts' results do not depend on: how weights lie in memory, threads, and what
-// is computed again.
+// The bits of experts' results do not depend on the layout of weights in memory, on threads, or on
+// what is recomputed.
 #include <gtest/gtest.h>
 
 #include <cstring>

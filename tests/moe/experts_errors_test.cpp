@@ -184,8 +184,7 @@ TEST(ExpertsErrors, OfRows) {
   EXPECT_EQ(backward(), "d_row_weights is f32 [2], but must be contiguous f32 [5] or more");
   out.d_row_weights = zeros({5});
   in.row_weights = {};
-  EXPECT_EQ(backward(),
-            "d_row_weights was given without row_weights: there is nothing to differentiate by");
+  EXPECT_EQ(backward(), "d_row_weights was given without row_weights: give both or neither");
   out.d_row_weights = {};
   in.d_out = zeros({5, 5});
   EXPECT_EQ(backward(), "d_out is f32 [5,5], but must be f32 [5,6] or more rows");
@@ -197,12 +196,12 @@ TEST(ExpertsErrors, OfRows) {
   EXPECT_EQ(backward(), "d_rows is f32 [6], but must be f32 [5,6] or more rows");
   out.d_rows = d_rows;
   in.d_out = d_rows;
-  EXPECT_EQ(backward(), "d_out and d_rows must lie apart in memory");
+  EXPECT_EQ(backward(), "d_out and d_rows must not overlap in memory");
   in.d_out = rows;
   out.d_rows = rows;
-  EXPECT_EQ(backward(), "d_out and d_rows must lie apart in memory");
+  EXPECT_EQ(backward(), "d_out and d_rows must not overlap in memory");
   in.d_out = zeros({5, 6});
-  EXPECT_EQ(backward(), "rows and d_rows must lie apart in memory");
+  EXPECT_EQ(backward(), "rows and d_rows must not overlap in memory");
   out.d_rows = d_rows;
   out.gradients = {gradients.data(), 1};
   EXPECT_EQ(backward(), "there are 2 experts, but gradients for 1");
@@ -215,8 +214,7 @@ TEST(ExpertsErrors, OfMemory) {
   Tensor weights = zeros({5});
   const auto message = [](const std::string& tensor) {
     return tensor +
-           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
-           "there";
+           " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   };
   const auto forward = [&](const std::vector<ExpertWeights>& matrices, const RowGroups& groups,
                            const ExpertsInput& in) {

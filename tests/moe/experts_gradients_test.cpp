@@ -1,4 +1,4 @@
-// Where gradients of experts go: onto what is there or in its place; and views of packed weights.
+// Gradients of experts are added or overwrite; and views of packed weights.
 #include <gtest/gtest.h>
 
 #include "support/compare.h"

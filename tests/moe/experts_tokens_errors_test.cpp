@@ -68,15 +68,15 @@ TEST(ExpertsTokensErrors, OfTokens) {
   EXPECT_EQ(error_with([](auto& v) { v.x = zeros({3}); }),
             "tokens.x is f32 [3], but must be f32 [T,6]");
   const std::string elsewhere_too =
-      " is in gpu memory, but the device works in host memory; Device::copy_of brings it there";
+      " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   EXPECT_EQ(error_with([](auto& v) { v.x = elsewhere(v.x); }), "tokens.x [3,6]" + elsewhere_too);
   EXPECT_EQ(error_with([](auto& v) { v.row_sources = elsewhere(v.row_sources); }),
             "tokens.row_sources [5]" + elsewhere_too);
   EXPECT_EQ(t.forward({.rows = t.out, .tokens = t.tokens}),
-            "rows [5,6] were given, and tokens: experts read the one or the other");
+            "rows [5,6] and tokens were both given: give only one of them");
   EXPECT_EQ(t.forward({}), "rows is f32 [0], but must be f32 [5,6] or more rows");
   t.tokens.x = t.out;
-  EXPECT_EQ(t.forward({.tokens = t.tokens}), "tokens.x and out must lie apart in memory");
+  EXPECT_EQ(t.forward({.tokens = t.tokens}), "tokens.x and out must not overlap in memory");
 }
 
 TEST(ExpertsTokensErrors, OfExpertsThatReadNone) {
@@ -86,8 +86,8 @@ TEST(ExpertsTokensErrors, OfExpertsThatReadNone) {
         [&] { experts.forward(t.p.weights, t.p.groups(), {.tokens = t.tokens}, {.out = t.out}); });
   };
   const std::string message =
-      "these experts do not read rows from tokens (see Experts::reads_tokens): give them the rows "
-      "that Dispatcher::dispatch makes";
+      "these experts cannot read rows from tokens (see Experts::reads_tokens): give them rows from "
+      "Dispatcher::dispatch";
   const Experts on_cpu(kOptions);
   EXPECT_FALSE(on_cpu.reads_tokens());
   EXPECT_TRUE(t.experts.reads_tokens());
@@ -123,11 +123,10 @@ TEST(ExpertsTokensErrors, OfWhatTokensHave) {
   in.d_out = d_y;
   Tensor rows = zeros({5, 6});
   in.rows = rows;
-  EXPECT_EQ(t.backward(in, made),
-            "rows [5,6] were given, and tokens: experts read the one or the other");
+  EXPECT_EQ(t.backward(in, made), "rows [5,6] and tokens were both given: give only one of them");
   in.rows = {};
   in.tokens->x = made.d_rows.slice(0, 3);
-  EXPECT_EQ(t.backward(in, made), "tokens.x and d_rows must lie apart in memory");
+  EXPECT_EQ(t.backward(in, made), "tokens.x and d_rows must not overlap in memory");
 }
 
 }  // namespace

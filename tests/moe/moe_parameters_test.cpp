@@ -147,7 +147,7 @@ TEST(MoeParameters, AreReadWhereTheyAreWritten) {
   EXPECT_EQ(&copy.weights(), &copy.weights());
 }
 
-TEST(MoeParameters, AreMadeOfAnybodysTensors) {
+TEST(MoeParameters, MayViewTensorsOfTheCaller) {
   const auto placement = ExpertPlacement::contiguous(5, 1);
   auto original = MoeParameters::random(small_options(), placement, 0, 1, Biases::all);
   auto parameters = MoeParameters::of(original.views());
@@ -164,10 +164,10 @@ TEST(MoeParametersErrors, NameTheValues) {
             "rank (2) must be 0 to 1");
   auto tensors = MoeParameters(options, placement, 0).views();
   tensors.experts[1].up = testing::elsewhere(tensors.experts[1].up);
-  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)MoeParameters::of(tensors); }),
-            "a tensor of the layer " + tensors.experts[1].up.shape().to_string() +
-                " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
-                "there");
+  EXPECT_EQ(
+      error_of<InvalidArgument>([&] { (void)MoeParameters::of(tensors); }),
+      "a tensor of the layer " + tensors.experts[1].up.shape().to_string() +
+          " is in gpu memory, but the device works in host memory; copy it with Device::copy_of");
   options.hidden = 0;
   EXPECT_EQ(error_of<InvalidArgument>([&] { const MoeParameters p(options, placement, 0); }),
             "hidden (0) and intermediate (9) must be positive");

@@ -148,7 +148,7 @@ TEST_P(RouterTest, GradientsMatchFiniteDifferences) {
 }
 
 // Scores so small that they are denormal still tell experts apart.
-TEST(RouterTokens, FarBehindTheBestTheSecondIsStillFound) {
+TEST(RouterTokens, ASecondChoiceFarBehindTheBestIsStillFound) {
   const Tensor x = Tensor::from<float>({1, 1}, {1.0F});
   const Tensor gate = Tensor::from<float>({4, 1}, {95.0F, 5.0F, 2.0F, 7.0F});
   const Routing routing = Router(RouterOptions::mixtral(4, 2)).route({.gate = gate}, x);

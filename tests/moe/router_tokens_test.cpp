@@ -1,5 +1,5 @@
-// What a router promises of single tokens: ties, values that are not finite, and bits that depend
-// on nothing but the token.
+// A router's promises about single tokens: ties, values that are not finite, and bits that depend
+// only on the token.
 #include <gtest/gtest.h>
 
 #include <cstring>

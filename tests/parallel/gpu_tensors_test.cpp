@@ -89,7 +89,7 @@ TEST(GpuTensorsErrors, NameTheTensorAndBothMemories) {
   const auto comm = connect();
   const Device gpu = PretendGpu::device(Peers::apart);
   const std::string rest =
-      " is in host memory, but the device works in gpu memory; Device::copy_of brings it there";
+      " is in host memory, but the device works in gpu memory; copy it with Device::copy_of";
   const SequenceShard shard(2, 3, 1, 0);
   const Tensor local({6, 4}, Dtype::f32);
   const Tensor full({2, 3, 4}, Dtype::f32);

@@ -44,7 +44,7 @@ TEST(ParallelizeErrors, AreTheSameOnEveryRank) {
     };
   };
   expect_error([](auto& blocks, Mesh& mesh) { apply(*blocks[1], &mesh); },
-               "apply_expert_parallel: rank 0: layers.4.mlp is divided over 2 ranks already");
+               "apply_expert_parallel: rank 0: layers.4.mlp is already divided over 2 ranks");
   expect_error(on_rank_2([](auto& blocks) { blocks[1] = nullptr; }), at_2 + "block 1 of 2 is null");
   expect_error(on_rank_2([](auto& blocks) { blocks.push_back(blocks[1]); }),
                at_2 + "layers.4.mlp is listed twice");
@@ -75,7 +75,7 @@ std::string both(const std::string& what, const std::string& rank_2, const std::
          ", rank 3 has " + rank_3;
 }
 
-// Of ranks 2 and 3, which divide the layers between them.
+// Ranks 2 and 3 disagree; they divide the layers between them.
 TEST(ParallelizeErrors, NameWhatRanksDisagreeAbout) {
   expect_error(
       [](std::vector<MoeBlock*>& blocks, Mesh& mesh) {

@@ -75,7 +75,7 @@ TEST(ReduceGradientsErrors, WhatIsNotTheSameIsNotAdded) {
 TEST(ReduceGradientsErrors, GradientsThatShareMemory) {
   expect_error([](MoeGradients& g) { g.shared.up = g.shared.gate; },
                "rank 3: gradients gate of the shared expert and up of the shared expert share "
-               "memory: what is tied is listed once");
+               "memory: list tied parameters only once");
   run_ranks(2,
             [](Communicator& world) {
               Mesh mesh(world, {{"dp", 2}});
@@ -86,7 +86,7 @@ TEST(ReduceGradientsErrors, GradientsThatShareMemory) {
               const std::vector<TensorView> tied{left, {}, whole.slice(3, 4)};
               EXPECT_EQ(error_of<InvalidArgument>([&] { reduce_replicated(tied, mesh); }),
                         "reduce_replicated: rank 0: gradients number 0 and number 2 share memory: "
-                        "what is tied is listed once");
+                        "list tied parameters only once");
               EXPECT_TRUE(is_filled(whole, 1.0F));
               const std::vector<TensorView> beside{left, right, whole.slice(1, 1)};
               reduce_replicated(beside, mesh);

@@ -1,4 +1,4 @@
-// What reduce_gradients adds up, by numbers that tell the ranks apart.
+// Checks the sums of reduce_gradients with numbers that differ by rank.
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
@@ -107,7 +107,7 @@ TEST_P(ReduceGradientsTest, AddsInRankOrderWhereverTensorsLie) {
   });
 }
 
-// However many tensors there are: one sum of those of a dtype, and one exchange of checks.
+// Any number of tensors takes one sum per dtype and one exchange of checks.
 TEST_P(ReduceGradientsTest, LaysSmallTensorsSideBySide) {
   on_ranks(GetParam(), [](Communicator& world) {
     Mesh mesh(world, {{"dp", world.size()}});

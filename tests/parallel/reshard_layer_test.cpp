@@ -29,7 +29,7 @@ using testing::same_bits;
 constexpr int kExperts = 10;
 constexpr std::uint64_t kSeed = 5;
 
-// So many ranks own experts, the others none.
+// Places experts on the first `num_owners` ranks; the others own none.
 ExpertPlacement even_over(int num_owners, int num_ranks) {
   const auto owners = ExpertPlacement::contiguous(kExperts, std::min(num_owners, num_ranks));
   return ExpertPlacement::from_owners({owners.owners().begin(), owners.owners().end()}, num_ranks);
@@ -152,7 +152,7 @@ TEST_P(ReshardLayerTest, ParametersOfEveryKindArriveWhole) {
 }
 
 // Experts that lie apart, not packed, and matrices whose rows do.
-TEST_P(ReshardLayerTest, TakesExpertsWhereverTheyLie) {
+TEST_P(ReshardLayerTest, TakesStridedAndSeparateExperts) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto options = layer_options();
     const auto from = even_over(4, comm.size());

@@ -195,7 +195,7 @@ TEST(ReshardErrors, AreTheSameOnEveryRank) {
     return [&, from, to](Communicator& comm) { call(from, to, {2, 4}, Dtype::f32, comm); };
   };
   expect_error(with(even, ExpertPlacement::contiguous(7, 3)),
-               "reshard: rank 0: experts are moved from a placement of 6 to one of 7");
+               "reshard: rank 0: experts cannot move from a placement of 6 experts to one of 7");
   expect_error(with(even, ExpertPlacement::contiguous(6, 4)),
                "reshard: rank 0: a placement is for 4 ranks, but the communicator has 3");
   expect_error(

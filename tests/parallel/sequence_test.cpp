@@ -106,7 +106,7 @@ TEST_P(SequenceTest, GatherGivesTheWholeSequence) {
   });
 }
 
-// What follows is the same on all ranks: the gradient of the whole is, too.
+// All ranks compute the same after the gather, so they all have the gradient of the whole.
 TEST_P(SequenceTest, BackwardSliceTakesTheOwnPart) {
   on_ranks(GetParam(), [](Communicator& sp) {
     for (const auto& [batch, length] : kLengths) {

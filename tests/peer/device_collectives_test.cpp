@@ -45,7 +45,7 @@ T random_value(Random& random, std::int64_t exponent) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(random.next());
   } else {
-    // Of different sizes on the ranks, so that sums in another order have other bits; some are −0.
+    // Magnitudes differ by rank, so that sums in another order have other bits; some are −0.
     const float value =
         exponent == 3 ? -0.0F : std::ldexp(random.uniform(), static_cast<int>(-8 * exponent));
     if constexpr (std::is_same_v<T, float>) {
@@ -94,7 +94,7 @@ struct Apart {
   TensorView view;
 };
 
-// What every collective makes on this rank, on the host.
+// Returns this rank's results of every collective, copied to the host.
 std::vector<Tensor> results_of(Communicator& comm, const Device& device,
                                const DeviceCollectives& collectives, Dtype dtype) {
   std::vector<Tensor> results;
@@ -275,7 +275,7 @@ TEST(DeviceCollectives, AFailureLeavesNoResultAndIsTheErrorOfTheNextCall) {
             {.timeout = 200ms});
 }
 
-TEST(DeviceCollectives, WhatIsNotReachedIsUnsupportedWhereItMustBe) {
+TEST(DeviceCollectives, UnreachableMemoryIsUnsupportedIfItIsRequired) {
   run_ranks(2,
             [](Communicator& comm) {
               const Device gpu = PretendGpu::device(PretendGpu::Peers::apart);

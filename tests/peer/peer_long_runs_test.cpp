@@ -45,7 +45,7 @@ class PeerLongRuns : public ::testing::TestWithParam<int> {
   NearTheLimit near_the_limit_;
 };
 
-TEST_P(PeerLongRuns, MeetingsGoOnWhereTheirNumberWraps) {
+TEST_P(PeerLongRuns, MeetingsContinueWhenTheirNumberWraps) {
   run_ranks(GetParam(),
             [](Communicator& comm) {
               const PeerMeetings meetings(PeerMemory::of(comm, Device()), 0);
@@ -57,7 +57,7 @@ TEST_P(PeerLongRuns, MeetingsGoOnWhereTheirNumberWraps) {
             {.timeout = kTestTimeout});
 }
 
-TEST_P(PeerLongRuns, StepsHaveTheSameBitsThere) {
+TEST_P(PeerLongRuns, StepsHaveTheSameBitsWhenMeetingNumbersWrap) {
   MoeLayerOptions options{.hidden = 20, .intermediate = 12, .router = RouterOptions::mixtral(6, 2)};
   options.mover = MoverKind::peer;
   LayerProblem problem(options);
@@ -83,7 +83,7 @@ TEST_P(PeerLongRuns, StepsHaveTheSameBitsThere) {
 }
 
 // At every meeting around the limit.
-TEST_P(PeerLongRuns, ARankThatStaysAwayIsNamedThere) {
+TEST_P(PeerLongRuns, ARankThatStaysAwayIsNamedWhenMeetingNumbersWrap) {
   const int num_ranks = GetParam();
   for (int last = kMeetingsLeft - 1; last < static_cast<int>(kMeetingsLeft) + 2; ++last) {
     std::atomic<int> num_failed = 0;

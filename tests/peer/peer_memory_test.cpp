@@ -225,7 +225,7 @@ TEST(PeerFailure, ARankThatStaysAwayIsNamedByAllAfterTheTimeout) {
   outcome.expect_same(4);
   EXPECT_EQ(outcome.named.at(0), std::vector{2});
   EXPECT_NE(outcome.messages.at(0).find(
-                "rank 2 did not come to the exchange of a batch's sums within 0.3 s, which rank "),
+                "rank 2 did not come to the exchange of a batch's sums within 0.3 s (rank "),
             std::string::npos)
       << outcome.messages.at(0);
   const Outcome after = run(4, 60s, [](Communicator& comm, const PeerMeetings& meetings) {
@@ -324,12 +324,12 @@ TEST(PeerFailure, RanksInDifferentCallsAreNamed) {
   const auto& message = outcome.messages.at(0);
   const auto& named = outcome.named.at(0);
   if (named == std::vector{1}) {
-    EXPECT_NE(message.find("is in the beginning of a movement, and rank 1 in another call"),
+    EXPECT_NE(message.find("is in the beginning of a movement, but rank 1 in another call"),
               std::string::npos)
         << message;
   } else {
     EXPECT_EQ(named, (std::vector{0, 2}));
-    EXPECT_EQ(message, "rank 1 is in the end of a movement, and ranks 0, 2 in another call");
+    EXPECT_EQ(message, "rank 1 is in the end of a movement, but ranks 0, 2 in another call");
   }
 }
 
@@ -348,10 +348,10 @@ TEST(PeerFailure, DifferentMovementsAreNamed) {
       }
     });
   });
-  EXPECT_NE(error.find("is in the beginning of a movement, and rank "), std::string::npos) << error;
+  EXPECT_NE(error.find("is in the beginning of a movement, but rank "), std::string::npos) << error;
 }
 
-TEST(PeerFailure, IsForGoodAndLeavesNothingThatLooksLikeAResult) {
+TEST(PeerFailure, IsPermanentAndLeavesNoPlausibleResult) {
   const Outcome outcome = run(2, 200ms, [](Communicator& comm, const PeerMeetings& meetings) {
     const TensorView lent = meetings.memory().take({4}, Dtype::i64);
     Tensor gathered({2, 1}, Dtype::i64);

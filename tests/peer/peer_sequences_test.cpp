@@ -292,7 +292,7 @@ TEST_P(PeerSequences, ForwardsAlone) {
   });
 }
 
-TEST_P(PeerSequences, RowsOrAllThatIsInsideIsMadeAgain) {
+TEST_P(PeerSequences, BackwardMayRecomputeRowsOrEverything) {
   for (const Keep keep : {Keep::activations, Keep::nothing}) {
     repeat({.keep = keep}, [](Rank& rank) {
       rank.forward(0, 0);
@@ -313,7 +313,7 @@ TEST_P(PeerSequences, BatchesOfOtherSizesReuseTheMemory) {
   });
 }
 
-TEST_P(PeerSequences, WhatIsSavedGoesAtDifferentTimesOnDifferentRanks) {
+TEST_P(PeerSequences, RanksMayFreeSavedForBackwardAtDifferentTimes) {
   repeat({.lets_go_late = true}, [](Rank& rank) {
     rank.forward(0, 0);
     rank.forward(1, 0);

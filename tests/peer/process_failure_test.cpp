@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What the system keeps of ours by name. MPI has files of its own there.
+// Counts our named files of shared memory. MPI has its own files there.
 std::ptrdiff_t num_shared_files() {
   const std::filesystem::directory_iterator all("/dev/shm");
   return std::count_if(begin(all), end(all), [](const auto& file) {

@@ -26,7 +26,7 @@ std::int64_t value_at(int rank, int from, std::int64_t piece) {
 }
 
 // Pieces larger than those by which a heap grows, none of which was there when the group was made.
-TEST_P(PeerGroupTest, WhatAHeapGrowsByIsThereForAll) {
+TEST_P(PeerGroupTest, AllRanksReachTheGrownPartOfAHeap) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto memory = PeerMemory::of(comm, Device());
     const PeerMeetings meetings(memory, 0);
@@ -100,7 +100,7 @@ class LonelyDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   std::string reason_against_reaching(const DeviceIdentity& /*other*/) const override {
-    return "its GPUs 0 and 1 are no peers";
+    return "its GPUs 0 and 1 have no peer access to each other";
   }
 };
 
@@ -111,10 +111,10 @@ TEST_P(PeerGroupTest, ProcessesThatCannotReachEachOtherAreNamed) {
     const Device lonely(std::make_shared<const LonelyDevice>(Device()));
     const auto message =
         error_of<Unsupported>([&] { PeerMemory::of(comm, comm.rank() == 1 ? lonely : Device()); });
-    const std::string expected =
-        are_processes
-            ? "rank 1: it cannot reach the memory of rank 0: its GPUs 0 and 1 are no peers"
-            : "no error";
+    const std::string expected = are_processes
+                                     ? "rank 1: it cannot reach the memory of rank 0: its GPUs 0 "
+                                       "and 1 have no peer access to each other"
+                                     : "no error";
     EXPECT_NE(message.find(expected), std::string::npos) << message;
     PeerMeetings(PeerMemory::of(comm, Device()), 0).close();  // nothing is broken
   });
@@ -152,7 +152,7 @@ TEST_P(PeerGroupTest, AProcessThatCannotMapIsNamedAtOnce) {
 }
 
 // Ranks that let go at about the same time do not take each other for dead.
-TEST_P(PeerGroupTest, ManyGroupsEndInPeace) {
+TEST_P(PeerGroupTest, ManyGroupsEndWithoutErrors) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const Device device;
     for (int i = 0; i < 50; ++i) {

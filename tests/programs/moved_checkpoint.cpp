@@ -85,7 +85,7 @@ NamedViews tensors_of(const MoeParameters& parameters, const Communicator& comm)
   return result;
 }
 
-// What differs between `actual`, which may be a part, and `expected`, line by line.
+// Returns the differences between `actual`, which may be a part, and `expected`, one per line.
 std::string differences(const std::string& what, const NamedViews& actual,
                         const NamedViews& expected) {
   std::string result;
@@ -97,7 +97,7 @@ std::string differences(const std::string& what, const NamedViews& actual,
   return result;
 }
 
-// Of this rank, in the memory of the device.
+// The results of a step on this rank, in the memory of the device.
 struct Step {
   Tensor y, d_x;
   MoeParameters gradients;

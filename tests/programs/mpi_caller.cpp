@@ -51,7 +51,7 @@ void bring_other_sizes() {
   } catch (const CommunicationError& error) {
     message = error.what();
   }
-  expect(message.find(" bytes where rank ") != std::string::npos, "sizes that differ are named");
+  expect(message.find(" bytes, but rank ") != std::string::npos, "sizes that differ are named");
   expect(errors_of_the_caller == 0, "the caller's handler was not called");
   MPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_OTHER);
   expect(errors_of_the_caller == 1, "the caller's handler is the world's again");
@@ -72,7 +72,8 @@ void send_too_many_rows() {
   } catch (const Unsupported& error) {
     message = error.what();
   }
-  expect(message.find("4294967296 rows in one all_to_all") == 0, "too many rows are refused");
+  expect(message.find("4294967296 rows are too many for one all_to_all") == 0,
+         "too many rows are refused");
   try {
     comm->barrier();
     expect(false, "a failed communicator refuses further calls");

@@ -5,8 +5,7 @@
 // late, mismatch (another call), counts (rows that the receiver does not expect), sizes (twice the
 // bytes of the others, in calls that each have a communicator of their own). And none; subgroup
 // (which outlives the world) and subgroup-fails (while the world is well): these must just end.
-// And until-stop: dispatches until there is a file DIR/stop, and makes DIR/ready when it is under
-// way.
+// until-stop dispatches until the file DIR/stop exists, and creates DIR/ready once it is running.
 #include <unistd.h>
 
 #include <algorithm>

@@ -91,7 +91,7 @@ def test_capsules_end_with_their_consumers():
     assert len(_dlpack._exported) == before
 
 
-def test_what_is_no_array_of_ours_is_refused():
+def test_unsupported_arrays_are_refused():
     with pytest.raises(sy.InvalidArgument, match="x is a list, but must be an array"):
         _arrays.view([1.0], "x")
     with pytest.raises(sy.InvalidArgument, match="x is float64, but must be one of float32"):

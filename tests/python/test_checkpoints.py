@@ -90,7 +90,7 @@ def test_layers_widen_when_they_load(tmp_path):
     assert np.array_equal(loaded.gate_up, halves.gate_up.float32())
 
 
-def test_files_of_others(tmp_path):
+def test_unreadable_dtypes_are_listed_and_others_are_read(tmp_path):
     path = tmp_path / "f8.safetensors"
     header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]},
                          "b": {"dtype": "F16", "shape": [], "data_offsets": [4, 6]}}).encode()

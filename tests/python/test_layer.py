@@ -317,7 +317,7 @@ def test_misuse_is_told():
             sy.MoeWeights(weights.gate, weights.gate_up, weights.down), x),
         "do not belong together": lambda: layer.forward(
             sy.MoeWeights(weights.gate, weights.gate_up[:, 1:], weights.down), x),
-        "left by another layer": lambda: other.backward(weights, saved, problem.d_y),
+        "filled by another layer": lambda: other.backward(weights, saved, problem.d_y),
         r"d_y is f32 \[3,8\]": lambda: layer.backward(weights, saved, problem.d_y[:3]),
         r"gate_up is read-only|gate_up \[6, 12, 8\] is read-only":
             lambda: layer.backward(weights, saved, problem.d_y, into=read_only(layer.zeros())),
@@ -342,7 +342,7 @@ def test_what_is_used_up_or_closed_is_told():
     weights, x = problem.weights, problem.x
     _, saved = layer.forward_training(weights, x)
     layer.backward(weights, saved, problem.d_y)
-    with pytest.raises(sy.InvalidArgument, match="nothing is saved"):
+    with pytest.raises(sy.InvalidArgument, match="SavedForBackward is empty"):
         layer.backward(weights, saved, problem.d_y)
     layer.close()
     layer.close()

@@ -105,4 +105,4 @@ def test_a_package_without_its_library_says_what_to_do(tmp_path):
 def test_a_named_library_that_is_missing_is_an_error(tmp_path):
     missing = tmp_path / "libswitchyard.so"
     result = run("import switchyard", SWITCHYARD_LIBRARY=str(missing))
-    assert f"ImportError: there is no {missing}: SWITCHYARD_LIBRARY names it" in result.stderr
+    assert f"ImportError: there is no {missing}: SWITCHYARD_LIBRARY must name a libswitchyard.so" in result.stderr

@@ -136,7 +136,7 @@ def test_misuse_is_told():
         comm.all_reduce(np.zeros(1, np.float32), "mean")
     with pytest.raises(sy.InvalidArgument, match="send_rows has 2 entries"):
         comm.all_to_all(np.zeros((2, 1), np.float32), [1, 1])
-    with pytest.raises(sy.Error, match="do not fit"):
+    with pytest.raises(sy.Error, match="need more rows than the tensor"):
         comm.all_to_all(np.zeros((2, 1), np.float32), [3])
     for num_ranks in (0, -1):
         with pytest.raises(sy.InvalidArgument, match=r"num_ranks \("):

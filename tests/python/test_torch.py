@@ -121,7 +121,7 @@ def test_no_tokens(device, form):
     assert all(torch.count_nonzero(g) == 0 for g in gradients)
 
 
-def test_bits_do_not_depend_on_company(device):
+def test_bits_do_not_depend_on_other_tokens(device):
     """A token's result is the same whatever tokens come with it."""
     problem = Problem(device)
     with torch.no_grad():
@@ -238,7 +238,8 @@ def test_bad_ids_are_named(device):
     (lambda p: {"x": p.x.half()}, "x is torch.float16, but must be float32 or bfloat16"),
     (lambda p: {"x": p.x.bfloat16()}, "gate_up is torch.float32, but must be torch.bfloat16"),
     (lambda p: {"down": p.down.bfloat16()}, "down is torch.bfloat16, but must be torch.float32"),
-    (lambda p: {"gate_up": p.gate_up.repeat(70, 1, 1)}, "gate_up has 420 experts, but the plan 6"),
+    (lambda p: {"gate_up": p.gate_up.repeat(70, 1, 1)},
+     "gate_up has 420 experts, but the plan has 6"),
     (lambda p: {"constants": (1.0,)}, "constants are .* limit, alpha and offset"),
 ])
 def test_what_does_not_fit_is_named(device, change, words):

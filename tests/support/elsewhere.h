@@ -13,6 +13,6 @@ inline TensorView elsewhere(Tensor& tensor) { return elsewhere(tensor.view()); }
 
 // The error message about such a tensor, after its name.
 inline constexpr const char* kGivenToTheCpu =
-    " is in gpu memory, but the device works in host memory; give the GPU's device along with it";
+    " is in gpu memory, but the device works in host memory; pass the GPU's device as well";
 
 }  // namespace switchyard::testing

@@ -40,7 +40,7 @@ class SavedRun : public ::testing::Test {
     });
   }
 
-  // What loading it says, the same on each of these ranks; with the folder as DIR.
+  // Returns the error of loading it, which must be the same on all ranks, with DIR for the folder.
   std::string load_error(const std::filesystem::path& path, int ranks = 2) const {
     std::string first;
     run_ranks(ranks, [&](Communicator& world) {

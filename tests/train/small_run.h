@@ -51,7 +51,7 @@ inline TrainConfig with_mesh(TrainConfig config, const MeshConfig& mesh) {
   return config;
 }
 
-// What one rank has.
+// One rank's part of a small training run.
 struct SmallRun {
   SmallRun(Communicator& world, const TrainConfig& config)
       : mesh(world, mesh_axes(config.mesh, world.size())),

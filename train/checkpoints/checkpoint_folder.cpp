@@ -81,9 +81,8 @@ void make_folder(const fs::path& folder) {
     error.assign(errno, std::generic_category());
   }
   if (!error) return;
-  throw StorageError(
-      fmt::format("--save {}: nothing can be saved there: {}; choose another folder, or none",
-                  folder.string(), error.message()));
+  throw StorageError(fmt::format("--save {}: cannot save there: {}; choose another folder, or none",
+                                 folder.string(), error.message()));
 }
 
 struct OpenFile {
@@ -139,7 +138,7 @@ FolderLock prepare_folder(Communicator& world, const fs::path& folder, const fs:
     const auto all = list_checkpoints(folder);
     if (all.empty() || (!resumed.empty() && is_in(resumed, folder))) return;
     throw InvalidArgument(
-        fmt::format("--save {} holds checkpoints of another run, up to {}; go on from it with "
+        fmt::format("--save {} holds checkpoints of another run, up to {}; continue that run with "
                     "--resume {}, or choose another folder",
                     folder.string(), all.front().filename().string(), folder.string()));
   });

@@ -99,7 +99,7 @@ CheckpointHeader parsed(const Metadata& metadata) {
                           .parameters_sum = hex(kParametersSumField),
                           .training_sum = hex(kTrainingSumField)};
   if (field(metadata, kMetadataSumField) != sum_of(metadata)) {
-    throw InvalidArgument("its metadata is not what was saved");
+    throw InvalidArgument("its metadata does not match its checksum");
   }
   return header;
 }
@@ -108,8 +108,8 @@ void require_our_format(const Metadata& metadata, const fs::path& path) {
   const auto format = metadata.find(kFormatField);
   if (format == metadata.end()) {
     throw InvalidArgument(
-        fmt::format("{} is no checkpoint of a training run: its metadata has no {}", path.string(),
-                    kFormatField));
+        fmt::format("{} is not a checkpoint of a training run: its metadata has no {}",
+                    path.string(), kFormatField));
   }
   if (format->second == kFormat) return;
   const auto version = metadata.find(kVersionField);
@@ -146,7 +146,7 @@ void require_held(const Checkpoint& checkpoint, const ModelConfig& model) {
   constexpr std::int64_t kLittle = 1 << 20;
   if (needed / 2 <= held || needed <= kLittle) return;
   throw InvalidArgument(fmt::format(
-      "its options are those of a model of {} bytes, but its parameters have {}", needed, held));
+      "its options describe a model of {} bytes, but its parameters have {}", needed, held));
 }
 
 Checkpoint open_checkpoint(const fs::path& file) {
@@ -155,7 +155,7 @@ Checkpoint open_checkpoint(const fs::path& file) {
   } catch (const InvalidArgument& error) {
     std::error_code ignored;
     if (!fs::exists(file, ignored)) {
-      throw InvalidArgument(fmt::format("{} was removed while it was read", file.string()));
+      throw InvalidArgument(fmt::format("{} was removed while it was being read", file.string()));
     }
     const std::string_view what = error.what();
     if (what.starts_with("cannot open")) throw;  // says nothing about the contents

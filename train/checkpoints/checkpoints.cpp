@@ -71,7 +71,7 @@ void or_damaged(Communicator& world, const CheckpointHeader& header,
 void require_sum(Communicator& world, const CheckpointHeader& header, bool is_right,
                  std::string_view what) {
   or_damaged(world, header, [&] {
-    if (!is_right) throw InvalidArgument(fmt::format("{} are not what was saved", what));
+    if (!is_right) throw InvalidArgument(fmt::format("{} do not match their checksum", what));
   });
 }
 

@@ -82,7 +82,7 @@ bool say_path_of(std::string_view line, std::uintptr_t address) {
 void explain(int number, siginfo_t* info, void* /*context*/) {
   ::signal(number, SIG_DFL);  // on return the access is retried, and ends the process
   if (info->si_code != BUS_ADRERR) return;
-  say("switchyard: a file was shortened while it was read, or its disk failed: ");
+  say("switchyard: a file was truncated while it was being read, or its disk failed: ");
   MapLines lines;
   const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
   for (std::string_view line; lines.next(line);) {

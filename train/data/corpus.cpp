@@ -67,7 +67,7 @@ void require_moderate_size(const fs::path& path, const std::vector<fs::path>& fi
   std::uintmax_t bytes = 0;
   for (const auto& file : files) bytes += fs::file_size(file);
   if (bytes <= kMostBytes) return;
-  throw InvalidArgument(fmt::format("the corpus {} has {} bytes and must have at most {} (4 GiB)",
+  throw InvalidArgument(fmt::format("the corpus {} has {} bytes, but must have at most {} (4 GiB)",
                                     path.string(), bytes, kMostBytes));
 }
 

@@ -42,9 +42,9 @@ std::int64_t windows_of(std::string_view text, std::int64_t length, std::string_
   const auto size = static_cast<std::int64_t>(text.size());
   if (length >= 1 && size > length) return (size - 1) / length;
   throw InvalidArgument(
-      fmt::format("the corpus has {} bytes {}, fewer than a context of {} and the byte after it; "
-                  "take more text or a smaller --context",
-                  size, what, length));
+      fmt::format("the corpus has {} bytes {}, but a context of {} needs at least {}; use more "
+                  "text or a smaller --context",
+                  size, what, length, length + 1));
 }
 
 }  // namespace

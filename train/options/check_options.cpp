@@ -45,9 +45,10 @@ void fit_mesh(TrainConfig& config, int num_ranks) {
 std::vector<MeshAxis> mesh_axes(const MeshConfig& config, int num_ranks) {
   const std::int64_t others = std::int64_t{config.dp} * config.sp;
   const std::int64_t left = num_ranks / others;
-  const auto would_fit = left * others == num_ranks ? fmt::format("--ep {} would fit", left)
-                                                    : "--dp times --sp must divide the ranks, or "
-                                                      "give --ranks";
+  const auto would_fit =
+      left * others == num_ranks
+          ? fmt::format("--ep {} would fit", left)
+          : "choose --dp and --sp whose product divides the ranks, or give --ranks";
   require(config.ep == 0 || others * config.ep == num_ranks,
           "--dp {} × --ep {} × --sp {} are {} ranks, but there are {}; {}", config.dp, config.ep,
           config.sp, others * config.ep, num_ranks, would_fit);

@@ -110,69 +110,73 @@ Option text_option(std::string name, std::string& value, std::string help) {
 Options sizes_of(ModelConfig& m) {
   const std::vector<std::pair<std::string, bool>> yes_or_no{{"true", true}, {"false", false}};
   return {
-      number_option("layers", m.layers, {1, kMostLayers}, "Layers of the model"),
-      number_option("hidden", m.hidden, {1, kWidest}, "Size of a token's vector"),
-      number_option("heads", m.heads, {1, kWidest}, "Heads of attention, of an even size each"),
-      number_option("experts", m.experts, {1, kMostExperts}, "Experts of a layer"),
-      number_option("top-k", m.top_k, {1, 1024}, "Experts that a token picks"),
-      number_option("intermediate", m.intermediate, {1, kWidestInside}, "Inner size of an expert"),
+      number_option("layers", m.layers, {1, kMostLayers}, "Number of transformer layers"),
+      number_option("hidden", m.hidden, {1, kWidest}, "Hidden size"),
+      number_option("heads", m.heads, {1, kWidest}, "Attention heads; hidden / heads must be even"),
+      number_option("experts", m.experts, {1, kMostExperts}, "Experts per MoE layer"),
+      number_option("top-k", m.top_k, {1, 1024}, "Experts that each token picks"),
+      number_option("intermediate", m.intermediate, {1, kWidestInside},
+                    "Intermediate size of an expert"),
       number_option("shared-intermediate", m.shared_intermediate, {0, kWidestInside},
-                    "Inner size of the expert that all tokens use; 0: no such expert"),
-      number_option("moe-every", m.moe_every, {1, kMostLayers},
-                    "One of so many layers has experts"),
+                    "Intermediate size of the shared expert; 0: no shared expert"),
+      number_option("moe-every", m.moe_every, {1, kMostLayers}, "Every N-th layer is an MoE layer"),
       number_option("dense-intermediate", m.dense_intermediate, {1, kWidestInside},
-                    "Inner size of layers without experts"),
-      choice_option("tied", m.tied, yes_or_no, "Whether the head shares the embedding's matrix"),
+                    "Intermediate size of layers without experts"),
+      choice_option("tied", m.tied, yes_or_no,
+                    "Whether the output head shares the embedding's weights"),
       choice_option<Balance>(
           "balance", m.balance,
           {{"bias", Balance::bias}, {"loss", Balance::loss}, {"none", Balance::none}},
-          "What keeps experts evenly loaded: a bias of the choice, a loss, or nothing"),
+          "How to keep the experts evenly loaded: by a bias on the router's choice, by a loss, or "
+          "not at all"),
   };
 }
 
 Options training_of(ModelConfig& m) {
   return {
-      number_option("context", m.context, {1, kLongest}, "Bytes of a sequence"),
+      number_option("context", m.context, {1, kLongest}, "Sequence length in bytes"),
       number_option("balance-rate", m.balance_rate, {0.0F, kHighestWeight},
-                    "How fast the bias of --balance bias moves"),
+                    "Update rate of the bias of --balance bias"),
       number_option("balance-weight", m.balance_weight, {0.0F, kHighestWeight},
                     "Weight of the loss of --balance loss"),
       number_option("z-weight", m.z_weight, {0.0F, kHighestWeight},
                     "Weight of the router's z-loss; 0: none"),
       choice_option<BufferSizing>(
           "sizing", m.sizing, {{"exact", BufferSizing::exact}, {"bounded", BufferSizing::bounded}},
-          "Buffers as large as each step needs, or of a fixed size; a step that overflows those is "
-          "run again"),
+          "Buffers as large as each step needs (exact), or of a fixed size (bounded); a step that "
+          "overflows bounded buffers is run again"),
   };
 }
 
 Options options_of(OptimizerConfig& o) {
   return {
-      number_option("learning-rate", o.learning_rate, {0.0F, kHighestRate},
-                    "Learning rate at its highest"),
+      number_option("learning-rate", o.learning_rate, {0.0F, kHighestRate}, "Peak learning rate"),
       number_option("final-learning-rate", o.final_learning_rate, {0.0F, kHighestRate},
                     "Learning rate at the last step; at most --learning-rate"),
       number_option("warm-up", o.warm_up, {0, kMostSteps},
-                    "Steps until the rate is at its highest; at most --steps"),
-      number_option("beta1", o.beta1, {0.0F, kLargestBeta}, "Decay of the mean of gradients"),
-      number_option("beta2", o.beta2, {0.0F, kLargestBeta}, "Decay of the mean of their squares"),
+                    "Steps until the peak learning rate; at most --steps"),
+      number_option("beta1", o.beta1, {0.0F, kLargestBeta},
+                    "Adam's decay rate of the mean gradient"),
+      number_option("beta2", o.beta2, {0.0F, kLargestBeta},
+                    "Adam's decay rate of the mean squared gradient"),
       number_option("epsilon", o.epsilon, {1e-30F, 1.0F},
-                    "Added to the root of the mean of squares"),
+                    "Adam's epsilon, added to the denominator"),
       number_option("weight-decay", o.weight_decay, {0.0F, kHighestRate},
                     "Weight decay of matrices"),
       number_option("clip", o.clip, {0.0F, 1e9F},
-                    "Norm that the gradient of all parameters is clipped to; 0: none"),
+                    "Largest norm of the gradient over all parameters; 0: no clipping"),
   };
 }
 
 Options options_of(MeshConfig& m) {
   return {
       number_option("ranks", m.ranks, {0, kMostRanks},
-                    "Ranks; 0: 4, or with --comm mpi those of mpirun"),
-      number_option("dp", m.dp, {1, kMostRanks}, "Copies of the experts, each on ranks of its own"),
+                    "Number of ranks; 0: 4, or with --comm mpi the number that mpirun started"),
+      number_option("dp", m.dp, {1, kMostRanks},
+                    "Data-parallel copies of the experts, each on its own ranks"),
       number_option("ep", m.ep, {0, kMostRanks},
-                    "Ranks that experts are divided over; 0: what --dp and --sp leave"),
-      number_option("sp", m.sp, {1, kMostRanks}, "Ranks that each sequence is cut over"),
+                    "Ranks that experts are divided over; 0: all ranks / (dp · sp)"),
+      number_option("sp", m.sp, {1, kMostRanks}, "Ranks that each sequence is divided over"),
       choice_option<std::vector<std::string>>(
           "expert-axes", m.expert_axes, {{"ep", {"ep"}}, {"ep+sp", {"ep", "sp"}}},
           "Whether experts are divided over the ranks of --sp, too"),
@@ -183,18 +187,19 @@ Options data_of(TrainConfig& c) {
   return {
       path_option("corpus", c.data.corpus, "embedded",
                   "Text to train on, a file or a folder; embedded: the King James Bible"),
-      number_option("batch", c.data.batch, {1, kLongest}, "Sequences of a step, over all ranks"),
+      number_option("batch", c.data.batch, {1, kLongest}, "Sequences per step, over all ranks"),
       number_option("held-out", c.data.held_out, {1, kLongest},
-                    "Sequences of held-out text that are evaluated, at most"),
+                    "Largest number of held-out sequences to evaluate"),
   };
 }
 
 Options run_of(TrainConfig& c) {
   return {
-      number_option("steps", c.steps, {1, kMostSteps}, "Steps, those before --resume included"),
+      number_option("steps", c.steps, {1, kMostSteps},
+                    "Total number of steps, including those before --resume"),
       number_option("seed", c.seed, {0, std::numeric_limits<std::uint64_t>::max()},
-                    "Seed of the weights, the order of the text and the sample"),
-      number_option("threads", c.threads, {0, 1024}, "Threads of each rank; 0: cores / ranks"),
+                    "Seed for the weights, the order of the text and the sample"),
+      number_option("threads", c.threads, {0, 1024}, "Threads per rank; 0: cores / ranks"),
       number_option("evaluate-every", c.evaluate_every, {0, kMostSteps},
                     "Steps between evaluations of held-out text; 0: only at the end"),
   };
@@ -202,26 +207,27 @@ Options run_of(TrainConfig& c) {
 
 Options files_of(TrainConfig& c) {
   return {
-      path_option(
-          "save", c.save, "none",
-          "Folder of checkpoints, or none; a run that saved goes on saving where it is resumed "
-          "from"),
+      path_option("save", c.save, "none",
+                  "Folder for checkpoints, or none; a resumed run keeps saving to the folder it "
+                  "was resumed from"),
       number_option("every", c.every, {1, kMostSteps}, "Steps between checkpoints"),
-      number_option("keep", c.keep, {1, kMostSteps}, "Checkpoints that stay, the newest"),
+      number_option("keep", c.keep, {1, kMostSteps}, "Number of newest checkpoints to keep"),
       path_option("resume", c.resume, "none",
-                  "Checkpoint to go on from, or folder of them; what is not given stays as it was, "
-                  "but --threads and --report; with --ranks, --dp, --ep or --sp the mesh is new"),
+                  "Checkpoint to continue from, or a folder of checkpoints; options not given keep "
+                  "their saved values, except --threads and --report; --ranks, --dp, --ep or --sp "
+                  "make a new mesh"),
       path_option("report", c.report, "none",
-                  "File of the report, by default in the current folder; none: no report"),
+                  "File for the report, by default in the current folder; none: no report"),
   };
 }
 
 Options sample_of(TrainConfig& c) {
   return {
-      text_option("prompt", c.prompt, "What the sample at the end begins with"),
-      number_option("sample-bytes", c.sample_bytes, {0, kLongest}, "Bytes of the sample; 0: none"),
+      text_option("prompt", c.prompt, "Text that the sample at the end continues"),
+      number_option("sample-bytes", c.sample_bytes, {0, kLongest},
+                    "Bytes in the sample; 0: no sample"),
       number_option("temperature", c.temperature, {0.0F, 100.0F},
-                    "How freely the sample is drawn; 0: always the likeliest byte"),
+                    "Sampling temperature; 0: always the likeliest byte"),
   };
 }
 

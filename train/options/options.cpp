@@ -70,9 +70,8 @@ void require_kept(const TrainConfig& checkpoint, TrainConfig config) {
   const auto now = options_of(config);
   for (std::size_t i = 0; i < now.size(); ++i) {
     if (!now[i].is_fixed || now[i].get() == old[i].get()) continue;
-    throw InvalidArgument(
-        fmt::format("--{} {} is not possible: the run that is resumed from {} has {}", now[i].name,
-                    now[i].get(), config.resume, old[i].get()));
+    throw InvalidArgument(fmt::format("--{} {} cannot be changed: the run resumed from {} has {}",
+                                      now[i].name, now[i].get(), config.resume, old[i].get()));
   }
 }
 

@@ -112,7 +112,7 @@ std::string loss_html(const RunSummary& run) {
     levels.push_back({"bigram " + loss_text(run.bigram_loss), run.bigram_loss});
   }
   auto up = upward_axis(lines, levels, kTicks);
-  return "<p class=\"note\">Cross-entropy over steps, nats a byte.</p>\n" +
+  return "<p class=\"note\">Cross-entropy over steps, nats per byte.</p>\n" +
          chart_html({.title = "Loss over steps: training and held-out, beside a bigram model’s",
                      .lines = std::move(lines),
                      .levels = std::move(levels),

@@ -22,7 +22,7 @@ std::string compared_with_bigram(const RunSummary& run) {
   if (run.history.held_out.empty()) return "not evaluated yet";
   if (!std::isfinite(run.held_out_loss)) return "<span class=\"bad\">not finite</span>";
   const double below = run.bigram_loss - run.held_out_loss;
-  if (!std::isfinite(below)) return "nats a byte";
+  if (!std::isfinite(below)) return "nats per byte";
   return fmt::format("<span class=\"{}\">{} {}</span> bigram’s {}", below > 0 ? "good" : "bad",
                      loss_text(std::abs(below)), below > 0 ? "below" : "above",
                      loss_text(run.bigram_loss));

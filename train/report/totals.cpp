@@ -49,7 +49,7 @@ std::string products_html(const RunSummary& run) {
 
 std::string since_html(const RunSummary& run) {
   if (run.measured_steps == run.history.num_steps()) return "";
-  return fmt::format("<p class=\"note\">Of the {} steps since the run was resumed.</p>\n",
+  return fmt::format("<p class=\"note\">Over the {} steps since the run was resumed.</p>\n",
                      run.measured_steps);
 }
 

@@ -9,8 +9,8 @@ namespace switchyard::train {
 std::string sample_html(const RunSummary& run) {
   if (run.prompt.empty() && run.sample.empty()) return "";
   return fmt::format(
-      "<p class=\"note\">What the model writes after the prompt, which is marked.</p>\n"
-      "<pre><b>{}</b>{}</pre>\n",
+      "<p class=\"note\">The prompt, in bold, and the model’s "
+      "continuation.</p>\n<pre><b>{}</b>{}</pre>\n",
       escaped(run.prompt), escaped(run.sample));
 }
 

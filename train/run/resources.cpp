@@ -153,8 +153,8 @@ std::int64_t available_memory(const fs::path& root) {
 void require_memory(const MemoryNeed& need, std::int64_t available, std::string_view who) {
   if (need.total() <= available) return;
   throw Unsupported(fmt::format(
-      "{} would take about {} of memory, but {} are available; parameters and what training keeps "
-      "for each take {}, a step {}, the text {}, and what ranks gather from each other {}",
+      "{} would need about {} of memory, but {} are available; parameters and their training state "
+      "need {}, a step {}, the text {}, and buffers for exchanges between ranks {}",
       who, in_gigabytes(need.total()), in_gigabytes(available), in_gigabytes(need.parameters),
       in_gigabytes(need.step), in_gigabytes(need.text), in_gigabytes(need.between_ranks)));
 }

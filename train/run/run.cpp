@@ -73,7 +73,9 @@ class Run {
     if (!config_.resume.empty()) resume();
     introduce();
     if (trainer_.progress().step >= config_.steps) {
-      say(fmt::format("nothing is left to train: step {} is done and --steps is {}",
+      say(
+          fmt::format("there is nothing left to train: step {} is done and --steps is {}; give a "
+                      "larger --steps",
                       trainer_.progress().step, config_.steps));
     }
     begin_report();
@@ -108,8 +110,8 @@ class Run {
     const double held_out = trainer_.history().held_out.back().loss;
     if (console_) console_->finish();
     if (config_.sample_bytes > 0) sample_text();
-    say(fmt::format("held-out loss: {:.2f} nats a byte", held_out));
-    say(fmt::format("bigram loss:   {:.2f} nats a byte, of a bigram model on the same text",
+    say(fmt::format("held-out loss: {:.2f} nats per byte", held_out));
+    say(fmt::format("bigram loss:   {:.2f} nats per byte, for a bigram model on the same text",
                     bigram_));
     state_ = RunState::completed;
     write_report();
@@ -157,8 +159,8 @@ class Run {
     say(fmt::format("{} steps of {} x {} bytes", config_.steps, config_.data.batch, m.context));
     if (const int idle = num_idle_ranks(config_, world_.size()); idle > 0) {
       say(
-          fmt::format("warning: {} of {} ranks will be idle: a batch of {} sequences of {} bytes, "
-                      "and {} experts a layer, leave nothing for them",
+          fmt::format("warning: {} of {} ranks will be idle: a batch of {} sequences of {} bytes "
+                      "and {} experts per layer leave no work for them",
                       idle, world_.size(), config_.data.batch, m.context, m.experts));
     }
   }
@@ -217,7 +219,7 @@ class Run {
     } catch (const StorageError& error) {
       report_error_ = error.what();
       if (!warned_of_.insert(report_error_).second) return;
-      say(fmt::format("warning: {}; the run goes on", report_error_));
+      say(fmt::format("warning: {}; the run continues", report_error_));
     }
   }
 
@@ -237,9 +239,10 @@ class Run {
     write_report();
     const auto step = trainer_.progress().step;
     if (config_.save.empty()) {
-      say(fmt::format("stopped after step {}; nothing is saved without --save", step));
+      say(fmt::format("stopped after step {}; nothing was saved, because --save was not given",
+                      step));
     } else {
-      say(fmt::format("stopped and saved after step {}; go on with --resume {}", step,
+      say(fmt::format("stopped and saved after step {}; continue with --resume {}", step,
                       config_.save));
     }
     say_where();
@@ -258,10 +261,10 @@ class Run {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::int64_t began_ = common_time(world_);
   RunState state_ = RunState::running;
-  double seconds_before_ = 0.0;  // of the steps before the run was resumed
+  double seconds_before_ = 0.0;  // time of the steps before the run was resumed
   double bigram_ = trainer_.bigram_loss();
   std::string sample_;
-  std::string report_error_;         // of the last attempt; on rank 0
+  std::string report_error_;         // error of the last attempt; on rank 0
   std::set<std::string> warned_of_;  // each is reported once
   bool stopped_ = false;
 };

@@ -67,7 +67,7 @@ struct History {
   void add(const ResumeRecord& record);
 
   std::int64_t num_steps() const;
-  double seconds() const;  // of all steps
+  double seconds() const;  // total time of all steps
   // Calls visit(record, the number of its steps as a double).
   template <typename Visit>
   void for_each_step_record(Visit visit) const {

@@ -45,8 +45,8 @@ WindowOrder order_of(const TrainConfig& config, const Corpus& corpus) {
   for (const auto part : {corpus.training(), corpus.held_out()}) {
     if (std::ssize(part) >= need) continue;
     throw InvalidArgument(fmt::format(
-        "{} is too short: its {} bytes of training text and {} that are held out must each be at "
-        "least --context {} + 1; give more text, or a smaller --context",
+        "{} is too short: its {} bytes of training text and {} bytes of held-out text must each be "
+        "at least --context {} + 1; give more text, or a smaller --context",
         corpus.name(), corpus.training().size(), corpus.held_out().size(), config.model.context));
   }
   return {corpus.training(), config.model.context, seed_of("data", config.seed)};

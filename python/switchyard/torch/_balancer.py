@@ -57,8 +57,8 @@ class LoadBalancer:
             self._biases = {key: (str(i), lambda bias=bias: bias)
                             for i, (key, bias) in enumerate(biases.items())}
         if not self._biases:
-            raise InvalidArgument("there are no biases: routers have one called " +
-                                  " or ".join(_NAMES) + ", or `biases` maps modules to them")
+            raise InvalidArgument("the model has no biases called " + " or ".join(_NAMES) +
+                                  ": map modules to their biases with `biases`")
         self._sizes = {key: self._bias(key).numel() for key in self._biases}
         # Layers with equal numbers of experts are moved together.
         self._keys = {size: [key for key, own in self._sizes.items() if own == size]
@@ -138,8 +138,8 @@ class LoadBalancer:
                       if isinstance(p, torch.Tensor) and p.dim() == 2 and
                       p.dtype in (torch.int32, torch.int64)), None)
         if picks is None:
-            raise InvalidArgument(f"{type(module).__name__} was neither given nor returned picks, "
-                                  "int32 or int64 [T,K]")
+            raise InvalidArgument(f"{type(module).__name__} neither takes nor returns picks, which "
+                                  "must be int32 or int64 [T,K]")
         self.count(module, picks, reached)
 
     @staticmethod
@@ -252,8 +252,8 @@ def _find(model):
                 continue
             key, key_name = _called_with_picks(name, modules)
             if is_masked and getattr(key, "_is_expert_parallel", False):
-                raise Unsupported(f"transformers masks the picks of {key_name}, whose ids are then "
-                                  "those of local experts: tell count() the ids of all")
+                raise Unsupported(f"transformers masks the picks of {key_name} and gives it local "
+                                  "expert ids: call count() with the global ids")
             found[key] = (key_name, lambda owner=owner, attribute=attribute:
                           getattr(owner, attribute))
     return found
@@ -269,8 +269,8 @@ def _called_with_picks(name, modules):
         if isinstance(experts, torch.nn.Module):
             break
         if not block:
-            raise InvalidArgument(f"no module above {name!r} has `experts`: map modules that are "
-                                  "called with picks to their biases")
+            raise InvalidArgument(f"no module above {name!r} has `experts`: give `biases`, a map "
+                                  "from the modules that are called with picks to their biases")
         block = block.rpartition(".")[0]
     prefix = block + "." if block else ""
     if "top_k_index" in inspect.signature(experts.forward).parameters:
@@ -278,5 +278,6 @@ def _called_with_picks(name, modules):
     for child in ("router", "gate"):
         if isinstance(getattr(modules[block], child, None), torch.nn.Module):
             return getattr(modules[block], child), prefix + child
-    raise InvalidArgument(f"neither the experts of {block!r} are called with top_k_index, nor has "
-                          "it a router: map modules that are called with picks to their biases")
+    raise InvalidArgument(f"the experts of {block!r} take no top_k_index, and it has no router: "
+                          "give `biases`, a map from the modules that are called with picks to "
+                          "their biases")

@@ -62,8 +62,8 @@ def require_plan(plan, like, num_tokens, top_k, num_experts, alignment):
     words = plan_words(num_tokens, top_k, num_experts, alignment)
     if tuple(plan.shape) != (words,):
         raise InvalidArgument(
-            f"the plan's tensor is {list(plan.shape)}, but [{words}] for {num_tokens} tokens with "
-            f"{top_k} of {num_experts} experts, aligned to {alignment}")
+            f"the plan's tensor is {list(plan.shape)}, but must be [{words}] for {num_tokens} "
+            f"tokens with {top_k} of {num_experts} experts, aligned to {alignment}")
     require(plan, "the plan's tensor", plan.shape, like, torch.int32)
     if not plan.is_contiguous():
         raise InvalidArgument("the plan's tensor must be contiguous")

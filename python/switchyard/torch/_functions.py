@@ -256,14 +256,14 @@ def _check_tokens(plan, x, name):
 def _check_num_experts(plan, gate_up):
     if gate_up.shape[0] != plan.num_experts:
         raise InvalidArgument(f"gate_up has {gate_up.shape[0]} experts, but the plan "
-                              f"{plan.num_experts}")
+                              f"has {plan.num_experts}")
 
 
 def _check_rows(plan, rows):
     """Checks the number of rows, which kernels do not know: they would overrun a shorter buffer."""
     if rows.dim() != 2 or rows.shape[0] not in (plan.most_rows, plan._exact_rows):
-        raise InvalidArgument(f"rows are {list(rows.shape)}, but the plan has {plan.most_rows} "
-                              "rows, or its num_rows() where that was asked for")
+        raise InvalidArgument(f"rows are {list(rows.shape)}, but must be as many as the plan's "
+                              f"most_rows ({plan.most_rows}), or its num_rows() if that was called")
 
 
 def _check_picks(plan, pick_weights):

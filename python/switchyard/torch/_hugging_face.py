@@ -103,13 +103,13 @@ def _compute_dtype(device_type, weight_dtype):
 def _reason_against(module, form, dtype, hidden_states):
     """Returns why Switchyard cannot run these experts, or None if it can."""
     if form is None:
-        return "its activation is none that Switchyard knows"
+        return "Switchyard does not know its activation"
     if getattr(module, "has_post_expert_norm", False):
-        return "it normalises what its experts give"
+        return "it normalises the outputs of its experts"
     if dtype not in (torch.float32, torch.bfloat16):
-        return f"it computes in {dtype}, and Switchyard in float32 or bfloat16"
+        return f"it computes in {dtype}, but Switchyard only in float32 or bfloat16"
     if hidden_states.device.type not in ("cpu", "cuda", "meta"):
-        return f"it is on {hidden_states.device.type}, and Switchyard runs on CPUs and CUDA GPUs"
+        return f"it is on {hidden_states.device.type}, but Switchyard only on CPUs and CUDA GPUs"
     return None
 
 

@@ -57,8 +57,8 @@ def _parallel_styles():
         raise Unsupported(f"install_ep needs transformers 5.19 or later: {error}") from error
     if "ep_dispatch_experts" not in ALL_PARALLEL_STYLES:
         raise Unsupported(
-            f"transformers {transformers.__version__} dispatches no tokens: it masks the picks of "
-            'other ranks\' experts, which experts_implementation="switchyard" runs as it is. '
+            f"transformers {transformers.__version__} does not dispatch tokens: it masks the picks "
+            'of other ranks\' experts, and experts_implementation="switchyard" supports that. '
             "install_ep needs transformers 5.19 or later")
     return ALL_PARALLEL_STYLES
 
@@ -93,7 +93,7 @@ class InstalledEp:
         if overflow:
             first = self.experts[0]
             raise InvalidArgument(
-                f"experts need room for {rows} rows and {tokens} tokens on a rank, but "
+                f"a rank needs room for {rows} rows and {tokens} tokens, but "
                 f"row_capacity is {first.row_capacity} and token_capacity "
                 f"{first.token_capacity or first.row_capacity}")
 

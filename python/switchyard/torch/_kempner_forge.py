@@ -66,8 +66,8 @@ def install(module, experts):
         raise InvalidArgument(f"num_experts is {module.num_experts}, but {experts.num_experts} "
                               "experts are divided over ranks")
     if getattr(module, "ep_world_size", 1) != 1:
-        raise InvalidArgument(f"ep_world_size is {module.ep_world_size}: KempnerForge has divided "
-                              "the experts of this block already")
+        raise InvalidArgument(f"ep_world_size is {module.ep_world_size}: KempnerForge has already "
+                              "divided the experts of this block")
     if _is_packed(module):
         gated = "gate_w" in parameter_names(module)
         module.switchyard_activation = _activation(gated, module, "_packed_activation")
@@ -106,8 +106,8 @@ def _check_list(experts):
                               f"{sorted(expected)}")
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
-                raise InvalidArgument(f"experts.{number}.{name} is a DTensor already: experts are "
-                                      "divided over ranks first")
+                raise InvalidArgument(f"experts.{number}.{name} is already a DTensor: divide "
+                                      "the experts over ranks first")
 
 
 def _routed_experts(module, x, weights, ids):

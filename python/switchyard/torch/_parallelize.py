@@ -78,8 +78,8 @@ def apply_expert_parallel(model, ep_mesh, *, row_capacity=0, token_capacity=0,
     for name, module, kind in found:
         for parameter in kind.parameter_names(module):
             if isinstance(getattr(module, parameter), DTensor):
-                raise InvalidArgument(f"{name}.{parameter} is a DTensor already: experts are "
-                                      "divided once, and before fully_shard")
+                raise InvalidArgument(f"{name}.{parameter} is already a DTensor: divide the "
+                                      "experts once, and before fully_shard")
     for _, module, kind in found:
         experts = ExpertParallel(group, kind.num_experts(module), row_capacity=row_capacity,
                                  token_capacity=token_capacity, timeout=timeout)
@@ -181,8 +181,8 @@ def _require_new(blocks, gradients):
     if any(not block.has_stepped for _, block in blocks) and any(
             getattr(gradient, "_switchyard_reduced", False) for gradient in gradients):
         raise InvalidArgument(
-            "reduce_gradients was called for these gradients before: call it once a step, after the "
-            "last backward, and zero_grad(set_to_none=True) where a step is left out")
+            "reduce_gradients was already called for these gradients: call it once per step, after "
+            "the last backward; to skip a step, call zero_grad(set_to_none=True)")
 
 
 def _is_alone(blocks):
@@ -254,7 +254,7 @@ def clip_grad_norm_(model, max_norm, *, error_if_nonfinite=False):
         total = total + square
     norm = torch.as_tensor(total).sqrt()
     if error_if_nonfinite and not torch.isfinite(norm):
-        raise RuntimeError(f"the norm of the gradients is {norm.item()}")
+        raise RuntimeError(f"the norm of the gradients is not finite: {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in model.parameters():
         if parameter.grad is not None:

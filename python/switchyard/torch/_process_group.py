@@ -51,7 +51,7 @@ def group_of(ranks):
         raise InvalidArgument(f"expected a process group or a DeviceMesh of one dimension, not "
                               f"{type(ranks).__name__}")
     if ranks.ndim != 1:
-        raise InvalidArgument(f"the mesh has {ranks.ndim} dimensions {ranks.mesh_dim_names}: take "
+        raise InvalidArgument(f"the mesh has {ranks.ndim} dimensions {ranks.mesh_dim_names}: pass "
                               "the one that experts are divided over, mesh['ep']")
     return ranks.get_group()
 
@@ -140,7 +140,7 @@ class Link:
             if len(found) < self.size and (time.monotonic() > deadline or self._is_store_silent):
                 absent = sorted(set(range(self.size)) - found.keys())
                 raise CommunicationError(self._silence() or (
-                    f"{_ranks(absent)} did not come within {self.timeout:g} s to where experts are "
+                    f"{_ranks(absent)} did not arrive within {self.timeout:g} s, when experts were "
                     f"divided over the {self.size} ranks of the process group"))
             time.sleep(0.002)
         return [found[rank] for rank in range(self.size)]
@@ -176,7 +176,7 @@ class Link:
     def require_group(self):
         if self.is_destroyed:
             raise CommunicationError(
-                "the process group was destroyed: destroy_process_group() comes after the last "
+                "the process group was destroyed: call destroy_process_group() after the last "
                 "use of the experts that are divided over it")
 
     def _exchange(self, operation, function, recv, send):
@@ -232,7 +232,7 @@ class Link:
         reasons = reasons or self._missing()
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         return "; ".join(reasons) or self._silence() or (
-            f"{operation} failed, and all ranks came to it: {first_line}")
+            f"{operation} failed, although all ranks arrived: {first_line}")
 
     def _ended(self):
         where = self._identities[self.rank][0]
@@ -254,7 +254,7 @@ class Link:
         if self._is_store_silent:
             return []
         late = [rank for rank, count in enumerate(calls) if count < self._num_calls]
-        return [f"{_ranks(late)} did not come within {self.timeout:g} s"] if late else []
+        return [f"{_ranks(late)} did not arrive within {self.timeout:g} s"] if late else []
 
     def _all_to_all(self, _context, send, send_bytes, recv, recv_bytes):
         sent, received = _numbers(send_bytes, self.size), _numbers(recv_bytes, self.size)

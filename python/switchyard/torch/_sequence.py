@@ -27,8 +27,8 @@ class SequenceShard:
         if batch < 0 or length < 0:
             raise InvalidArgument(f"batch ({batch}) and length ({length}) must not be negative")
         if size < 1 or not 0 <= rank < size:
-            raise InvalidArgument(f"size ({size}) must be positive, and rank ({rank}) one of so "
-                                  "many ranks")
+            raise InvalidArgument(f"size ({size}) must be positive, and rank ({rank}) must be 0 to "
+                                  f"{size - 1}")
         if max(batch, 1) * (length + size - 1) > _MOST:
             raise InvalidArgument(f"batch ({batch}) sequences of length ({length}) over size "
                                   f"({size}) ranks have more tokens than 64 bits can count")
@@ -45,8 +45,8 @@ class SequenceShard:
         found = [d for d, placement in enumerate(x.placements)
                  if type(placement) is Shard and placement.dim % x.dim() == 1]
         if len(found) != 1 or any(placement.is_partial() for placement in x.placements):
-            raise InvalidArgument(f"a DTensor {list(x.shape)} is placed {x.placements}, but one "
-                                  "dimension of its mesh must be Shard(1), and none partial")
+            raise InvalidArgument(f"a DTensor {list(x.shape)} is placed {x.placements}, but "
+                                  "exactly one placement must be Shard(1), and none partial")
         mesh = x.device_mesh
         shard = cls(x._local_tensor.shape[0], x.shape[1], mesh.size(found[0]),
                     mesh.get_local_rank(found[0]))
@@ -136,7 +136,7 @@ class SequenceShard:
             x = x.redistribute(placements=[Shard(1)])
         found = self.of(x)
         if vars(found) != vars(self):
-            raise InvalidArgument(f"the DTensor is {found}, but the shard {self}")
+            raise InvalidArgument(f"the DTensor is {found}, but the shard is {self}")
         return x.to_local()
 
     def _require_ranks(self, ranks):

@@ -103,7 +103,7 @@ class Dispatchers:
 def of_number(number):
     found = _numbered.get(number)
     if found is None:
-        raise InvalidArgument(f"there are no ranks {number}: the ExpertParallel is gone")
+        raise InvalidArgument(f"there are no ranks {number}: the ExpertParallel no longer exists")
     return found
 
 

@@ -15,7 +15,7 @@ from ._ops import define, fake
 from ._process_group import Link
 
 _MOST_ROWS = 2**31 - 1
-_NUM_VOTES = 3  # of a rank at the end of a step: had no room, a bad id, its number of experts
+_NUM_VOTES = 3  # a rank's votes after a step: had no room, a bad id, its number of experts
 _num_running = 0  # run_step() calls in progress; global, since backward's threads make plans, too
 
 
@@ -55,8 +55,8 @@ def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
     """
     module = experts if isinstance(experts, torch.nn.Module) else None
     if module is None and parameters is None:
-        raise InvalidArgument("parameters is None: without a module, run_step() must be told whose "
-                              "gradients to put back")
+        raise InvalidArgument("parameters is None: without a module, run_step() needs the "
+                              "parameters whose gradients it restores")
     layers = _layers_of(experts)
     ballot = _ballot_of(group, timeout)
     before = _State(module, list(module.parameters() if parameters is None else parameters))
@@ -69,8 +69,8 @@ def run_step(experts, step, *, group=None, parameters=None, timeout=600.0):
             _grow(layers, needs, ballot)
             if overflow_again:
                 raise InvalidArgument(
-                    "step() made bounded plans though sizing was exact, as a captured graph does: "
-                    "capture it again, now that capacities are "
+                    "step() made bounded plans although sizing was exact, as a captured graph "
+                    "does: capture it again, now that capacities are "
                     f"{[layer.row_capacity for layer in layers]} rows")
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the GPU is lost: the first error says why
@@ -264,8 +264,9 @@ def _grown(capacity, needed, alignment):
     return min(needed + needed // 8 + alignment - 1, _MOST_ROWS) // alignment * alignment
 
 
-# The needs of plans are collected on their device, in words [3 + 2 · ranks] i64: those of
-# SharedPlan.needed, then minus the lowest id, and the highest id. All are at least 0.
+# The largest needs of a step's plans are collected on their device, in words [3 + 2 · ranks] i64:
+# overflow, rows and tokens of every rank (see SharedPlan.needed), minus the lowest expert id, and
+# the highest one. Each word starts at 0 and only grows.
 _noted = weakref.WeakKeyDictionary()  # by Dispatchers: the words, by device
 
 

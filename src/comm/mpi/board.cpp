@@ -197,7 +197,7 @@ Board::Trouble Board::find_breach(std::uint64_t phase) const {
                 ? fmt::format("rank {} called {} instead; all ranks must make the same calls in "
                               "the same order",
                               r, other->name)
-                : fmt::format("rank {} brought {} bytes where rank {} brought {}", r,
+                : fmt::format("rank {} passed {} bytes, but rank {} passed {}", r,
                               other->unit_bytes, rank_, own->unit_bytes)};
   }
   return {};

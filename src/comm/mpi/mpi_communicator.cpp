@@ -37,8 +37,8 @@ std::vector<int> to_counts(std::span<const std::int64_t> rows, std::string_view 
   for (const auto n : rows) {
     total += n;
     require<Unsupported>(total <= std::numeric_limits<int>::max(),
-                         "{} rows in one all_to_all: MPI counts {} in an int; send fewer, longer "
-                         "rows or split the call",
+                         "{} rows are too many for one all_to_all, because MPI counts {} in an "
+                         "int; send fewer and longer rows, or split the call",
                          total, what);
     counts.push_back(static_cast<int>(n));
   }
@@ -87,7 +87,7 @@ std::vector<int> ranks_in(MPI_Comm whole, MPI_Comm part) {
 // Says which ranks have arrived, before there is a board.
 std::string words_for_arrivals(const RollCall& roll_call, std::span<const int> world_ranks) {
   const auto unseen = words_for_unseen(roll_call.find_unseen(world_ranks));
-  return unseen.empty() ? "all ranks have come and are alive" : unseen;
+  return unseen.empty() ? "all ranks have arrived and are alive" : unseen;
 }
 
 }  // namespace
@@ -287,13 +287,12 @@ std::vector<int> MpiCommunicator::culprits_of(int world_rank) const {
 std::string MpiCommunicator::words_for_unknown() const {
   if (!board_->is_open()) {
     return roll_call_ != nullptr ? words_for_arrivals(*roll_call_, world_ranks_)
-                                 : "who has not arrived cannot be seen from here";
+                                 : "which ranks have not arrived cannot be seen from here";
   }
   const auto unseen = board_->find_unseen();
   if (unseen.empty()) return "all ranks entered it and are alive";
   return fmt::format(
-      "all ranks on this host entered it, and rank{} {} on other hosts cannot be "
-      "seen from here",
+      "all ranks on this host entered it; rank{} {} on other hosts cannot be seen from here",
       unseen.size() == 1 ? "" : "s", fmt::join(unseen, ", "));
 }
 
@@ -309,7 +308,7 @@ void MpiCommunicator::require_heard(const Flight& flight) const {
     };
     if (its_bytes != bytes) {
       throw_trouble(board_->find_breach(phase_));
-      refuse(fmt::format("rank {} brought {} bytes where rank {} brought {}", r, its_bytes, rank(),
+      refuse(fmt::format("rank {} passed {} bytes, but rank {} passed {}", r, its_bytes, rank(),
                          bytes));
     }
     const auto sent = [](int from, std::int64_t rows, int to, std::int64_t expected) {

@@ -169,11 +169,12 @@ struct InitWatchdog::State {
     const auto who = roll_call == nullptr
                          ? std::string("this process")
                          : fmt::format("rank {} of {}", roll_call->rank(), roll_call->size());
-    std::fputs(fmt::format("switchyard: {} gives up in MPI_Init, which never returns where a rank "
-                           "is missing: {}\n",
-                           who, why)
-                   .c_str(),
-               stderr);
+    std::fputs(
+        fmt::format(
+            "switchyard: {} gives up in MPI_Init, which never returns if a rank is missing: {}\n",
+            who, why)
+            .c_str(),
+        stderr);
     std::fflush(stderr);
     ::_exit(1);
   }
@@ -195,7 +196,7 @@ struct InitWatchdog::State {
       const auto unseen =
           roll_call == nullptr ? std::string() : words_for_unseen(roll_call->find_unseen(all));
       const auto why =
-          fmt::format("{:g} s are over; {}", static_cast<double>(timeout.count()) / 1000.0,
+          fmt::format("{:g} s have passed; {}", static_cast<double>(timeout.count()) / 1000.0,
                       unseen.empty() ? "all ranks that can be seen from here are alive" : unseen);
       if (roll_call != nullptr) roll_call->report_unseen(all, why);
       exit(why);

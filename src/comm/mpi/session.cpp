@@ -39,7 +39,7 @@ Session::Session(const ConnectOptions& options) : roll_call_(RollCall::answer())
   } else {
     std::optional<InitWatchdog> watchdog;
     if (options.exit_if_init_hangs) watchdog.emplace(roll_call_.get(), options.timeout);
-    const WithoutBrokenPipes without_broken_pipes;  // nor do the threads that MPI starts get any
+    const WithoutBrokenPipes without_broken_pipes;  // threads that MPI starts inherit this
     const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     require<CommunicationError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
     owns_mpi_ = true;

@@ -54,7 +54,7 @@ void give_up(std::optional<threads::ThreadCommunicator>& comm, threads::MeetingP
 
 void run_ranks(int num_ranks, const std::function<void(Communicator&)>& fn,
                const RankOptions& options) {
-  require(fn != nullptr, "fn is no function");
+  require(fn != nullptr, "fn is empty: pass a function");
   const auto point = make_meeting_point(num_ranks, options.timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_ranks));
   const auto run_rank = [&](int r) {

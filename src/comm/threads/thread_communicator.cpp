@@ -84,7 +84,7 @@ void ThreadCommunicator::require_same_call() {
   throw CommunicationError(
       fmt::format("{}: rank {} {}", current_call(), r,
                   is_other_size
-                      ? fmt::format("brought {} bytes where rank {} brought {}", peer.unit_bytes,
+                      ? fmt::format("passed {} bytes, but rank {} passed {}", peer.unit_bytes,
                                     rank(), own.unit_bytes)
                       : fmt::format("called {} #{}{} instead; all ranks must make the same calls "
                                     "in the same order",

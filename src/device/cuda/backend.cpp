@@ -38,10 +38,9 @@ void check(int status, std::string_view what) {
   cudaGetLastError();  // clears the error, so that no later call reports it
   throw DeviceError(fmt::format(
       "CUDA failed at {}: {} ({}){}", what, cudaGetErrorString(error), cudaGetErrorName(error),
-      is_final(error) && uses_mps
-          ? "; under MPS a process that is killed takes all others on its GPU along: see which "
-            "rank ended first"
-          : ""));
+      is_final(error) && uses_mps ? "; under MPS, killing one process ends all others on its GPU: "
+                                    "see which rank ended first"
+                                  : ""));
 }
 
 OnGpu::OnGpu(int ordinal) {
@@ -141,7 +140,7 @@ class CudaDevice final : public DeviceBackend {
   }
   void split(std::int64_t /*count*/,
              const std::function<void(std::int64_t, std::int64_t)>& /*piece*/) const override {
-    throw Unsupported("Device::parallel_for runs functions of the host, which a GPU cannot");
+    throw Unsupported("Device::parallel_for runs on the host: use a CPU device");
   }
 
   Memory memory() const override { return Memory::gpu; }
@@ -216,7 +215,7 @@ std::shared_ptr<const DeviceBackend> make_device(const CudaOptions& options) {
 
 Context& context_of(const Device& device) {
   const auto* gpu = dynamic_cast<const CudaDevice*>(&backend_of(device));
-  require(gpu != nullptr, "the device is no GPU");
+  require(gpu != nullptr, "the device is not a GPU");
   return gpu->context();
 }
 

@@ -56,7 +56,7 @@ struct GroupMatrices {
 
 // c[r, p · N + n] = Σ_k a[r, k] · B_{g,p}[n, k] (+ factor · bias_{g,p}[n]), B [N, K].
 struct ForwardGemm {
-  Dtype dtype = Dtype::f32;  // of a, B, bias and c
+  Dtype dtype = Dtype::f32;  // dtype of a, B, bias and c
   Groups groups;
   Rows a;                                     // [R, K]
   GroupMatrices b;                            // [N, K]
@@ -67,7 +67,7 @@ struct ForwardGemm {
 
 // c[r, n] = Σ_p Σ_k a[r, p · K + k] · B_{g,p}[k, n], B [K, N].
 struct InputGradientGemm {
-  Dtype dtype = Dtype::f32;  // of a, B and c
+  Dtype dtype = Dtype::f32;  // dtype of a, B and c
   Groups groups;
   Rows a;           // [R, parts · K]
   GroupMatrices b;  // [K, N]
@@ -77,7 +77,7 @@ struct InputGradientGemm {
 // C_{g,p}[m, n] (+)= Σ_r a[r, p · M + m] · b[r, n] over the group's rows in order, C [M, N]. A
 // group without rows yields zeros, or leaves C as it is if `accumulate` is set.
 struct WeightGradientGemm {
-  Dtype dtype = Dtype::f32;  // of a and b
+  Dtype dtype = Dtype::f32;  // dtype of a and b
   Groups groups;
   enum class Side { a, b };
   SourceRows a;                // [R, parts · M]; only one part if read from tokens

@@ -25,7 +25,7 @@ namespace switchyard {
 struct CapturedGraph::Data {};
 
 CapturedGraph::CapturedGraph(const Device& /*device*/, const std::function<void()>& /*step*/) {
-  throw Unsupported("a graph is captured on a GPU, and " + cuda::reason_against(0));
+  throw Unsupported("a graph can only be captured on a GPU, but " + cuda::reason_against(0));
 }
 CapturedGraph::~CapturedGraph() = default;
 CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;

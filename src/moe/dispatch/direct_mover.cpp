@@ -135,9 +135,9 @@ class DirectMover final : public Mover {
     for (std::size_t r = 1; r < views_of_rank.size(); ++r) {
       const auto other = views_of_rank[r].back().span<std::int64_t>();
       require(other[0] == first[0],
-              "ranks use different plans: rank 0 its plan number {}, rank {} number {}", first[0],
+              "ranks use different plans: rank 0 uses its plan {}, rank {} its plan {}", first[0],
               r, other[0]);
-      require(other[1] == first[1], "ranks 0 and {} differ in the optional arguments they give", r);
+      require(other[1] == first[1], "ranks 0 and {} pass different optional arguments", r);
     }
   }
 

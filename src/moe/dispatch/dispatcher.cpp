@@ -55,7 +55,7 @@ void require_row_weights(const Plan& plan, const std::optional<ConstTensorView>&
 
 void require_peer(const Mover& mover) {
   require<Unsupported>(mover.kind() == MoverKind::peer,
-                       "received weights are for the peer mover: use d_row_weights");
+                       "d_received_weights works only with the peer mover: use d_row_weights");
 }
 
 void require_received_weights(const Plan& plan, const std::optional<ConstTensorView>& view,
@@ -74,9 +74,9 @@ void require_both(bool a, bool b, std::string_view name_a, std::string_view name
 }
 
 void require_receives(const Mover& mover, const Plan& plan) {
-  require<Unsupported>(mover.receives(plan),
-                       "tokens are not received as they are here: use dispatch (receives_tokens "
-                       "tells)");
+  require<Unsupported>(
+      mover.receives(plan),
+      "this dispatcher does not receive tokens: use dispatch unless receives_tokens() is true");
 }
 
 void require_own_plan(const Plan& plan, const ExpertPlacement& placement) {
@@ -100,15 +100,13 @@ MoverKind choose_mover(Communicator& comm, const DispatcherOptions& options, con
                        "does not offer; use the packed mover",
                        comm.backend());
   require(options.mover != MoverKind::direct || !pre_reduced,
-          "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
+          "combine = pre_reduced works only with the packed mover, not with direct");
   require(options.mover != MoverKind::peer || !pre_reduced,
-          "combine = pre_reduced saves bytes of the packed mover and has no meaning for peer");
+          "combine = pre_reduced works only with the packed mover, not with peer");
   require<Unsupported>(is_host || (options.mover != MoverKind::packed && !pre_reduced),
-                       "the packed mover works in the host's memory only; on GPUs use the peer "
-                       "mover");
+                       "the packed mover works only in host memory; on GPUs use the peer mover");
   require<Unsupported>(is_host || is_alone || options.mover != MoverKind::direct,
-                       "the direct mover works in the host's memory only; on GPUs use the peer "
-                       "mover");
+                       "the direct mover works only in host memory; on GPUs use the peer mover");
   if (options.mover == MoverKind::packed || pre_reduced) return MoverKind::packed;
   if (is_alone) return MoverKind::direct;
   if (options.mover == MoverKind::peer || !is_host) return MoverKind::peer;
@@ -160,9 +158,10 @@ Plan Dispatcher::plan(const Routing& routing) {
 
 std::int64_t Dispatcher::plan_words(const ExpertPlacement& placement, int rank,
                                     std::int64_t num_tokens, std::int64_t top_k) {
-  require(0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
-          "rank ({}) must be one of {}, and num_tokens ({}) and top_k ({}) not negative", rank,
-          placement.num_ranks(), num_tokens, top_k);
+  require(
+      0 <= rank && rank < placement.num_ranks() && num_tokens >= 0 && top_k >= 0,
+      "rank ({}) must be one of {} ranks, and num_tokens ({}) and top_k ({}) must not be negative",
+      rank, placement.num_ranks(), num_tokens, top_k);
   return words_of_plan(words_without_picks(placement, rank), num_tokens, top_k);
 }
 
@@ -301,7 +300,7 @@ void Dispatcher::dispatch_backward(const Plan& plan, const DispatchBackwardInput
     require_row_weights(plan, in.d_row_weights, "d_row_weights");
     require_weights(plan, out.d_weights, "d_weights");
     require(!in.d_row_weights || !in.d_received_weights,
-            "d_row_weights and d_received_weights were both given: it is either");
+            "d_row_weights and d_received_weights were both given: give only one of them");
     if (in.d_received_weights) require_peer(moves());
     require_received_weights(plan, in.d_received_weights, "d_received_weights");
     require_both(in.d_row_weights || in.d_received_weights, out.d_weights.has_value(),

@@ -77,7 +77,7 @@ LocalPlan::LocalPlan(Device device, const LocalPlanOptions& options, const Tenso
           memory.shape(), options.num_words());
   require_memory(memory, device_.memory(), "the plan's tensor");
   require(reinterpret_cast<std::uintptr_t>(memory.data()) % 8 == 0,
-          "the plan's tensor must lie on 8 bytes");
+          "the plan's tensor must be aligned to 8 bytes");
   const std::int64_t experts = options.num_experts;
   const Shape picks{options.num_tokens, options.top_k};
   TablePieces pieces(memory);

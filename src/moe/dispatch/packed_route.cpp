@@ -192,11 +192,12 @@ void fill_returns(Communicator& comm, std::int64_t num_rows, PackedRoute& route)
       const auto slot = slots[next];
       if (slot == -1) continue;
       if (slot < 0 || slot >= num_rows || is_taken[static_cast<std::size_t>(slot)]) {
-        FailureListeners::fail(comm,
-                               fmt::format("dispatch: rank {} sends a token to slot {} of rank {}, "
-                                           "which has {} rows, or to one that is taken",
-                                           source, slot, comm.rank(), num_rows),
-                               {source});
+        FailureListeners::fail(
+            comm,
+            fmt::format("dispatch: rank {} sends a token to slot {} of rank {}, but that slot is "
+                        "not one of the {} rows there or is already taken",
+                        source, slot, comm.rank(), num_rows),
+            {source});
       }
       is_taken[static_cast<std::size_t>(slot)] = true;
       returned.push_back(slot);

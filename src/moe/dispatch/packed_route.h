@@ -17,7 +17,7 @@ struct PackedRoute {
   std::int64_t width = 0;
   std::vector<std::int64_t> sent_tokens;      // [ranks], Σ = S
   std::vector<std::int64_t> received_tokens;  // [ranks], Σ = N
-  Tensor send_positions;  // [T, K] i32: positions of a token among the S, then −1
+  Tensor send_positions;  // [T, K] i32: the places of a token among the S, then −1
   Tensor send_entries;    // [T, K] i32: index in a table [S, W]; −1 if not sent
   Tensor received_slots;  // [N, W] i32: slots of the received tokens on this rank
   Tensor local_slots;     // [T, K] i32: slots of own tokens on this rank
@@ -30,13 +30,13 @@ struct PackedRoute {
   Tensor home_buffers;    // [T, K] i32: 0 = among the M', 1 = on this rank
 
   // The way back with one row per token and rank. Entries are in rank order, and so are the sums.
-  Tensor partial_slots;    // [T, K] i32: index among the S that come back, or of the token
+  Tensor partial_slots;    // [T, K] i32: index among the S that come back, or the own token
   Tensor partial_buffers;  // [T, K] i32: 0 = comes back, 1 = summed on this rank
 
   std::int64_t num_sent() const;
   std::int64_t num_received() const;
   std::int64_t num_home() const;  // M'
-  std::int64_t bytes() const;     // of all tables
+  std::int64_t bytes() const;     // total size of the tables
 };
 
 // Collective. Builds the route of a plan and tells every owner the slots of the tokens that it will

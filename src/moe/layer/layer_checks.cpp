@@ -39,8 +39,8 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
   require(std::isfinite(o.capacity.factor) && o.capacity.factor >= 0.0,
           "capacity.factor ({}) must be 0 or positive, and finite", o.capacity.factor);
   require(o.gradient_scale == GradientScale::off || o.weight_stage != WeightStage::input,
-          "gradient_scale multiplies outputs, but with weight_stage {} weights are not multiplied "
-          "there: use output or activation",
+          "gradient_scale does not work with weight_stage {}, which applies the weights before the "
+          "experts: use output or activation",
           name_of(o.weight_stage));
   require(o.alignment > 0, "alignment ({}) must be positive", o.alignment);
   if (o.sizing.is_bounded()) require_valid_capacity(o.sizing.capacity(), o.alignment);
@@ -51,8 +51,9 @@ void require_valid(const MoeLayerOptions& o, const ExpertPlacement& placement) {
 void require_sequence(const LayerInput& in, const Communicator* comm) {
   require(in.sequence.has_value(), "losses.balance is sequence, but no sequence was given");
   const SequenceShard& shard = *in.sequence;
-  require(shard.num_tokens() == in.x.rows(), "x has {} tokens, but the sequence's shard {} · {}",
-          in.x.rows(), shard.batch(), shard.count());
+  require(shard.num_tokens() == in.x.rows(),
+          "x has {} tokens, but the sequence's shard has {} · {}", in.x.rows(), shard.batch(),
+          shard.count());
   const int size = comm == nullptr ? 1 : comm->size();
   const int rank = comm == nullptr ? 0 : comm->rank();
   require(shard.sp_size() == size && shard.sp_rank() == rank,
@@ -122,8 +123,7 @@ void require_within_batch(const LayerComms& comms) {
       Tensor::from<std::int64_t>({1}, {static_cast<std::int64_t>(std::random_device()())});
   batch.broadcast(name, 0);
   const std::array<Field, 1> fields{
-      {{"the batch that they belong to: experts and sequences are divided within one batch, "
-        "which has the number",
+      {{"the number of their batch (experts and sequences must be divided within one batch)",
         name.span<std::int64_t>()[0]}}};
   for (Communicator* comm : {&comms.experts, comms.sequence}) {
     if (comm != nullptr && comm != &batch) {
@@ -142,13 +142,12 @@ void require_ids(const LayerInput& in, const MoeLayerOptions& o, Memory memory) 
 }
 
 void require_given_weights(const LayerInput& in, const MoeLayerOptions& o, Memory memory) {
-  require(in.expert_ids.has_value(),
-          "expert_weights were given without expert_ids, which say whose they are");
+  require(in.expert_ids.has_value(), "expert_weights were given without expert_ids: give both");
   require_tokens(*in.expert_weights, {{in.x.rows(), o.router.top_k}, Dtype::f32, memory},
                  "expert_weights");
   require(o.losses.balance == BalanceLoss::none && !o.losses.z,
-          "expert_weights were given, so there are no logits, but the layer's options have losses "
-          "of them: make the layer without losses");
+          "expert_weights were given, so there are no router logits for the layer's losses: make "
+          "the layer without losses");
 }
 
 void require_loss_gradients(const RouterLosses& given, const LossOptions& options) {

@@ -19,7 +19,7 @@ void require_valid(const LoadBalancerOptions& o) {
   require(o.decay >= 0.0F && o.decay < 1.0F, "decay ({}) must be at least 0 and less than 1",
           o.decay);
   require(o.schedule == RateSchedule::constant || o.num_steps > 0,
-          "num_steps ({}) must be positive: the rate changes over the training", o.num_steps);
+          "num_steps ({}) must be positive when the rate changes during training", o.num_steps);
 }
 
 std::int64_t checked_sum(std::span<const std::int64_t> counts) {

@@ -62,14 +62,12 @@ void by_hosts(std::string_view why, Work work) {
 }
 
 constexpr std::string_view kSumsByHosts =
-    "the sums over the batch's ranks go by way of their hosts, because these ranks do not reach "
-    "each "
-    "other's memory; to capture the step, keep the batch on one host, or use LossScope::rank and "
-    "no "
+    "the batch's sums go through host memory, because its ranks cannot reach each other's GPU "
+    "memory; to capture the step, keep the batch on one host, or use LossScope::rank without "
     "GradientScale::global";
 constexpr std::string_view kSequencesByHosts =
-    "sequences that are cut over ranks are joined by their hosts, because the sequence group has "
-    "no peer memory; to capture the step, use BalanceLoss::batch or whole sequences";
+    "sequences divided over ranks are joined in host memory, because the sequence group has no "
+    "peer memory; to capture the step, use BalanceLoss::batch or whole sequences";
 
 }  // namespace
 

@@ -29,7 +29,7 @@ std::int64_t bytes_received(const Saved& saved) {
 }
 
 const Saved& filled(const Saved* saved) {
-  require(saved != nullptr, "nothing is saved: no training forward has filled this");
+  require(saved != nullptr, "SavedForBackward is empty: run a training forward first");
   return *saved;
 }
 
@@ -146,7 +146,8 @@ MoeLayer::MoeLayer(const LayerComms& comms, const ExpertPlacement& placement,
   Communicator& all = comms.batch == nullptr ? comms.experts : *comms.batch;
   agree(all, "MoeLayer", [&] { require_valid(options, placement); });
   require_same_options(all, options, placement);
-  auto others = distinct_comms(comms);  // their ranks do not see errors of the experts' group
+  // An error in the experts' group does not reach the ranks of the other groups by itself.
+  auto others = distinct_comms(comms);
   others.erase(others.begin());
   or_abort(others, "MoeLayer", [&] {
     require_within_batch(comms);
@@ -199,9 +200,8 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
                         const LayerBackwardInput& in, const LayerBackwardOutput& out) {
   check_arguments(data().comms, kBackward, [&] {
     require(saved.data_ != nullptr,
-            "nothing is saved: backward needs a training forward before "
-            "it, and uses up what that left");
-    require(saved.data_->layer == data().identity, "what is saved was left by another layer");
+            "SavedForBackward is empty: each backward needs its own training forward");
+    require(saved.data_->layer == data().identity, "SavedForBackward was filled by another layer");
     const auto& x = saved.data_->x;
     const Memory memory = data().device.memory();
     require_tokens(in.d_y, {x.shape(), data().options.dtype, memory}, "d_y");
@@ -228,8 +228,9 @@ void MoeLayer::backward(const MoeWeights& weights, SavedForBackward& saved,
 
 void MoeLayer::commit_pick_counts(SavedForBackward& saved) {
   require(saved.data_ != nullptr,
-          "nothing is saved: statistics are those of a training forward, before its backward");
-  require(saved.data_->layer == data().identity, "what is saved was left by another layer");
+          "SavedForBackward is empty: read statistics after a training forward and before its "
+          "backward");
+  require(saved.data_->layer == data().identity, "SavedForBackward was filled by another layer");
   data().commit(*saved.data_);
 }
 

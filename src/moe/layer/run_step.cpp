@@ -172,7 +172,7 @@ void MoeLayerData::learn_of_step() {
 }
 
 bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& step) {
-  require(step != nullptr, "{}: step is no function", kRunStep);
+  require(step != nullptr, "{}: step is empty: pass a function", kRunStep);
   Layers all;
   std::set<const MoeLayer*> seen;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -181,9 +181,10 @@ bool run_step(std::span<MoeLayer* const> layers, const std::function<void()>& st
     MoeLayerData& last = *all.emplace_back(&layers[i]->data());
     backend_of(last.device).copy(last.statistics, last.statistics_before);
     const Communicator& batch = all.front()->batch;
-    require((batch.size() == 1 && last.batch.size() == 1) || &last.batch == &batch,
-            "{}: layers 0 and {} have batches of {} and {} ranks, but must have the same one",
-            kRunStep, i, batch.size(), last.batch.size());
+    require(
+        (batch.size() == 1 && last.batch.size() == 1) || &last.batch == &batch,
+        "{}: layers 0 and {} have batches of {} and {} ranks, but all layers must share one batch",
+        kRunStep, i, batch.size(), last.batch.size());
   }
   if (all.empty()) {
     step();

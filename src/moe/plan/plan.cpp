@@ -57,8 +57,8 @@ ConstTensorView Plan::source_offsets() const { return data_->groups.source_offse
 ConstTensorView Plan::row_sources() const {
   const int num_ranks = data_->placement->num_ranks();
   require<Unsupported>(num_ranks == 1,
-                       "a plan over {} ranks has no row_sources: rows are of other ranks' tokens, "
-                       "too; Dispatcher::dispatch makes them",
+                       "a plan over {} ranks has no row_sources, because some rows come from other "
+                       "ranks' tokens: use Dispatcher::dispatch",
                        num_ranks);
   return data_->row_sources;
 }

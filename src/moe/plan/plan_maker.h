@@ -45,7 +45,7 @@ ConstTensorView narrowed_ids(const Device& device, const ConstTensorView& expert
 
 // Which tables a plan has.
 enum class PlanTables {
-  own,            // what one device knows by itself
+  own,            // tables that one device can fill by itself
   of_all_ranks,   // also the records that ranks exchange in peer memory
   crossing_once,  // also the places of tokens that cross to a rank once
 };

@@ -160,8 +160,8 @@ void require_valid_form(const RecordHeader& header, int rank) {
           "rank {}: expert_ids must be [T, K] of i32 or i64, not {} with {} dimensions", rank,
           name_of(static_cast<Dtype>(header.ids_dtype)), header.ids_dims);
   require(header.ids_memory == header.device_memory,
-          "rank {}: expert_ids is in {} memory, but the device works in {} memory; "
-          "Device::copy_of brings it there",
+          "rank {}: expert_ids is in {} memory, but the device works in {} memory; copy it with "
+          "Device::copy_of",
           rank, name_of(static_cast<Memory>(header.ids_memory)),
           name_of(static_cast<Memory>(header.device_memory)));
   require(0 < header.top_k && header.top_k <= kMaxTopK, "rank {}: K ({}) must be 1 to {}", rank,

@@ -34,8 +34,8 @@ TensorView columns(const TensorView& rows, std::int64_t count) {
 void require_nameable_sources(std::span<const std::int64_t> tokens, std::int64_t top_k) {
   for (std::size_t r = 0; r < tokens.size(); ++r) {
     require(tokens[r] <= std::numeric_limits<std::int32_t>::max() / top_k,
-            "rank {} would receive {} tokens, whose {} picks each are more than 2^31", r, tokens[r],
-            top_k);
+            "rank {} would receive {} tokens with {} picks each, more than 2^31 picks", r,
+            tokens[r], top_k);
   }
 }
 
@@ -201,16 +201,16 @@ PlanTables PlanMaker::tables() const {
 
 void PlanMaker::require_words(const TensorView& memory, std::int64_t num_tokens,
                               std::int64_t top_k) const {
-  require<Unsupported>(crosses_once(),
-                       "plans in tensors are for ranks that reach each other's memory (the peer "
-                       "mover), and for plans that drop nothing");
+  require<Unsupported>(
+      crosses_once(),
+      "a plan in a tensor needs the peer mover and an overflow policy other than drop");
   const Shape expected{words_of_plan(words_without_picks_, num_tokens, top_k)};
   require(memory.dtype() == Dtype::i32 && memory.shape() == expected,
           "the plan's tensor is {} {}, but must be i32 {} for {} tokens with {} picks each",
           name_of(memory.dtype()), memory.shape(), expected, num_tokens, top_k);
   require_memory(memory, device_.memory(), "the plan's tensor");
   require(reinterpret_cast<std::uintptr_t>(memory.data()) % 16 == 0,
-          "the plan's tensor must lie on 16 bytes");
+          "the plan's tensor must be aligned to 16 bytes");
 }
 
 void PlanMaker::plan_into(const ConstTensorView& expert_ids, const PlanProblems& problems,

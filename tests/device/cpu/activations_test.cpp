@@ -131,7 +131,7 @@ TEST_P(ActivationTest, GeluIsAccurateInItsTail) {
   }
 }
 
-// Where the sigmoid is 0, not nearly 0.
+// Gates so negative that the sigmoid is exactly 0.
 TEST_P(ActivationTest, HugeNegativeGatesGiveNothing) {
   std::vector<float> inner{-3e38F, -1e36F, -200.0F, 1.0F, 1.0F, 1.0F};
   std::vector<float> out(3);

@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(Types, GemmTest,
                                   std::string(name_of(param.param.out));
                          });
 
-// What is there before does not matter when it is overwritten, not even if it is NaN.
+// Overwriting ignores the old values, even NaN.
 TEST(Gemm, OverwritesNaN) {
   Scratch scratch;
   const SingleThreaded single_threaded;
@@ -186,7 +186,7 @@ TEST(Gemm, OverwritesNaN) {
   }
 }
 
-// Where oneDNN is told to do without bf16 units, the tests are about the products made of f32 ones.
+// If oneDNN is told not to use bf16 units, these tests cover bf16 products made from f32 ones.
 TEST(Gemm, LibraryObeysItsLimits) {
   const std::string library = gemm_library();
   EXPECT_NE(library, "");

@@ -27,7 +27,7 @@ constexpr auto kPlain = MatrixLayout::plain;
 constexpr auto kTransposed = MatrixLayout::transposed;
 
 // Sizes of several tasks each, by rows and columns of c, and some of one.
-TEST(Matmul, BitsDependNeitherOnThreadsNorOnCompany) {
+TEST(Matmul, BitsDependNeitherOnThreadsNorOnOtherProducts) {
   const std::vector<MatmulSizes> all_sizes{
       {300, 100, 64}, {1, 17, 300}, {130, 600, 300}, {600, 17, 9}};
   for_each_matmul_kind([&](const MatmulKind& kind) {
@@ -72,9 +72,9 @@ TEST(Matmul, NamesWhatDoesNotFit) {
   EXPECT_EQ(error_with(f32({2, 3}), f32({3, 4}), Tensor::zeros({2, 4}, Dtype::i32)),
             "c is i32 [2,4], but must be a matrix of f32 or bf16");
   EXPECT_EQ(error_with(f32({2, 3}), bf16({3, 4}), f32({2, 4})),
-            "a is f32, but b is bf16: they must be alike");
+            "a is f32, but b is bf16: they must have the same dtype");
   EXPECT_EQ(error_with(f32({2, 3}), f32({3, 4}), bf16({2, 4})),
-            "c is bf16, but must be f32 as a and b are");
+            "c is bf16, but must be f32 because a and b are");
   EXPECT_EQ(error_with(f32({2, 3}), f32({4, 3}), f32({2, 4})),
             "a is [2,3] and b is [4,3]: a has 3 columns, but b has 4 rows");
   EXPECT_EQ(error_with(f32({2, 3}), f32({5, 4}), f32({3, 5}), kTransposed, kTransposed),
@@ -102,7 +102,7 @@ TEST(Matmul, RefusesMemoryThatTheDeviceCannotReach) {
     return error_of<InvalidArgument>([&] { matmul({}, product); });
   };
   const std::string rest =
-      " is in gpu memory, but the device works in host memory; Device::copy_of brings it there";
+      " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   EXPECT_EQ(error({.a = elsewhere(a), .b = b, .c = c}), "a [2,3]" + rest);
   EXPECT_EQ(error({.a = a, .b = elsewhere(b), .c = c}), "b [3,4]" + rest);
   EXPECT_EQ(error({.a = a, .b = b, .c = elsewhere(c)}), "c [2,4]" + rest);

@@ -118,7 +118,7 @@ class CudaAllocation : public ::testing::TestWithParam<Dtype> {
   }
 };
 
-TEST_P(CudaAllocation, ThatFailsIsAnErrorOnEveryRank) {
+TEST_P(CudaAllocation, FailureIsAnErrorOnEveryRank) {
   int number = 0;
   for (bool ran_out = true; ran_out; ++number) {
     SCOPED_TRACE("after " + std::to_string(number) + " allocations");

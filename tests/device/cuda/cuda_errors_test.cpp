@@ -1,4 +1,4 @@
-// What a GPU's tensors cannot be used for is refused, and what one device leaves another alone.
+// Wrong uses of a GPU's tensors are refused, and devices do not disturb each other.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -65,8 +65,8 @@ TEST_F(CudaErrors, AGpuDoesNotReadTheHostsMemory) {
   const Tensor a({2, 2}, Dtype::f32);
   Tensor c = device.empty({2, 2}, Dtype::f32);
   EXPECT_EQ(error_of<InvalidArgument>([&] { matmul(device, Matmul{.a = a, .b = a, .c = c}); }),
-            "a [2,2] is in host memory, but the device works in gpu memory; Device::copy_of brings "
-            "it there");
+            "a [2,2] is in host memory, but the device works in gpu memory; copy it with "
+            "Device::copy_of");
   device.synchronize();
 }
 
@@ -79,7 +79,7 @@ TEST_F(CudaErrors, ParametersAreNotCopiedBetweenDevicesOfAGpu) {
   (void)parameters.copy_on(first).copy_on(Device()).copy_on(second);
 }
 
-TEST_F(CudaErrors, WhatRunsAfterAForwardIsNoStageOfIt) {
+TEST_F(CudaErrors, WorkAfterAForwardIsNotTimedAsAStage) {
   CudaOptions timed = cuda_options();
   timed.time_stages = true;
   const Device device = Device::cuda(timed);

@@ -182,7 +182,7 @@ TEST_P(CudaGraphTest, AStepThatWasNeverRunHasNoMemoryToBeCaptured) {
   LayerFixture f(GetParam(), kTokens * kTopK);
   f.set(routings()[0], 1);
   expect_error<DeviceError>([&] { const CapturedGraph graph(f.device, [&] { f.train(); }); },
-                            "run the step once before it is captured");
+                            "run the step once before capturing it");
   f.train();  // nothing is broken
   EXPECT_EQ(f.layer.take_pick_counts().num_tokens, kTokens);
   const CapturedGraph graph(f.device, [&] { f.train(); });
@@ -212,7 +212,7 @@ TEST_P(CudaGraphTest, AGraphThatIsGoneGivesItsMemoryBack) {
   expect_same_tensors(actual, expected);
 }
 
-// What run_step itself needs is not taken from what the step left.
+// run_step's own memory is not taken from memory that the step freed.
 TEST_P(CudaGraphTest, AStepIsCapturedWithinRunStep) {
   LayerFixture f(GetParam(), kTokens * kTopK);
   f.set(routings()[0], 1);

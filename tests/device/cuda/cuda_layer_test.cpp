@@ -195,7 +195,7 @@ TEST_P(CudaLayerTest, AnyNumberOfRanksPlacementSizingAndAlignmentEqualsOne) {
   }
 }
 
-// Of either sign, and of any sum: no router made them.
+// The weights have either sign and any sum, unlike a router's.
 TEST_P(CudaLayerTest, GivenWeightsEqualTheCpuAndAnyNumberOfRanks) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     LayerProblem problem(options(dtype));

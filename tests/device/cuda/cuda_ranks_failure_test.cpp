@@ -65,7 +65,7 @@ class CudaRanksFailure : public ::testing::TestWithParam<std::tuple<bool, Dtype>
     return graph_options(std::get<1>(GetParam()), rows_of(kRanks));
   }
 
-  // What a sound step gives, on every rank.
+  // The results of a correct step, on every rank.
   std::vector<std::vector<Tensor>> expected_ = std::vector<std::vector<Tensor>>(kRanks);
 
   // Calls body on every rank after a sound step, which a graph was captured of.

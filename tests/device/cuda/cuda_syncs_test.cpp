@@ -133,7 +133,7 @@ TEST_P(CudaSyncsTest, TheDeviceCountsWhatCudaSees) {
     EXPECT_EQ(interposer.waits_seen() - seen, 0) << interposer.last_wait();
     EXPECT_EQ(device.host_syncs() - counted, 0);
   }
-  // What is asked for waits, and is counted.
+  // Functions that fetch results wait, and are counted.
   const auto seen = interposer.waits_seen();
   const auto counted = device.host_syncs();
   layer.check();

@@ -173,7 +173,7 @@ TEST_F(CudaFusedGemm, RunsAreEqualToTheBit) {
 }
 
 // By options and sizes alone.
-TEST_F(CudaFusedGemm, WhatFitsIsTaken) {
+TEST_F(CudaFusedGemm, RunsLayersWhoseOptionsAndSizesFit) {
   struct Case {
     ExpertsOptions options;
     bool fits;

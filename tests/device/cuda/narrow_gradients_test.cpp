@@ -95,7 +95,7 @@ TEST_F(CudaFusedGemm, WeightGradientsEqualDoublePrecision) {
   }
 }
 
-// Which of the groups comes first depends on all of their lengths.
+// The order of groups depends on the lengths of all of them.
 TEST_F(CudaFusedGemm, WeightGradientBitsDoNotDependOnOtherGroups) {
   auto group_rows = random_groups(150, 40);
   for (const std::size_t g : {3, 50, 51, 149}) group_rows[g] += 500;

@@ -188,7 +188,7 @@ TEST_P(BitwiseTest, AlignmentAndBoundsChangeNothing) {
   });
 }
 
-// What makes the tests above worth something.
+// Shows that the tests above can fail.
 TEST_P(BitwiseTest, MutationsAreNoticed) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     const Problem problem(dtype == Dtype::f32 ? 40 : 96, dtype);

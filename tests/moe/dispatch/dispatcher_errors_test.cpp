@@ -1,4 +1,4 @@
-// What a dispatcher refuses, and that all ranks learn of it.
+// A dispatcher's errors, and that they reach all ranks.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -90,8 +90,7 @@ TEST(DispatcherErrors, NameBothMemories) {
   Tensor row_weights({2}, Dtype::f32);
   const auto message = [](const std::string& tensor) {
     return tensor +
-           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
-           "there";
+           " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   };
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)dispatcher.dispatch(plan, elsewhere(tokens)); }),
             message("dispatch: x [2,24]"));
@@ -134,7 +133,7 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
     const Tensor x = Tensor::zeros({1, kHidden}, Dtype::f32);
     EXPECT_EQ(error_of<InvalidArgument>(
                   [&] { (void)dispatcher.dispatch(comm.rank() == 0 ? first : second, x); }),
-              "ranks use different plans: rank 0 its plan number 0, rank 1 number 1");
+              "ranks use different plans: rank 0 uses its plan 0, rank 1 its plan 1");
     Tensor rows({2, kHidden}, Dtype::f32);
     Tensor weights({1, 1}, Dtype::f32);
     Tensor row_weights({2}, Dtype::f32);
@@ -146,14 +145,13 @@ TEST(DispatcherErrors, RanksMustUseTheSamePlanAndArguments) {
         dispatcher.dispatch(first, {.x = x}, {.rows = rows});
       }
     };
-    EXPECT_EQ(error_of<InvalidArgument>(call),
-              "ranks 0 and 1 differ in the optional arguments they give");
+    EXPECT_EQ(error_of<InvalidArgument>(call), "ranks 0 and 1 pass different optional arguments");
     (void)dispatcher.dispatch(first, x);  // and the next call works
   });
 }
 
-// What ranks of the peer mover would do to each other's memory is compared by their devices: a
-// difference is a failure for good.
+// With the peer mover, devices compare their calls before they write to each other's memory. A
+// difference is a permanent failure.
 void expect_different_calls(const std::function<void(Communicator&, Dispatcher&)>& call) {
   const auto outcome = outcome_of(3, kTestTimeout, [&](Communicator& comm) {
     Dispatcher dispatcher(comm, ExpertPlacement::contiguous(3, 3), options_for(MoverKind::peer));
@@ -251,7 +249,7 @@ TEST(DispatcherErrors, PreReducedIsForThePackedMover) {
   options.combine = CombineMode::pre_reduced;
   EXPECT_EQ(error_of<InvalidArgument>(
                 [&] { Dispatcher(*world, ExpertPlacement::contiguous(2, 1), options); }),
-            "combine = pre_reduced saves bytes of the packed mover and has no meaning for direct");
+            "combine = pre_reduced works only with the packed mover, not with direct");
   options.mover = MoverKind::automatic;
   Dispatcher dispatcher(*world, ExpertPlacement::contiguous(2, 1), options);
   EXPECT_EQ(dispatcher.mover(), MoverKind::packed);

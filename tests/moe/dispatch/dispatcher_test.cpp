@@ -231,7 +231,7 @@ TEST_P(DispatcherTest, OverflowNeverWritesBeyondTheCapacity) {
 }
 
 // Two experts a rank, with room for five of the rows that rank 0 is asked to take.
-TEST_P(DispatcherTest, WhatFoundNoRoomIsNeitherSentNorCounted) {
+TEST_P(DispatcherTest, DroppedAssignmentsAreNeitherSentNorCounted) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const std::int64_t row_bytes = kHidden * 4;
     for (const MoverKind mover : movers_of(comm)) {

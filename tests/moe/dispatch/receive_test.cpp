@@ -27,7 +27,7 @@ DispatcherOptions options_with(const Sizing& sizing) {
   return {.plan = {.hidden = kHidden, .alignment = 4, .sizing = sizing}, .mover = MoverKind::peer};
 }
 
-// Of this rank; rank 1 has none.
+// The tokens of this rank; rank 1 has none.
 struct Tokens {
   explicit Tokens(int rank) {
     Random random(static_cast<std::uint64_t>(30 + rank));
@@ -131,7 +131,8 @@ TEST(Receive, IsForPlansThatDropNothing) {
       comm.barrier();
       const auto error =
           error_of<Error>([&] { (void)dispatcher.receive(plan, own.x, own.weights); });
-      EXPECT_NE(error.find("use dispatch (receives_tokens tells)"), std::string::npos) << error;
+      EXPECT_NE(error.find("use dispatch unless receives_tokens() is true"), std::string::npos)
+          << error;
     });
   }
 }

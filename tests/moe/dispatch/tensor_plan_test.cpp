@@ -19,7 +19,7 @@ constexpr std::int64_t kHidden = 24;
 constexpr std::int64_t kTopK = 3;
 constexpr int kExperts = 10;
 
-// Of this rank; rank 1 has none.
+// The tokens of this rank; rank 1 has none.
 struct Tokens {
   explicit Tokens(int rank) {
     Random random(static_cast<std::uint64_t>(70 + rank));
@@ -83,7 +83,7 @@ TEST_P(TensorPlanTest, CopiesMoveWhatThePlanMoves) {
   });
 }
 
-// What received tokens' weights become at home, as that of rows does.
+// Gradients of received weights return to the token's rank, as those of rows do.
 TEST_P(TensorPlanTest, GradientsOfReceivedWeightsComeHome) {
   run_ranks(GetParam(), [](Communicator& comm) {
     Dispatcher dispatcher = dispatcher_over(comm, {}, MoverKind::peer);
@@ -126,7 +126,7 @@ TEST(TensorPlan, BadIdsAreTheSameErrorOnEveryRankAndTheNextPlanWorks) {
   });
 }
 
-TEST(TensorPlan, OverflowIsInIt) {
+TEST(TensorPlan, OverflowIsRecordedInTheTensor) {
   run_ranks(2, [](Communicator& comm) {
     const Sizing sizing = Sizing::bounded(4);
     Dispatcher dispatcher = dispatcher_over(comm, sizing, MoverKind::peer);

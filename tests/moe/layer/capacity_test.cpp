@@ -78,7 +78,7 @@ TEST_P(LayerCapacity, EqualsSendingTheDroppedPicksWithWeightZero) {
 }
 
 // A rank's picks are limited by that rank's tokens, whoever owns the experts.
-TEST_P(LayerCapacity, IsARanksOwn) {
+TEST_P(LayerCapacity, CountsTheTokensOfTheRank) {
   auto options = small_layer_options();
   options.capacity = {.factor = 0.6, .rule = GetParam()};
   run_ranks(3, [&](Communicator& comm) {

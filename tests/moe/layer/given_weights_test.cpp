@@ -119,7 +119,7 @@ TEST(GivenWeights, LeaveTheRoutersGradientsAlone) {
   EXPECT_TRUE(same_bits(g.gradients.router.gate_bias, untouched.gate_bias));
 }
 
-// Of either sign, and of any sum.
+// Weights may have either sign and any sum.
 TEST(GivenWeights, HaveTheGradientsOfTheReference) {
   for (const WeightStage stage :
        {WeightStage::output, WeightStage::activation, WeightStage::input}) {
@@ -150,7 +150,7 @@ TEST(GivenWeights, HaveTheGradientsOfTheReference) {
 }
 
 // With weights that are given or the router's.
-TEST(GivenWeights, AndIdsOf64BitsAndSentinelsGiveTheSame) {
+TEST(GivenWeights, WithIdsOf64BitsAndSentinelsGiveTheSame) {
   auto options = small_layer_options();
   options.capacity = {.factor = 0.9};
   options.gradient_scale = GradientScale::global;
@@ -195,8 +195,8 @@ TEST(GivenWeights, MayBeStrided) {
 
 TEST(GivenWeights, AreRefusedByALayerWithLosses) {
   const auto refused =
-      "MoeLayer::forward: expert_weights were given, so there are no logits, but the layer's "
-      "options have losses of them: make the layer without losses";
+      "MoeLayer::forward: expert_weights were given, so there are no router logits for the layer's "
+      "losses: make the layer without losses";
   for (const LossOptions& losses :
        {LossOptions{.z = true}, LossOptions{.balance = BalanceLoss::batch}}) {
     auto options = small_layer_options();

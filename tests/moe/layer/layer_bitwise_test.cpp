@@ -91,20 +91,20 @@ class LayerBitwiseTest : public ::testing::TestWithParam<RankCase> {
 
 TEST_P(LayerBitwiseTest, AnyNumberOfRanksAndThreadsEqualsOne) { expect_same(small_layer()); }
 
-TEST_P(LayerBitwiseTest, InBf16) {
+TEST_P(LayerBitwiseTest, AnyNumberOfRanksEqualsOneInBf16) {
   auto options = small_layer();
   options.dtype = Dtype::bf16;
   expect_same(options);
 }
 
-TEST_P(LayerBitwiseTest, AtSizesThatTheMatrixLibraryBlocks) {
+TEST_P(LayerBitwiseTest, AnyNumberOfRanksEqualsOneAtBlockedSizes) {
   auto options = small_layer();
   options.hidden = 520;
   options.intermediate = 72;
   expect_same(options);
 }
 
-TEST_P(LayerBitwiseTest, WhereverTheWeightEnters) {
+TEST_P(LayerBitwiseTest, AnyNumberOfRanksEqualsOneAtEveryWeightStage) {
   for (const WeightStage stage : {WeightStage::activation, WeightStage::input}) {
     auto options = small_layer();
     options.weight_stage = stage;
@@ -158,7 +158,7 @@ TEST_P(LayerBitwiseTest, PicksDoNotDependOnTheCut) {
   }
 }
 
-// What makes the tests above worth something.
+// Shows that the tests above can fail.
 TEST_P(LayerBitwiseTest, MutationsAreNoticed) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     auto options = small_layer();

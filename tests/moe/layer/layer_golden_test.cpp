@@ -56,7 +56,7 @@ class Recorded {
   ConstTensorView d_x() const { return file_.tensor("dx"); }
   int num_experts() const { return options_.router.num_experts; }
 
-  // Of a rank's tokens: the higher the rank the more, and rank 0 has none.
+  // Returns a rank's tokens: rank 0 has none, and higher ranks have more.
   Piece piece_of(const Communicator& comm) const {
     const std::int64_t ranks = comm.size();
     const auto begin = [&](std::int64_t r) {

@@ -1,4 +1,4 @@
-// What a layer refuses of losses, capacity, scales, padding and statistics; and who learns of it.
+// Errors about losses, capacity, scales, padding and statistics, and the ranks they reach.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -44,8 +44,8 @@ TEST(LayerTrainingErrors, OfOptions) {
               o.gradient_scale = GradientScale::global;
               o.weight_stage = WeightStage::input;
             }),
-            "MoeLayer: rank 0: gradient_scale multiplies outputs, but with weight_stage input "
-            "weights are not multiplied there: use output or activation");
+            "MoeLayer: rank 0: gradient_scale does not work with weight_stage input, which applies "
+            "the weights before the experts: use output or activation");
 }
 
 // Refuses what comes from the hosts, as a GPU does whose step is being captured: sums are uploaded,
@@ -72,7 +72,7 @@ class CapturingDevice final : public ForwardingDevice {
   const Shape sequences_{1, 13};
 };
 
-// Which group's hosts take part in a step, where none can.
+// The error names the group whose sums go through its hosts, which a captured step cannot do.
 TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
   const auto error_with = [](const MoeLayerOptions& options) {
     std::string error;
@@ -105,9 +105,9 @@ TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
     return error;
   };
   constexpr std::string_view kSums =
-      "the sums over the batch's ranks go by way of their hosts, because these ranks do not reach "
-      "each other's memory; to capture the step, keep the batch on one host, or use "
-      "LossScope::rank and no GradientScale::global: a captured step cannot wait";
+      "the batch's sums go through host memory, because its ranks cannot reach each other's GPU "
+      "memory; to capture the step, keep the batch on one host, or use LossScope::rank without "
+      "GradientScale::global: a captured step cannot wait";
   auto options = tiny_layer_options();
   options.losses.z = true;
   EXPECT_EQ(error_with(options), kSums);
@@ -117,9 +117,9 @@ TEST(LayerTrainingErrors, OfSumsThatHostsMakeInACapturedStep) {
   options.gradient_scale = GradientScale::off;
   options.losses.balance = BalanceLoss::sequence;
   EXPECT_EQ(error_with(options),
-            "sequences that are cut over ranks are joined by their hosts, because the sequence "
-            "group has no peer memory; to capture the step, use BalanceLoss::batch or whole "
-            "sequences: a captured step cannot wait");
+            "sequences divided over ranks are joined in host memory, because the sequence group "
+            "has no peer memory; to capture the step, use BalanceLoss::batch or whole sequences: a "
+            "captured step cannot wait");
 }
 
 // Ranks of a batch must agree, also those that share no experts.
@@ -168,7 +168,7 @@ TEST(LayerTrainingErrors, OfGroupsThatReachBeyondTheBatch) {
     const auto error = error_of<InvalidArgument>([&] {
       const MoeLayer layer(groups, ExpertPlacement::contiguous(6, 2), tiny_layer_options());
     });
-    EXPECT_EQ(error.find("ranks disagree about the batch that they belong to"), 0U) << error;
+    EXPECT_EQ(error.find("ranks disagree about the number of their batch"), 0U) << error;
   });
 }
 
@@ -207,7 +207,7 @@ TEST(LayerTrainingErrors, OfSequences) {
             "MoeLayer::forward: losses.balance is sequence, but no sequence was given");
   Step few(kBySequence);
   few.in.sequence = SequenceShard(2, 2, 1, 0);
-  EXPECT_EQ(few.forward(), "MoeLayer::forward: x has 6 tokens, but the sequence's shard 2 · 2");
+  EXPECT_EQ(few.forward(), "MoeLayer::forward: x has 6 tokens, but the sequence's shard has 2 · 2");
   Step cut(kBySequence);
   cut.in.sequence = SequenceShard(2, 6, 2, 1);
   EXPECT_EQ(cut.forward(),
@@ -287,13 +287,14 @@ TEST(LayerTrainingErrors, OfLossGradients) {
 TEST(LayerTrainingErrors, OfStatistics) {
   Step step({});
   EXPECT_EQ(error_of<InvalidArgument>([&] { step.alone.layer.commit_pick_counts(step.saved); }),
-            "nothing is saved: statistics are those of a training forward, before its backward");
+            "SavedForBackward is empty: read statistics after a training forward and before its "
+            "backward");
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)step.saved.losses(); }),
-            "nothing is saved: no training forward has filled this");
+            "SavedForBackward is empty: run a training forward first");
   EXPECT_EQ(step.forward(), "no error");
   Step other({});
   EXPECT_EQ(error_of<InvalidArgument>([&] { other.alone.layer.commit_pick_counts(step.saved); }),
-            "what is saved was left by another layer");
+            "SavedForBackward was filled by another layer");
 }
 
 TEST(LayerTrainingErrors, OfCapacitiesThatDifferBetweenRanks) {

@@ -90,7 +90,8 @@ TEST(LoadBalancer, UpdatesWithTheRateOfTheStep) {
   EXPECT_TRUE(same_bits(bias, Tensor::from<float>({2}, {-kRate / 2, kRate / 2})));
 }
 
-// What KempnerForge recorded: every rank of it had a bias of its own, by its own counts.
+// Compares with KempnerForge's recordings, in which every rank updated its own bias by its own
+// counts.
 void expect_as_recorded(const std::string& name, int num_ranks) {
   const auto file = SafetensorsFile::open(SWITCHYARD_GOLDEN "/" + name + ".safetensors");
   for (int r = 0; r < num_ranks; ++r) {
@@ -198,7 +199,7 @@ TEST(LoadBalancerErrors, OfOptions) {
             "decay (nan) must be at least 0 and less than 1");
   for (const auto schedule : {RateSchedule::cosine, RateSchedule::warm_up}) {
     EXPECT_EQ(error_with({.schedule = schedule}),
-              "num_steps (0) must be positive: the rate changes over the training");
+              "num_steps (0) must be positive when the rate changes during training");
   }
 }
 

@@ -82,7 +82,7 @@ MoeLayerOptions layer_options(MoverKind mover) {
 
 class LongRun : public ::testing::TestWithParam<RankCase> {};
 
-TEST_P(LongRun, StepsAreFlat) {
+TEST_P(LongRun, MemoryStaysFlatOverSteps) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto placement = ExpertPlacement::contiguous(6, comm.size());
     for (const MoverKind mover : testing::movers_of(comm)) {
@@ -108,7 +108,7 @@ TEST_P(LongRun, StepsAreFlat) {
   });
 }
 
-TEST_P(LongRun, CollectivesAreFlat) {
+TEST_P(LongRun, MemoryStaysFlatOverCollectives) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const std::int64_t size = comm.size();
     Random random(7);  // alike on all ranks
@@ -125,7 +125,7 @@ TEST_P(LongRun, CollectivesAreFlat) {
   });
 }
 
-TEST_P(LongRun, LayersAndGroupsThatComeAndGoAreFlat) {
+TEST_P(LongRun, MemoryStaysFlatAsLayersAndGroupsComeAndGo) {
   on_ranks(GetParam(), [](Communicator& comm) {
     const auto placement = ExpertPlacement::contiguous(6, comm.size());
     Random random(7);

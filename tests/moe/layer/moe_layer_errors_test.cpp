@@ -1,4 +1,4 @@
-// What a layer refuses, and that all ranks learn of it.
+// A layer's errors, and that they reach all ranks.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -137,7 +137,7 @@ TEST(MoeLayerErrors, OfForward) {
             }),
             "MoeLayer::forward: y is f32 [4,6], but must be f32 [5,6]");
   EXPECT_EQ(forward_error([](Step& s) { s.in.x = s.y; }),
-            "MoeLayer::forward: x and y must lie apart in memory");
+            "MoeLayer::forward: x and y must not overlap in memory");
   EXPECT_EQ(forward_error([](Step& s) { s.weights.experts.pop_back(); }),
             "MoeLayer::forward: weights for 5 experts were given, but rank 0 owns 6");
   EXPECT_EQ(forward_error([](Step& s) { s.weights.experts[3].up = {}; }),
@@ -160,8 +160,7 @@ TEST(MoeLayerErrors, OfForward) {
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_weights = zeros({5, 2});
             }),
-            "MoeLayer::forward: expert_weights were given without expert_ids, which say whose they "
-            "are");
+            "MoeLayer::forward: expert_weights were given without expert_ids: give both");
   EXPECT_EQ(forward_error([](Step& s) {
               s.in.expert_ids = zeros({5, 2}, Dtype::i32);
               s.in.expert_weights = zeros({5, 2}, Dtype::bf16);
@@ -172,12 +171,11 @@ TEST(MoeLayerErrors, OfForward) {
 TEST(MoeLayerErrors, OfBackward) {
   EXPECT_EQ(backward_error([](Step&) {}), "no error");
   const auto nothing =
-      "MoeLayer::backward: nothing is saved: backward needs a training forward before it, and "
-      "uses up what that left";
+      "MoeLayer::backward: SavedForBackward is empty: each backward needs its own training forward";
   EXPECT_EQ(backward_error([](Step& s) { s.saved = {}; }), nothing);
   EXPECT_EQ(backward_error([](Step& s) { s.backward(); }), nothing);
   EXPECT_EQ(backward_error([](Step& s) { s.d_y = s.d_x; }),
-            "MoeLayer::backward: d_y and d_x must lie apart in memory");
+            "MoeLayer::backward: d_y and d_x must not overlap in memory");
   EXPECT_EQ(backward_error([](Step& s) {
               Tensor wide = zeros({5, 3});
               s.out.d_weights = TensorView(wide.data(), Dtype::f32, {5, 2}, 3, wide.view().owner());
@@ -189,7 +187,7 @@ TEST(MoeLayerErrors, OfBackward) {
               other.forward();
               s.saved = std::move(other.saved);
             }),
-            "MoeLayer::backward: what is saved was left by another layer");
+            "MoeLayer::backward: SavedForBackward was filled by another layer");
   EXPECT_EQ(backward_error([](Step& s) {
               s.d_y = zeros({3, 6});
             }),
@@ -208,7 +206,7 @@ TEST(MoeLayerErrors, OfBackward) {
             "MoeLayer::backward: there are 6 experts, but gradients for 5");
   const SavedForBackward nobody;
   EXPECT_EQ(nobody.bytes(), 0);
-  const auto empty = "nothing is saved: no training forward has filled this";
+  const auto empty = "SavedForBackward is empty: run a training forward first";
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.plan(); }), empty);
   EXPECT_EQ(error_of<InvalidArgument>([&] { (void)nobody.routing(); }), empty);
 }
@@ -216,8 +214,7 @@ TEST(MoeLayerErrors, OfBackward) {
 TEST(MoeLayerErrors, OfMemoryThatTheDeviceDoesNotWorkIn) {
   const auto refused = [](const std::string& operation, const std::string& tensor) {
     return "MoeLayer::" + operation + ": " + tensor +
-           " is in gpu memory, but the device works in host memory; Device::copy_of brings it "
-           "there";
+           " is in gpu memory, but the device works in host memory; copy it with Device::copy_of";
   };
   const Tensor ids = zeros({5, 2}, Dtype::i32);
   const Tensor valid = zeros({5}, Dtype::i32);

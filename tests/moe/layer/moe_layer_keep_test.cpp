@@ -1,4 +1,4 @@
-// What a layer keeps for backward: how much it is, and that the bits do not depend on it.
+// The amount that a layer keeps for backward, and that bits do not depend on the choice.
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
@@ -19,7 +19,7 @@ using testing::small_layer_options;
 
 class MoeLayerKeepTest : public ::testing::TestWithParam<Dtype> {};
 
-TEST_P(MoeLayerKeepTest, NothingOfItChangesABit) {
+TEST_P(MoeLayerKeepTest, WhatIsKeptChangesNoBit) {
   for (const auto stage : {WeightStage::output, WeightStage::activation, WeightStage::input}) {
     auto options = small_layer_options();
     options.dtype = GetParam();
@@ -43,7 +43,7 @@ TEST_P(MoeLayerKeepTest, NothingOfItChangesABit) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, MoeLayerKeepTest, ::testing::Values(Dtype::f32, Dtype::bf16));
 
-TEST_P(MoeLayerKeepTest, NorDoThreads) {
+TEST_P(MoeLayerKeepTest, ThreadsChangeNoBit) {
   auto options = small_layer_options();
   options.dtype = GetParam();
   options.shared_intermediate = 8;
@@ -153,7 +153,7 @@ TEST(MoeLayerKeep, ReceivedRowsCountAtSeveralRanks) {
   });
 }
 
-// Of what other ranks sent: tokens once, however many of their experts are here.
+// A received token is kept once, however many of its experts are on this rank.
 TEST(MoeLayerKeep, BytesInPeerMemoryAreWhatIsDocumented) {
   constexpr std::int64_t kT = 33, kK = 2, kH = 20, kI = 12, kE = 6, kRanks = 2;
   run_ranks(kRanks, [](Communicator& comm) {

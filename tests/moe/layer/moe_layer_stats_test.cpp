@@ -1,4 +1,4 @@
-// What a layer tells about its last step.
+// A layer's statistics of its last step.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -1,4 +1,4 @@
-// What run_step makes of errors, and who learns of them.
+// Errors in run_step, and the ranks they reach.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,7 +21,7 @@ using testing::small_layer_options;
 using testing::tokens_of;
 using testing::TwoLayers;
 
-TEST(RunStepErrors, OfALayerListedTwiceKeepsItsBound) {
+TEST(RunStepErrors, OfNullLayersAreNamedAndALayerMayBeListedTwice) {
   auto options = small_layer_options();
   options.sizing = Sizing::bounded(0);
   LayerAlone alone(options);
@@ -34,7 +34,7 @@ TEST(RunStepErrors, OfALayerListedTwiceKeepsItsBound) {
             "run_step: layer 1 of 2 is null");
 }
 
-TEST(RunStepErrors, OfLayersOfDifferentBatchesIsRefused) {
+TEST(RunStepErrors, OfLayersOfDifferentBatchesAreNamed) {
   run_ranks(4, [](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});
     Communicator& experts = mesh.comm({"ep"});
@@ -43,7 +43,8 @@ TEST(RunStepErrors, OfLayersOfDifferentBatchesIsRefused) {
     MoeLayer wide({.experts = experts, .batch = &world}, placement, small_layer_options());
     const std::vector<MoeLayer*> both{&narrow, &wide};
     EXPECT_EQ(error_of<InvalidArgument>([&] { (void)run_step(both, [] {}); }),
-              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but must have the same one");
+              "run_step: layers 0 and 1 have batches of 2 and 4 ranks, but all layers must share "
+              "one batch");
   });
 }
 
@@ -70,7 +71,7 @@ TEST(RunStepErrors, AStepThatFailsOnOneRankReachesTheOthers) {
 }
 
 // One group of experts overflows, another has a NaN: the NaN is the error of all.
-TEST(RunStepErrors, ANanCountsForMoreThanAnOverflow) {
+TEST(RunStepErrors, ANanIsReportedBeforeAnOverflow) {
   std::array<std::string, 4> errors;
   run_ranks(4, [&](Communicator& world) {
     Mesh mesh(world, {{"dp", 2}, {"ep", 2}});

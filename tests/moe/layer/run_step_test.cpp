@@ -166,7 +166,7 @@ TEST(RunStep, MayRunALayerSeveralTimes) {
   EXPECT_FALSE(run_step(all, [&] { step(bounded, actual); }));
 }
 
-// What a forward saved stays good when the layer's capacity has changed since.
+// SavedForBackward stays valid when the layer's capacity changes after the forward.
 TEST(RunStep, LeavesEarlierPlansAsTheyWere) {
   run_ranks(2, [](Communicator& comm) {
     for (const auto mover : {MoverKind::direct, MoverKind::packed, MoverKind::peer}) {

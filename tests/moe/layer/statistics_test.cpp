@@ -1,4 +1,4 @@
-// What a layer counts: training once, and nothing else.
+// A layer counts every training step once, and nothing else.
 #include <gtest/gtest.h>
 
 #include "support/compare.h"
@@ -185,8 +185,8 @@ struct Padded {
   }
 };
 
-// What a layer makes of padded tokens is, to the bit, what it makes of them without the padding.
-TEST_F(Statistics, AndResultsAreWithoutPadding) {
+// Padding changes no bit of a layer's results.
+TEST_F(Statistics, AreTheSameWithAndWithoutPadding) {
   auto options = small_layer_options();
   options.losses = {.balance = BalanceLoss::batch, .z = true};
   options.capacity.factor = 0.7;

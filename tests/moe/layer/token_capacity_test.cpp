@@ -80,7 +80,7 @@ TEST(TokenCapacity, ThatIsTooSmallIsAnErrorWithItsNumbers) {
 }
 
 // The rows come first: with room for them all, tokens have as much unless the caller says less.
-TEST(TokenCapacity, IsThatOfRowsUnlessItIsGiven) {
+TEST(TokenCapacity, DefaultsToTheRowCapacity) {
   run_ranks(kRanks, [](Communicator& comm) {
     Rank rank(comm, Sizing::bounded(10));
     (void)rank.forward();
@@ -115,7 +115,7 @@ TEST(TokenCapacity, GrowsWhenAStepIsRunAgain) {
   run_ranks(kRanks, [](Communicator& comm) {
     Rank exact(comm, Sizing::exact());
     const auto expected = exact.step();
-    // What was needed and an eighth more; with no bound of its own, as many as rows.
+    // Grows to an eighth more than needed; without a bound of its own, to the row capacity.
     for (const auto& [sizing, rows, tokens] :
          {std::tuple(Sizing::bounded(kRows, Overflow::fail, 5), kRows, std::int64_t{13}),
           std::tuple(Sizing::bounded(8, Overflow::fail, 12), std::int64_t{20}, std::int64_t{13}),

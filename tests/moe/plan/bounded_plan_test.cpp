@@ -69,7 +69,7 @@ TEST(BoundedPlan, DropKeepsTheLowestTokensOfEachExpert) {
   });
 }
 
-// What the alignment leaves over is not wasted: as many whole groups as fit are kept.
+// Room that alignment leaves over is used: as many whole groups as fit are kept.
 TEST(BoundedPlan, DropUsesTheCapacityWithAlignment) {
   const auto world = connect();
   const auto status_of = [&](int num_experts, std::int64_t alignment, std::int64_t capacity,

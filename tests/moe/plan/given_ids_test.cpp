@@ -79,7 +79,7 @@ TEST_P(GivenIds, ThatAreBadAreOneErrorOnAllRanks) {
     EXPECT_EQ(error(SentinelIds::allow, 8), "no error");
     EXPECT_EQ(error(SentinelIds::reject, -2), refused("-2"));
     EXPECT_EQ(error(SentinelIds::allow, -2), refused("-2"));
-    // Whose lower half is an expert's id: it is told as the highest of 32 bits.
+    // The lower half of this id is a valid expert id. The error shows the highest 32-bit number.
     EXPECT_EQ(error(SentinelIds::reject, (std::int64_t{1} << 32) + 3), refused("2147483647"));
     EXPECT_EQ(error(SentinelIds::reject, 2),
               "rank " + std::to_string(last) +

@@ -85,8 +85,8 @@ TEST(Plan, HasNoRowSourcesAtSeveralRanks) {
     Planner planner(comm, ExpertPlacement::contiguous(4, 2), options_with());
     const Plan plan = planner.plan(ids_of({1, 2}, {0, 3}));
     EXPECT_EQ(error_of<Unsupported>([&] { (void)plan.row_sources(); }),
-              "a plan over 2 ranks has no row_sources: rows are of other ranks' tokens, too; "
-              "Dispatcher::dispatch makes them");
+              "a plan over 2 ranks has no row_sources, because some rows come from other ranks' "
+              "tokens: use Dispatcher::dispatch");
   });
 }
 
@@ -207,13 +207,13 @@ TEST_P(PlanTest, IdsInAnotherMemoryAreTheSameErrorEverywhere) {
                 (void)planner.plan(comm.rank() == guilty ? testing::elsewhere(ids) : ids.view());
               }),
               "rank " + std::to_string(guilty) +
-                  ": expert_ids is in gpu memory, but the device works in host memory; "
-                  "Device::copy_of brings it there");
+                  ": expert_ids is in gpu memory, but the device works in host memory; copy it "
+                  "with Device::copy_of");
     (void)planner.plan(ids);  // and the next call works
   });
 }
 
-// What a router met counts as the rank's own.
+// Problems that the router found count as the rank's own.
 TEST_P(PlanTest, ProblemsOfTheRouterAreTheSameErrorEverywhere) {
   on_ranks(GetParam(), [](Communicator& comm) {
     Planner planner(comm, ExpertPlacement::contiguous(4, comm.size()), options_with());
@@ -297,8 +297,8 @@ TEST(Plan, ProblemsOfARoutingAreChecked) {
   EXPECT_EQ(error_with(words_of({-1, -1})),
             "plan: problems is i64 [2], but must be contiguous i64 [5]");
   EXPECT_EQ(error_with(Tensor::of(testing::elsewhere(words))),
-            "plan: problems [5] is in gpu memory, but the device works in host "
-            "memory; Device::copy_of brings it there");
+            "plan: problems [5] is in gpu memory, but the device works in host memory; copy it "
+            "with Device::copy_of");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What plans are made of, for their tests.
+// Inputs of plans, for their tests.
 #pragma once
 
 #include <initializer_list>

@@ -37,7 +37,7 @@ def run_until_it_fails(group, timeout):
 
 
 def end_rank_2(three, how, timeout):
-    """What ranks 0 and 1 say when rank 2 is sent a signal in the middle of its steps."""
+    """Returns the errors of ranks 0 and 1 when rank 2 gets a signal in the middle of its steps."""
     three.run(3, leave_open)  # so that what is imported and set up once is there
     three.start(3, run_until_it_fails, timeout)
     time.sleep(1.5)
@@ -79,7 +79,7 @@ def setting_up(group, how):
     return str(error.value), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("how, text, most", [("sleeps", "rank 1 did not come within 3 s", 15.0),
+@pytest.mark.parametrize("how, text, most", [("sleeps", "rank 1 did not arrive within 3 s", 15.0),
                                              ("dies", r"rank 1 has ended \(process \d+\)", 15.0)])
 def test_a_rank_that_is_missing_when_things_are_set_up_is_named(three, how, text, most):
     three.start(3, setting_up, how)
@@ -165,7 +165,7 @@ def use_after_destroying(group):
     step(experts)
     dist.destroy_process_group()
     with pytest.raises(CommunicationError, match="the process group was destroyed: "
-                       r"destroy_process_group\(\) comes after the last use"):
+                       r"call destroy_process_group\(\) after the last use"):
         step(experts)
     experts.close()
 

@@ -171,7 +171,7 @@ def compare_with_grouped_mm(group, folder, sizes):
         assert_close(whole(our.grad), whole(their.grad), name)
 
 
-def test_where_their_gradients_are_divided_twice_ours_are_theirs(pair, saved):
+def test_gradients_are_right_with_each_expert_on_one_rank(pair, saved):
     """With each expert on one rank alone, torch 2.13 makes them too small without install_ep()."""
     pair.run(2, compare_with_grouped_mm, saved("Qwen3Moe", 8), dict(fsdp_size=2, ep_size=2))
 
@@ -182,7 +182,7 @@ def compare_masked(group, folder, sizes, top_k):
         compare_untouched(group, folder, sizes, top_k)
 
 
-def test_their_masks_are_no_picks(pair, saved):
+def test_masked_picks_are_ignored(pair, saved):
     sizes = dict(tp_size=2, tp_plan={}, ep_size=2, ep_plan=MASKED)
     pair.run(2, compare_masked, saved("Mixtral", 8), sizes, 2)
 
@@ -314,8 +314,8 @@ def overflow(group, folder):
         model = load(folder, dict(fsdp_size=2, ep_size=2))
         ep.check()
         model(batch)
-        with pytest.raises(InvalidArgument, match=r"need room for \d+ rows and \d+ tokens on a "
-                           "rank, but row_capacity is 8 and token_capacity 8") as error:
+        with pytest.raises(InvalidArgument, match=r"needs room for \d+ rows and \d+ tokens, but "
+                           "row_capacity is 8 and token_capacity 8") as error:
             ep.check()
         ep.check()  # which has forgotten it
         for experts in ep.experts:
@@ -361,5 +361,5 @@ def test_what_cannot_be_installed_is_refused(monkeypatch):
         pass
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
     monkeypatch.delitem(type(ALL_PARALLEL_STYLES)._global_mapping, "ep_dispatch_experts")
-    with pytest.raises(Unsupported, match="dispatches no tokens: it masks .*needs transformers"):
+    with pytest.raises(Unsupported, match="does not dispatch tokens: it masks .*needs transformers"):
         install_ep()

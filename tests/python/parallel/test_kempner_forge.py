@@ -298,7 +298,7 @@ class ExpertChoice(nn.Module):
         self.experts = nn.ModuleList(Expert(H, I, "silu") for _ in range(4))
 
 
-def test_what_a_block_is():
+def test_blocks_are_recognised():
     for packed in (True, False):
         block = Block(6, packed=packed)
         assert [name for name, module in block.named_modules()
@@ -333,7 +333,7 @@ def raises(group):
     weight = block.experts[2].up_proj.weight.detach()
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("tp",))
     block.experts[2].up_proj.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Shard(0)]))
-    refuses(block, InvalidArgument, "experts.2.up_proj.weight is a DTensor already")
+    refuses(block, InvalidArgument, "experts.2.up_proj.weight is already a DTensor")
 
 
 def test_blocks_that_cannot_be_divided_say_why(workers):
@@ -448,7 +448,7 @@ def recorded_router(config):
 
 
 def run_recorded_model(group, name):
-    """What one rank of some computes, where the first of several has no tokens."""
+    """Returns the results of one rank; with several ranks, the first has no tokens."""
     tensors, metadata = read_case(name)
     size, rank = group.size(), group.rank()
     total = len(tensors["x"])

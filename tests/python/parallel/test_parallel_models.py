@@ -217,10 +217,10 @@ def refuse(group):
     with pytest.raises(InvalidArgument, match="call apply_expert_parallel first"):
         st.reduce_gradients(model)
     st.apply_expert_parallel(model, mesh, timeout=60)
-    with pytest.raises(InvalidArgument, match="is a DTensor already"):
+    with pytest.raises(InvalidArgument, match="is already a DTensor"):
         st.apply_expert_parallel(model, mesh)
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
-    with pytest.raises(InvalidArgument, match="2 dimensions .'dp', 'ep'.: take the one"):
+    with pytest.raises(InvalidArgument, match="2 dimensions .'dp', 'ep'.: pass the one"):
         st.apply_expert_parallel(build_model("Mixtral"), two)
     with pytest.raises(InvalidArgument, match="expected a process group .* not str"):
         st.ExpertParallel("ep", 4)
@@ -244,7 +244,7 @@ def miss_gradients(group):
     st.reduce_gradients(model)
     assert_close(mine.grad, expected, "a gradient that one rank has")
     assert other.grad is not None
-    with pytest.raises(InvalidArgument, match="reduce_gradients was called for these gradients"):
+    with pytest.raises(InvalidArgument, match="reduce_gradients was already called for these gradients"):
         st.reduce_gradients(model)
     model(batch, labels=batch).loss.backward()
     with pytest.raises(InvalidArgument, match="after the last backward"):

@@ -165,7 +165,7 @@ def dtensors(group):
         assert torch.equal(made.full_tensor(), whole)
         made.backward(distribute_tensor(3 * whole, mesh, [Shard(1)]))
         assert torch.equal(local.grad, 3 * shard.cut(whole))
-        # What all ranks have is cut, and its gradient is whole again.
+        # A replicated tensor is cut, and its gradient is whole again.
         copies = distribute_tensor(whole, mesh, [Replicate()]).requires_grad_()
         (shard.cut(copies) * (1 + group.rank())).sum().backward()
         scales = torch.cat([torch.full((SequenceShard(2, length, 4, r).count,), 1.0 + r)

@@ -41,7 +41,7 @@ class Registry:
 
 
 def stub_classes():
-    """What torchtitan.models.common.token_dispatcher promises of its dispatchers."""
+    """The contract of the dispatchers in torchtitan.models.common.token_dispatcher."""
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class BaseConfig:
@@ -144,7 +144,7 @@ def run_expert(rows, w1, w2, w3):
 
 
 def run_experts(rows, counts, w1_EFD, w2_EDF, w3_EFD):
-    """What GroupedExperts does, whose offsets are sums of the counts."""
+    """Computes like GroupedExperts, whose offsets are sums of the counts."""
     parts = rows.split(counts.tolist())
     return torch.cat([run_expert(part, *w) for part, *w in zip(parts, w1_EFD, w2_EDF, w3_EFD)]
                      or [rows])
@@ -259,7 +259,7 @@ def test_blocks_compile_as_one_graph(workers):
     workers.run(2, compiles)
 
 
-def test_options_that_nobody_knows_are_errors():
+def test_unknown_options_are_errors():
     with stubbed() as (titan, registry, all_to_all, padded):
         config = padded(num_experts=4, top_k=2, pad_multiple=16)
         replaced = registry.apply(TARGET, config)

@@ -1,4 +1,4 @@
-// Which files of a folder are checkpoints, which go, and which is offered.
+// Tests which files of a folder are checkpoints, which are removed, and which is offered.
 #include "checkpoints/checkpoint_folder.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST_F(CheckpointFolder, AFolderThatCannotBeListedIsNamed) {
             "cannot list the folder " + at("file") + ": Not a directory");
 }
 
-TEST_F(CheckpointFolder, OldOnesGoAndNothingElse) {
+TEST_F(CheckpointFolder, OnlyOldCheckpointsAreRemoved) {
   for (const auto* name : {kTen, kTwenty, kThirty, "letter.txt"}) put(name);
   prune_checkpoints(folder_.path(), 30, 2);
   EXPECT_EQ(folder_.names(), (Names{kTwenty, kThirty, "letter.txt"}));
@@ -82,7 +82,7 @@ TEST_F(CheckpointFolder, OldOnesGoAndNothingElse) {
 }
 
 // After going back to step 10: the run that wrote 20 and 30 was another.
-TEST_F(CheckpointFolder, LaterOnesAreSetAside) {
+TEST_F(CheckpointFolder, LaterCheckpointsAreSetAside) {
   for (const auto* name : {kTen, kTwenty, kThirty}) put(name);
   put("step-00000011.safetensors");
   prune_checkpoints(folder_.path(), 11, 1);
@@ -93,7 +93,7 @@ TEST_F(CheckpointFolder, LaterOnesAreSetAside) {
             std::vector<fs::path>{folder_ / "step-00000011.safetensors"});
 }
 
-TEST_F(CheckpointFolder, ADamagedOneOffersTheOneBeforeIt) {
+TEST_F(CheckpointFolder, ADamagedCheckpointOffersTheOneBeforeIt) {
   put_good(kTen);
   put_good(kTwenty);
   put_good("step-00000040.safetensors");
@@ -105,7 +105,7 @@ TEST_F(CheckpointFolder, ADamagedOneOffersTheOneBeforeIt) {
             path.string() + " is damaged: has no end; use the one before it, " + at(kTen));
 }
 
-TEST_F(CheckpointFolder, ADamagedOneOffersALaterOneOrNone) {
+TEST_F(CheckpointFolder, ADamagedCheckpointOffersALaterOneOrNone) {
   const auto path = put(kTen);
   EXPECT_EQ(words_for_damage(path, "bad"),
             path.string() + " is damaged: bad; there is no other checkpoint in " +
@@ -115,7 +115,7 @@ TEST_F(CheckpointFolder, ADamagedOneOffersALaterOneOrNone) {
             path.string() + " is damaged: bad; use another, " + at(kTwenty));
 }
 
-TEST_F(CheckpointFolder, TheLastGoodOneIsBeforeTheStep) {
+TEST_F(CheckpointFolder, TheLastGoodCheckpointIsBeforeTheStep) {
   const auto none = "there is no checkpoint in " + folder_.path().string() + " yet";
   EXPECT_EQ(words_for_last_good(folder_.path(), 30), none);
   put_good(kTen);
@@ -133,8 +133,8 @@ TEST_F(CheckpointFolder, ARunMakesItsFolder) {
 TEST_F(CheckpointFolder, ARunDoesNotSaveIntoAnothersFolder) {
   const auto path = put_good(kTen);
   const auto refusal = "--save " + folder_.path().string() +
-                       " holds checkpoints of another run, up to step-00000010.safetensors; go on "
-                       "from it with --resume " +
+                       " holds checkpoints of another run, up to step-00000010.safetensors; "
+                       "continue that run with --resume " +
                        folder_.path().string() + ", or choose another folder";
   EXPECT_EQ(prepare({}), refusal);
   EXPECT_EQ(prepare("elsewhere/step-00000010.safetensors"), refusal);
@@ -153,12 +153,12 @@ TEST_F(CheckpointFolder, OneRunAtATimeSaves) {
   EXPECT_EQ(prepare({}), "no error");
 }
 
-TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
+TEST_F(CheckpointFolder, ARunDoesNotBeginIfItCannotSave) {
   put("file");
   run_ranks(3, [&](Communicator& world) {
     EXPECT_EQ(error_of<StorageError>([&] { prepare_folder(world, folder_ / "file", {}); }),
               "--save " + at("file") +
-                  ": nothing can be saved there: Not a directory; choose another folder, or none");
+                  ": cannot save there: Not a directory; choose another folder, or none");
   });
   fs::permissions(folder_.path(), fs::perms::owner_read | fs::perms::owner_exec |
                                       fs::perms::others_read | fs::perms::others_exec);
@@ -167,19 +167,18 @@ TEST_F(CheckpointFolder, WhereNothingCanBeSavedARunDoesNotBegin) {
     if (::geteuid() == 0 && ::setuid(kNobody) != 0) return std::string("still root");
     return error_of<StorageError>([&] { prepare_folder(*connect(), folder_.path(), {}); });
   });
-  EXPECT_EQ(error,
-            "--save " + folder_.path().string() +
-                ": nothing can be saved there: Permission denied; choose another folder, or none");
+  EXPECT_EQ(error, "--save " + folder_.path().string() +
+                       ": cannot save there: Permission denied; choose another folder, or none");
 }
 
-TEST_F(CheckpointFolder, WhatKilledRunsLeftGoesAtOnce) {
+TEST_F(CheckpointFolder, LeftoversOfKilledRunsAreRemovedAtOnce) {
   put(".step-00000010.safetensors.tmp-1");
   put(".letter.tmp-1");
   EXPECT_EQ(prepare({}), "no error");
   EXPECT_EQ(folder_.names(), Names{".letter.tmp-1"});
 }
 
-TEST_F(CheckpointFolder, ButWithoutALockOnlyWhenNobodyWritesToIt) {
+TEST_F(CheckpointFolder, WithoutALockOnlyOldLeftoversAreRemoved) {
   const auto old = put(".step-00000010.safetensors.tmp-1");
   put(".step-00000010.safetensors.tmp-2");
   fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(2));
@@ -187,7 +186,7 @@ TEST_F(CheckpointFolder, ButWithoutALockOnlyWhenNobodyWritesToIt) {
   EXPECT_EQ(folder_.names(), Names{".step-00000010.safetensors.tmp-2"});
 }
 
-TEST_F(CheckpointFolder, WhatAnotherRunIsSavingStays) {
+TEST_F(CheckpointFolder, FilesThatAnotherRunIsSavingStay) {
   const auto lock = prepare_folder(*connect(), folder_.path(), {});
   put(".step-00000010.safetensors.tmp-1");
   EXPECT_NE(prepare({}).find("another run is saving there"), std::string::npos);

@@ -1,4 +1,4 @@
-// What a checkpoint says about itself, and what is wrong where it makes no sense.
+// Reading a checkpoint's header, and the errors for values that make no sense.
 #include "checkpoints/checkpoint_header.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ CheckpointHeader some_header() {
   return header;
 }
 
-TEST(CheckpointHeader, ComesBack) {
+TEST(CheckpointHeader, IsReadBackAsWritten) {
   const auto before = some_header();
   const auto after = header_from(to_metadata(before), "x");
   EXPECT_EQ(after.path, "x");
@@ -88,8 +88,8 @@ TEST_F(CheckpointHeaderErrors, AConfigThatCannotBeRead) {
   EXPECT_NE(error().find("many"), std::string::npos) << error();
 }
 
-TEST_F(CheckpointHeaderErrors, AValueThatIsAnotherThanWasSaved) {
-  EXPECT_EQ(with("train.step", "13"), damaged("its metadata is not what was saved"));
+TEST_F(CheckpointHeaderErrors, AValueThatChangedSinceItWasSaved) {
+  EXPECT_EQ(with("train.step", "13"), damaged("its metadata does not match its checksum"));
   metadata_ = to_metadata(some_header());
   EXPECT_EQ(with("format", "pt"), "no error") << "that is not ours";
 }
@@ -105,7 +105,8 @@ TEST_F(CheckpointHeaderErrors, AnotherFormatNamesBoth) {
   EXPECT_EQ(error(), "none/x has format 2 of Switchyard ?, but this is Switchyard " + ours +
                          ", which reads format 1");
   metadata_.erase("train.format");
-  EXPECT_EQ(error(), "none/x is no checkpoint of a training run: its metadata has no train.format");
+  EXPECT_EQ(error(),
+            "none/x is not a checkpoint of a training run: its metadata has no train.format");
 }
 
 }  // namespace

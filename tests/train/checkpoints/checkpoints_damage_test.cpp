@@ -44,8 +44,8 @@ TEST_F(CheckpointsDamage, ABitOfEveryTensor) {
     const bool of_training = name.starts_with("optimizer.") || name.starts_with("balancer.") ||
                              name.starts_with("history.");
     EXPECT_EQ(load_error(folder_.path()),
-              damaged(of_training ? "the bytes of the optimizer's state are not what was saved"
-                                  : "the bytes of the parameters are not what was saved"))
+              damaged(of_training ? "the bytes of the optimizer's state do not match their checksum"
+                                  : "the bytes of the parameters do not match their checksum"))
         << name;
     ++tensors;
   }
@@ -54,7 +54,7 @@ TEST_F(CheckpointsDamage, ABitOfEveryTensor) {
   EXPECT_EQ(load_error(folder_.path()), "no error");
 }
 
-// But in the two words that other tools want, and we do not read.
+// Except in the two words that only other tools read.
 TEST_F(CheckpointsDamage, ABitAnywhereInTheHeader) {
   const auto whole = bytes_of(kFour);
   std::uint64_t header_bytes = 0;
@@ -93,11 +93,12 @@ TEST_F(CheckpointsDamage, AFileThatIsCutOff) {
             damaged("has 0 bytes, but a safetensors file begins with a length of 8"));
 }
 
-TEST_F(CheckpointsDamage, AHeaderThatIsNoHeader) {
+TEST_F(CheckpointsDamage, AHeaderThatIsNotJson) {
   auto bytes = bytes_of(kFour);
   bytes[8] = 'x';
   put(kFour, bytes);
-  EXPECT_EQ(header_error(folder_.path()), damaged("the header is not JSON, from byte 1 of it"));
+  EXPECT_EQ(header_error(folder_.path()),
+            damaged("the header is not valid JSON from its byte 1 on"));
 }
 
 TEST_F(CheckpointsDamage, ATensorThatIsMissing) {
@@ -124,13 +125,13 @@ TEST_F(CheckpointsDamage, ATensorOfAnotherShape) {
                     "loaded into f32 [16]"));
 }
 
-TEST_F(CheckpointsDamage, TheOneThatIsOfferedIsGood) {
+TEST_F(CheckpointsDamage, TheOfferedCheckpointIsGood) {
   put(kFour, "");
   EXPECT_EQ(load_error(folder_ / kTwo), "no error");
   EXPECT_EQ(load_error(folder_ / kTwo, 3), "no error");
 }
 
-TEST_F(CheckpointsDamage, ThereMayBeNoOther) {
+TEST_F(CheckpointsDamage, TheOnlyCheckpointOffersNoOther) {
   std::filesystem::remove(folder_ / kTwo);
   put(kFour, "");
   EXPECT_EQ(header_error(folder_ / kFour),
@@ -138,14 +139,14 @@ TEST_F(CheckpointsDamage, ThereMayBeNoOther) {
             "with a length of 8; there is no other checkpoint in DIR");
 }
 
-TEST_F(CheckpointsDamage, WhatIsNotThere) {
+TEST_F(CheckpointsDamage, AMissingCheckpoint) {
   EXPECT_EQ(header_error(folder_ / "none"), "there is no checkpoint DIR/none");
   std::filesystem::create_directory(folder_ / "empty");
   EXPECT_EQ(header_error(folder_ / "empty"),
             "there is no checkpoint, such as step-00000400.safetensors, in the folder DIR/empty");
 }
 
-TEST_F(CheckpointsDamage, OneThatIsRemovedAfterItsHeaderWasReadIsStillLoaded) {
+TEST_F(CheckpointsDamage, ACheckpointRemovedAfterItsHeaderWasReadIsStillLoaded) {
   const auto alone = connect();
   SmallRun run(*alone, small_config());
   const auto header = read_header(folder_.path());
@@ -155,7 +156,7 @@ TEST_F(CheckpointsDamage, OneThatIsRemovedAfterItsHeaderWasReadIsStillLoaded) {
   EXPECT_EQ(run.trainer.progress().step, 4);
 }
 
-TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEveryRank) {
+TEST_F(CheckpointsDamage, ACheckpointTruncatedAfterItsHeaderWasReadIsAnErrorOnEveryRank) {
   for (const bool of_training : {false, true}) {
     const auto whole = bytes_of(kFour);
     run_ranks(2, [&](Communicator& world) {
@@ -166,8 +167,9 @@ TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEver
       const auto error = in_words(testing::error_of<StorageError>([&] {
         of_training ? load(run.trainer, header) : load_values(run.trainer.model(), header);
       }));
-      EXPECT_NE(error.find("DIR/step-00000004.safetensors was shortened while it was read: of its"),
-                std::string::npos)
+      EXPECT_NE(
+          error.find("DIR/step-00000004.safetensors was truncated while it was being read: of its"),
+          std::string::npos)
           << error;
     });
     put(kFour, whole);
@@ -175,7 +177,7 @@ TEST_F(CheckpointsDamage, OneThatIsShortenedAfterItsHeaderWasReadIsAnErrorOnEver
 }
 
 // While another thread saves and prunes as fast as it can.
-TEST_F(CheckpointsDamage, AFolderThatIsPrunedMeanwhileAlwaysHasANewest) {
+TEST_F(CheckpointsDamage, AFolderBeingPrunedAlwaysHasANewestCheckpoint) {
   namespace fs = std::filesystem;
   const auto name = [&](int step) { return folder_ / fmt::format("step-{:08}.safetensors", step); };
   std::atomic<bool> is_done = false;

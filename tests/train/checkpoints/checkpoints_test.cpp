@@ -121,7 +121,7 @@ TEST_F(CheckpointsTest, TheBiasOfTheBalancingIsSaved) {
   EXPECT_EQ(checkpoint.tensor("balancer.0.moving_average").rows(), 5);
 }
 
-TEST_F(CheckpointsTest, OldOnesAreRemoved) {
+TEST_F(CheckpointsTest, OldCheckpointsAreRemoved) {
   train(small_config(), 2, 10);
   EXPECT_EQ(folder_.names(),
             (std::set<std::string>{"step-00000006.safetensors", "step-00000008.safetensors",
@@ -144,7 +144,7 @@ TEST_F(CheckpointsTest, ParametersAloneAreLoadedForSampling) {
   });
 }
 
-TEST_F(CheckpointsTest, WhereNoneCanBeWrittenItIsSaidThatThereIsNone) {
+TEST_F(CheckpointsTest, AFailedFirstSaveSaysThatThereIsNoCheckpoint) {
   train(small_config(), 2, 2);
   run_ranks(2, [&](Communicator& world) {
     SmallRun run(world, small_config());

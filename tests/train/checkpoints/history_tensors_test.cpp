@@ -74,7 +74,7 @@ TEST(HistoryTensors, EveryFieldComesBack) {
   EXPECT_EQ(after.resumes[0].time, 1'795'000'000);
 }
 
-TEST(HistoryTensors, AnEmptyOneIsOneToo) {
+TEST(HistoryTensors, AnEmptyHistoryComesBack) {
   const auto after = history_from(to_tensors({}, kConfig), kConfig);
   EXPECT_TRUE(after.steps.empty());
   EXPECT_TRUE(after.held_out.empty());

@@ -45,7 +45,7 @@ End in_process(const Body& body) {
   return end;
 }
 
-TEST(BusFaults, NameTheFileThatWasShortened) {
+TEST(BusFaults, NameTheTruncatedFile) {
   const testing::Folder folder;
   const auto path = folder / "x.safetensors";
   std::string header = R"({"x":{"dtype":"F32","shape":[4096],"data_offsets":[0,16384]}})";
@@ -61,8 +61,9 @@ TEST(BusFaults, NameTheFileThatWasShortened) {
   });
   ASSERT_TRUE(WIFSIGNALED(end.status));
   EXPECT_EQ(WTERMSIG(end.status), SIGBUS);
-  EXPECT_EQ(end.said, "switchyard: a file was shortened while it was read, or its disk failed: " +
-                          path.string() + "\n");
+  EXPECT_EQ(end.said,
+            "switchyard: a file was truncated while it was being read, or its disk failed: " +
+                path.string() + "\n");
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace {
 
 using Windows = std::array<std::string_view, 2>;
 
-// Of "aab": a twice, b once; after a come a and b once each; nothing comes after b.
-TEST(BigramLoss, IsWhatOneComputesByHand) {
+// In "aab", a occurs twice and b once; after a come a and b once each, and after b nothing.
+TEST(BigramLoss, EqualsTheValueComputedByHand) {
   const double single_a = 3.0 / 259.0;
   const double single_b = 2.0 / 259.0;
   const double b_after_a = (1.0 + 8.0 * single_b) / 10.0;

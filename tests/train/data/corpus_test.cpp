@@ -134,7 +134,7 @@ TEST(Corpus, NamesAPathThatHoldsTooLittleOrTooMuch) {
   std::filesystem::resize_file(folder / "long", (std::uintmax_t{4} << 30) + 1);
   EXPECT_EQ(error_of_reading(folder / "long"),
             "the corpus " + (folder / "long").string() +
-                " has 4294967297 bytes and must have at most 4294967296 (4 GiB)");
+                " has 4294967297 bytes, but must have at most 4294967296 (4 GiB)");
 }
 
 TEST(SharedCorpus, IsReadOnceByAllWhoHoldIt) {

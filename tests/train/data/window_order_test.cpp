@@ -20,7 +20,7 @@ std::string text_of(std::size_t size) {
   return text;
 }
 
-// Which windows an order shows: their places in the text.
+// Returns where the windows of an order begin in the text.
 std::vector<std::int64_t> shown(const std::string& text, const WindowOrder& order,
                                 std::int64_t first, std::int64_t count) {
   std::vector<std::int64_t> starts;
@@ -57,7 +57,7 @@ TEST(WindowOrder, DependsOnSeedAndEpoch) {
 }
 
 // A run that is resumed by another version must see what it would have seen.
-TEST(WindowOrder, StaysAsItIs) {
+TEST(WindowOrder, IsTheSameInEveryVersion) {
   const auto text = text_of(1001);
   const WindowOrder order(text, 10, 1);
   EXPECT_EQ(shown(text, order, 0, 8),
@@ -72,7 +72,7 @@ TEST(WindowOrder, ManyEpochsAreFine) {
   EXPECT_EQ(window.size(), 5U);
 }
 
-TEST(WindowOrder, HasNoneBeforeTheFirst) {
+TEST(WindowOrder, HasNoWindowBeforeTheFirst) {
   const auto text = text_of(29);
   EXPECT_EQ(error_of<InvalidArgument>([&] { WindowOrder(text, 4, 9).window(-1); }),
             "there is no window -1");
@@ -81,8 +81,8 @@ TEST(WindowOrder, HasNoneBeforeTheFirst) {
 TEST(WindowOrder, NeedsAWindow) {
   EXPECT_EQ(WindowOrder(text_of(9), 8, 1).windows_in_an_epoch(), 1);
   EXPECT_EQ(error_of<InvalidArgument>([] { WindowOrder(text_of(8), 8, 1); }),
-            "the corpus has 8 bytes to train on, fewer than a context of 8 and the byte after it; "
-            "take more text or a smaller --context");
+            "the corpus has 8 bytes to train on, but a context of 8 needs at least 9; use more "
+            "text or a smaller --context");
 }
 
 TEST(HeldOutWindows, AreSpreadEvenlyAndDoNotOverlap) {
@@ -105,8 +105,8 @@ TEST(HeldOutWindows, AreSpreadEvenlyAndDoNotOverlap) {
 
 TEST(HeldOutWindows, NeedAWindow) {
   EXPECT_EQ(error_of<InvalidArgument>([] { held_out_windows(text_of(8), 8, 4); }),
-            "the corpus has 8 bytes held out, fewer than a context of 8 and the byte after it; "
-            "take more text or a smaller --context");
+            "the corpus has 8 bytes held out, but a context of 8 needs at least 9; use more text "
+            "or a smaller --context");
 }
 
 }  // namespace

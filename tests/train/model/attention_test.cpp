@@ -66,7 +66,7 @@ struct Problem {
     const Tensor own_x = piece_of(x, shard);
     Result result{piece_of(residual, shard), piece_of(residual, shard), qkv.clone(), out.clone()};
     AttentionSaved saved;
-    // What an earlier step left must not matter.
+    // Results must not depend on what an earlier step left behind.
     Tensor ignored = own_x.clone();
     attention.forward(compute, {qkv, out}, shard, piece_of(d_y, shard), ignored, saved);
     attention.forward(compute, {qkv, out}, shard, own_x, result.y, saved);

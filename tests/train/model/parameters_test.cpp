@@ -45,7 +45,7 @@ TEST(ParameterSet, ListsEveryTensorOnce) {
   EXPECT_EQ(size.active_parameters, expected - 4 * 3 * h * 12);
 }
 
-// What a model begins with does not depend on the mesh, and differs between experts.
+// Initial parameters do not depend on the mesh, and differ between experts.
 TEST(ParameterSet, BeginsTheSameOnEveryMesh) {
   using Values = std::map<std::string, std::vector<float>>;
   const ModelConfig config = tiny_config().model;

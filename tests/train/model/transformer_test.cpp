@@ -44,7 +44,7 @@ TokenBatch batch_of(Mesh& mesh, const ModelConfig& config, std::int64_t count) {
   return train::cut_batch(mesh, views, config.context);
 }
 
-// What is trained: cross-entropy and the weighed losses of the routers.
+// Returns the loss that is trained: cross-entropy plus the weighted losses of the routers.
 double total_loss(Transformer& model, const TokenBatch& batch) {
   const auto losses = model.loss_and_gradients(batch);
   const ModelConfig& c = model.config();
@@ -72,7 +72,7 @@ double slope(Transformer& model, const TokenBatch& batch, const TensorView& valu
   return (8.0 * near - far) / (12.0 * kStep);
 }
 
-// Of length 1: the gradient's direction, and a random one.
+// Returns two vectors of length 1: the gradient's direction, and a random one.
 std::vector<std::vector<double>> directions(const std::vector<float>& gradient,
                                             std::uint64_t seed) {
   std::vector<std::vector<double>> result(2);
@@ -142,8 +142,8 @@ TEST(Transformer, GradientsOfDenseLayersSharedExpertsAndAHeadOfItsOwn) {
   expect_gradients(config);
 }
 
-// What a token is predicted from lies before it. (Its bits may differ: an expert's rows are
-// multiplied together.)
+// A prediction depends only on earlier tokens. (Its bits may differ, because an expert multiplies
+// all its rows together.)
 TEST(Transformer, IsCausal) {
   run_ranks(1, [&](Communicator& world) {
     const ModelConfig config = tiny_config().model;

@@ -45,13 +45,13 @@ TEST(CheckOptions, AxesMakeUpTheRanks) {
   EXPECT_EQ(error_of_checking({{"dp", "2"}, {"ep", "3"}}),
             "--dp 2 × --ep 3 × --sp 1 are 6 ranks, but there are 4; --ep 2 would fit");
   EXPECT_EQ(error_of_checking({{"dp", "2"}, {"ep", "2"}, {"sp", "3"}}, 8),
-            "--dp 2 × --ep 2 × --sp 3 are 12 ranks, but there are 8; --dp times --sp must divide "
-            "the ranks, or give --ranks");
+            "--dp 2 × --ep 2 × --sp 3 are 12 ranks, but there are 8; choose --dp and --sp whose "
+            "product divides the ranks, or give --ranks");
   EXPECT_EQ(error_of_checking({{"dp", "3"}}),
             "--dp 3 × --sp 1 must divide the 4 ranks; --ranks 6 would do");
   EXPECT_EQ(error_of_checking({{"dp", "65536"}, {"sp", "65536"}, {"ep", "65536"}}),
             "--dp 65536 × --ep 65536 × --sp 65536 are 281474976710656 ranks, but there are 4; "
-            "--dp times --sp must divide the ranks, or give --ranks");
+            "choose --dp and --sp whose product divides the ranks, or give --ranks");
 }
 
 TEST(MeshAxes, ExpertsTakeWhatIsLeft) {

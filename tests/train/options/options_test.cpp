@@ -184,7 +184,7 @@ TEST(Merge, FlagsComeBeforeTheFile) {
   EXPECT_EQ(config.model.hidden, TrainConfig{}.model.hidden);
 }
 
-TEST(Merge, WhatNobodyGaveYields) {
+TEST(Merge, UngivenOptionsAdaptToGivenOnes) {
   const auto config = merge(std::nullopt, {{"learning-rate", "1e-05"}}, {{"steps", "5"}});
   EXPECT_EQ(config.optimizer.warm_up, 20);  // a longer run that is made of it needs it whole
   EXPECT_EQ(config.optimizer.final_learning_rate, 1e-5F);
@@ -198,7 +198,7 @@ TEST(Merge, WhatNobodyGaveYields) {
             "--warm-up 6 must be at most --steps 5");
 }
 
-TEST(Merge, AMeshIsTheCheckpointsOrNew) {
+TEST(Merge, TheMeshIsTheCheckpointsOrNew) {
   TrainConfig checkpoint;
   checkpoint.mesh = {.ranks = 8, .dp = 2, .sp = 2, .expert_axes = {"ep", "sp"}};
   const auto kept = merge(checkpoint, {}, {{"steps", "9"}}).mesh;
@@ -254,7 +254,7 @@ TEST(Merge, NamesWhatAResumedRunMustKeep) {
     });
     if (error == "no error") continue;
     EXPECT_EQ(error, "--" + name + " " + value +
-                         " is not possible: the run that is resumed from ck has " +
+                         " cannot be changed: the run resumed from ck has " +
                          get(TrainConfig{}, name));
     fixed.insert(name);
   }

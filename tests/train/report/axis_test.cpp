@@ -20,7 +20,7 @@ Labels labels_of(const Axis& axis) {
   return labels;
 }
 
-TEST(ReportAxis, IntervalsAreOfWhatIsFinite) {
+TEST(ReportAxis, IntervalsCoverFiniteValues) {
   const auto interval = interval_of(std::vector<double>{kNan, 3.0, -kInfinity, -1.5, kInfinity});
   EXPECT_EQ(interval.low, -1.5);
   EXPECT_EQ(interval.high, 3.0);
@@ -31,7 +31,7 @@ TEST(ReportAxis, IntervalsAreOfWhatIsFinite) {
   EXPECT_EQ(interval_of(std::vector<double>{-1e308, 1e308}).high, 1e100);
 }
 
-TEST(ReportAxis, RoundTicksEndIt) {
+TEST(ReportAxis, EndsAtRoundTicks) {
   EXPECT_EQ(labels_of(Axis::rounded({1.6, 5.5}, 6)), (Labels{"1", "2", "3", "4", "5", "6"}));
   EXPECT_EQ(labels_of(Axis::rounded({0.0, 0.003}, 4)), (Labels{"0", "0.001", "0.002", "0.003"}));
   EXPECT_EQ(labels_of(Axis::rounded({0.0, 15200.0}, 4)),
@@ -64,14 +64,14 @@ TEST(ReportAxis, PowersOfTen) {
   EXPECT_EQ(labels_of(Axis::logarithmic({10.0, 10.0}, 4)), (Labels{"10", "100"}));
 }
 
-TEST(ReportAxis, PlacesNeverLieBeyond) {
+TEST(ReportAxis, PlacesNeverLieBeyondTheAxis) {
   const auto axis = Axis::rounded({0.0, 10.0}, 5);
   EXPECT_DOUBLE_EQ(axis.place(2.5), 0.25);
   EXPECT_EQ(axis.place(-1e300), 0.0);
   EXPECT_EQ(axis.place(kInfinity), 1.0);
 }
 
-// Whatever the interval: few ticks, in order, with labels that differ, and all of it on the axis.
+// For any interval there are few ticks, in order, with different labels, all on the axis.
 TEST(ReportAxis, AnyIntervalHasSensibleTicks) {
   const Interval intervals[] = {
       {0.0, 0.0},    {5.0, 5.0},  {-3.0, -3.0}, {1e100, 1e100}, {-1e100, 1e100}, {1.0, 1.0 + 1e-12},

@@ -28,7 +28,7 @@ TEST(ReportBars, TheLongestComesFirstAndFillsTheWidth) {
                                               "width:0.00%"}));
 }
 
-TEST(ReportBars, NothingIsNoDivisionByZero) {
+TEST(ReportBars, EmptyBarsDoNotDivideByZero) {
   const auto html = bars_html({.name_title = "What",
                                .first_title = "one",
                                .second_title = "two",

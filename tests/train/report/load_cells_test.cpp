@@ -57,7 +57,7 @@ TEST(ReportLoadCells, ManyLayersHaveFewerColumns) {
   EXPECT_LE(table.last_steps.size() * 64 * 64, 150'000U);
 }
 
-TEST(ReportLoadCells, WhatIsMissing) {
+TEST(ReportLoadCells, MissingRecordsLayersAndExperts) {
   EXPECT_TRUE(load_table({}).layers.empty());
   EXPECT_TRUE(load_table(std::vector<LoadRecord>{{.step = 1, .picks = {}}}).layers.empty());
   // Nothing picked; no such layer; fewer experts than in other records.

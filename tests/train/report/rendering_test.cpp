@@ -40,7 +40,7 @@ class ReportRendering : public ::testing::Test {
     std::ofstream(path) << html;
     return path;
   }
-  // What the browser says, its console included.
+  // Renders the page, and returns the browser's output, including its console.
   Outcome pictured(const std::string& html, const std::string& picture,
                    const std::string& options) const {
     return shell(std::string("timeout 200 " SWITCHYARD_SCREENSHOT " ") + written(html).string() +
@@ -90,7 +90,7 @@ TEST_F(ReportRendering, ComplaintsAreSeen) {
   }
 }
 
-TEST_F(ReportRendering, ThePageOfNothingComplainsOfNothing) {
+TEST_F(ReportRendering, AnEmptyReportShowsNoComplaints) {
   const auto outcome = pictured(report_html({}), "picture.png", "dark");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
   EXPECT_FALSE(complains(outcome)) << outcome.output;

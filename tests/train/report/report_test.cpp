@@ -39,7 +39,7 @@ bool has_number_that_is_none(std::string_view text) {
   return false;
 }
 
-// What every report must be, whatever the run was.
+// Checks what holds for the report of every run.
 Markup checked(const std::string& html) {
   const auto markup = markup_of(html);
   EXPECT_EQ(markup.problem, "");
@@ -104,7 +104,7 @@ TEST(Report, SaysTheKeyFigures) {
   EXPECT_FALSE(contains(text, "not finite"));
 }
 
-TEST(Report, SaysWhatIsNotAsItShouldBe) {
+TEST(Report, PointsOutWhatIsWrong) {
   auto run = synthetic_run();
   run.held_out_loss = 2.6;
   run.history.steps[3].ran_again = 1;
@@ -208,7 +208,7 @@ TEST(Report, OfARunThatWasResumed) {
   EXPECT_FALSE(contains(checked(report_html(run)).text, "resumed"));
   run.measured_steps = 100;  // of 400
   const auto text = checked(report_html(run)).text;
-  EXPECT_TRUE(contains(text, "Of the 100 steps since the run was resumed."));
+  EXPECT_TRUE(contains(text, "Over the 100 steps since the run was resumed."));
   EXPECT_TRUE(contains(text, "280 ms"));  // 28 s of attention
 }
 

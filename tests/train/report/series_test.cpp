@@ -46,7 +46,7 @@ TEST(ReportSeries, ManyPointsKeepTheirExtremesAndOrder) {
                              [](const Point& a, const Point& b) { return a.step < b.step; }));
 }
 
-TEST(ReportSeries, AStretchOfNothingIsAGap) {
+TEST(ReportSeries, AStretchWithoutValuesIsAGap) {
   std::vector<double> values(1000, 1.0);
   std::fill(values.begin() + 400, values.end(), kNan);
   values[10] = kNan;  // beside others it is no gap

@@ -125,7 +125,7 @@ TEST(WriteReport, LinksInACircle) {
 }
 
 // Through a link: a mistake would then replace that, and not the machine's own device.
-TEST(WriteReport, ADeviceStays) {
+TEST(WriteReport, ADeviceFileIsWrittenToAndNotReplaced) {
   const Folder folder;
   std::filesystem::create_symlink("/dev/null", folder / "nothing");
   EXPECT_EQ(writing(folder / "nothing"), "no error");
@@ -160,7 +160,7 @@ TEST(WriteReport, APipeIsWrittenTo) {
   EXPECT_TRUE(std::filesystem::is_fifo(path));
 }
 
-TEST(WriteReport, TheLogThatStandardOutputGoesToStays) {
+TEST(WriteReport, TheFileBehindStandardOutputIsNotReplaced) {
   const Folder folder;
   const auto log = folder / "log";
   const auto error = in_child([&] {

@@ -195,7 +195,7 @@ TEST(Console, JsonTellsTheEnd) {
   EXPECT_TRUE(plain.lines().empty());
 }
 
-TEST(Console, WhatIsSaidDoesNotSteerTheTerminal) {
+TEST(Console, MessagesDoNotControlTheTerminal) {
   const std::string text = "a\x1b[2Jb\xff\tc\nd\xc2\x9b";
   for (const auto mode : {ConsoleMode::live, ConsoleMode::plain}) {
     Shown shown(mode, 10);

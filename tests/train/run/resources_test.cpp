@@ -30,7 +30,7 @@ class AvailableMemory : public ::testing::Test {
   const testing::Folder folder_;
 };
 
-TEST_F(AvailableMemory, IsUnlimitedWhereNobodySays) { EXPECT_EQ(available(), kUnlimited); }
+TEST_F(AvailableMemory, IsUnlimitedWithoutAKnownLimit) { EXPECT_EQ(available(), kUnlimited); }
 
 TEST_F(AvailableMemory, ThePeakIsThatOfTheProcess) {
   EXPECT_EQ(peak_memory(folder_.path()), 0);
@@ -45,7 +45,7 @@ TEST_F(AvailableMemory, IsTheSystemsWithSwap) {
   EXPECT_EQ(available(), 5000 * 1024);
 }
 
-TEST_F(AvailableMemory, IsWhatTheGroupLeavesAndWhatItIsIn) {
+TEST_F(AvailableMemory, IsLimitedByTheCgroupAndItsParents) {
   put("proc/meminfo", "MemAvailable:   4000 kB\n");
   put("proc/self/cgroup", "0::/a/b\n");
   put("sys/fs/cgroup/a/b/memory.max", "max\n");
@@ -61,7 +61,7 @@ TEST_F(AvailableMemory, IsWhatTheGroupLeavesAndWhatItIsIn) {
   EXPECT_EQ(available(), 0);
 }
 
-TEST_F(AvailableMemory, KnowsTheOlderHierarchy) {
+TEST_F(AvailableMemory, KnowsCgroupsOfVersionOne) {
   put("proc/self/cgroup", "7:cpu,memory:/job\n3:memoryless:/other\n");
   put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9000\n");
   put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "8000\n");
@@ -101,9 +101,9 @@ TEST(MemoryNeed, IsRefusedWithItsParts) {
                         .text = 400'000'000,
                         .between_ranks = 100'000'000};
   EXPECT_EQ(testing::error_of<Unsupported>([&] { require_memory(need, 2'900'000'000, "it"); }),
-            "it would take about 3.0 GB of memory, but 2.9 GB are available; parameters and what "
-            "training keeps for each take 2.0 GB, a step 0.5 GB, the text 0.4 GB, and what ranks "
-            "gather from each other 0.1 GB");
+            "it would need about 3.0 GB of memory, but 2.9 GB are available; parameters and their "
+            "training state need 2.0 GB, a step 0.5 GB, the text 0.4 GB, and buffers for exchanges "
+            "between ranks 0.1 GB");
   require_memory(need, 3'000'000'000, "it");
 }
 

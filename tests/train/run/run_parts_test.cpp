@@ -26,7 +26,7 @@ bool has_handler(int number) {
   return now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN;
 }
 
-TEST(StopSignals, AreNotedAndNoMore) {
+TEST(StopSignals, AreRecordedWhileHandlersAreInstalled) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     const train::StopSignals outer;
     {
@@ -42,13 +42,13 @@ TEST(StopSignals, AreNotedAndNoMore) {
   EXPECT_FALSE(has_handler(SIGINT) || has_handler(SIGTERM) || has_handler(SIGHUP));
 }
 
-TEST(StopSignals, ABrokenPipeIsNoWish) {
+TEST(StopSignals, ABrokenPipeIsNotAStopSignal) {
   const train::StopSignals signals;
   std::raise(SIGPIPE);
   EXPECT_FALSE(signals.received());
 }
 
-TEST(StopSignals, NohupStays) {
+TEST(StopSignals, IgnoredHangupsStayIgnored) {
   std::signal(SIGHUP, SIG_IGN);
   {
     const train::StopSignals signals;

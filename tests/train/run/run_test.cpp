@@ -1,4 +1,4 @@
-// What is wrong for one rank of a run.
+// Errors that only one rank of a run meets.
 #include "run/run.h"
 
 #include <gtest/gtest.h>
@@ -106,12 +106,12 @@ TEST_P(RunTest, ATextThatIsTooShortIsNamedByAll) {
     std::ofstream(own.data.corpus) << small_text().substr(0, 100);
     EXPECT_EQ(error_of<InvalidArgument>([&] { run(world, own); }),
               own.data.corpus +
-                  " is too short: its 90 bytes of training text and 10 that are held out must each "
-                  "be at least --context 16 + 1; give more text, or a smaller --context");
+                  " is too short: its 90 bytes of training text and 10 bytes of held-out text must "
+                  "each be at least --context 16 + 1; give more text, or a smaller --context");
   });
 }
 
-TEST_P(RunTest, ALossThatIsNoNumberIsNamedByAll) {
+TEST_P(RunTest, DivergenceIsNamedByAll) {
   testing::on_ranks(GetParam(), [](Communicator& world) {
     TrainConfig own = config();
     own.optimizer.learning_rate = own.optimizer.final_learning_rate = 1e30F;

@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TrainerMesh, ::testing::ValuesIn(kMeshes),
                          [](const auto& mesh) { return mesh.param.name(); });
 
 // A run that is repeated, or made with more threads, has the same bits.
-TEST(TrainerBits, DependOnNeitherThreadsNorLuck) {
+TEST(TrainerBits, AreTheSameInEveryRunWithAnyThreads) {
   const MeshSizes mesh{.ep = 2, .sp = 2};
   const Outcome first = run(tiny_config(), mesh);
   for (const int threads : {1, 3}) {

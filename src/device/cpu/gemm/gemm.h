@@ -29,7 +29,7 @@ struct Gemm {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  Dtype dtype = Dtype::f32;  // of a and b
+  Dtype dtype = Dtype::f32;  // dtype of a and b
   MatrixIn a;                // [m, k]
   MatrixIn b;                // [k, n]
   MatrixOut c;               // [m, n] of the same dtype or f32

@@ -132,7 +132,8 @@ class PanelSums {
 
   bool wants_squares() const { return sums_ != nullptr && sums_->wants_squares(); }
 
-  // ids [K], scores [E]. log_sum_exp is used only if squares are wanted.
+  // Adds a token with picks ids [K] and scores [E] to the sums. The z-loss needs log_sum_exp, so it
+  // is read only if wants_squares().
   void add(std::int64_t token, const std::int32_t* ids, const float* scores, float log_sum_exp) {
     if (sums_ == nullptr) return;
     const auto sequence = token / sums_->sequence_tokens;

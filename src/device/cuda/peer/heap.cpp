@@ -36,8 +36,8 @@ CUmemAllocationProp properties_for(int ordinal, bool is_exported) {
                                               CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                "asking for the granularity of memory");
   require<Unsupported>(kHeapStep % static_cast<std::int64_t>(granularity) == 0,
-                       "GPU {} maps memory by {} bytes, which {} is no multiple of", ordinal,
-                       granularity, std::int64_t{kHeapStep});
+                       "GPU {} maps memory in units of {} bytes, but {} is not a multiple of that",
+                       ordinal, granularity, std::int64_t{kHeapStep});
   return properties;
 }
 
@@ -53,10 +53,10 @@ std::vector<CUmemAccessDesc> access_for(int ordinal, std::span<const int> reache
     if (other != ordinal) {
       check(cudaDeviceCanAccessPeer(&reaches, other, ordinal), "asking whether GPUs are peers");
     }
-    require<Unsupported>(reaches != 0,
-                         "GPU {} cannot reach the memory of GPU {}: ranks on GPUs need GPUs that "
-                         "are peers",
-                         other, ordinal);
+    require<Unsupported>(
+        reaches != 0,
+        "GPU {} cannot reach the memory of GPU {}: ranks need GPUs with peer access to each other",
+        other, ordinal);
     access.push_back({.location = location_of(other), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   }
   return access;
@@ -91,7 +91,7 @@ class MappedHeap final : public BlockSource {
 
   std::string shortage(std::int64_t bytes) const override {
     return fmt::format(
-        "GPU {} has no room for {} bytes more of a heap that ranks share, which has {}", ordinal_,
+        "GPU {} has no room for {} more bytes of a heap that ranks share, which has {}", ordinal_,
         bytes, space_.end());
   }
 
@@ -107,7 +107,7 @@ class MappedHeap final : public BlockSource {
       const CUresult made =
           Driver::instance().create(&memory, static_cast<std::size_t>(size), &properties_, 0);
       if (made == CUDA_ERROR_OUT_OF_MEMORY) continue;
-      check_driver(made, "taking memory that other ranks reach");
+      check_driver(made, "allocating memory that other ranks can reach");
       try {
         addresses_.map(memory, space_.end(), size, access_);
         if (announce_ != nullptr) announce(memory, size);

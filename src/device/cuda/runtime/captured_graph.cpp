@@ -29,8 +29,8 @@ struct CapturedGraph::Data {
 
 CapturedGraph::CapturedGraph(const Device& device, const std::function<void()>& step) {
   require<Unsupported>(device.memory() == Memory::gpu,
-                       "a graph is captured on a GPU, and this device is none");
-  require(step != nullptr, "step is no function");
+                       "a graph can only be captured on a GPU, but this device is a CPU");
+  require(step != nullptr, "step is empty: pass a function");
   data_ = std::make_unique<Data>(device);
   auto& context = data_->context;
   const cuda::OnGpu gpu(context.ordinal());
@@ -59,7 +59,7 @@ CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 void CapturedGraph::replay() const {
   for (const auto& meeting : held(data_, "graph").meetings) {
     const auto ranks = meeting.lock();
-    require(ranks != nullptr, "the layers whose step this graph replays are gone");
+    require(ranks != nullptr, "the layers whose step this graph replays no longer exist");
     ranks->check();
   }
   const cuda::OnGpu gpu(data_->context.ordinal());

@@ -89,7 +89,8 @@ class CudaContext final : public Context {
     return bytes;
   }
   std::uint64_t begin_capture() override {
-    require<DeviceError>(capturing_ == nullptr, "a step is captured within a captured step");
+    require<DeviceError>(capturing_ == nullptr,
+                         "a step cannot be captured inside another captured step");
     if (stream_ == own_stream_ && capture_stream_ == nullptr) {
       check(cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking), "making a stream");
     }
@@ -189,8 +190,8 @@ class CudaContext final : public Context {
 
   void require_no_capture() const {
     require<DeviceError>(capture_of(stream_) == 0,
-                         "this step has to wait for the GPU, which a captured one cannot: give the "
-                         "layer bounded sizing");
+                         "this step has to wait for the GPU, which is not possible during capture: "
+                         "give the layer bounded sizing");
   }
 
   CudaOptions options_;

@@ -95,7 +95,7 @@ class CallersMemory final : public BlockSource {
 
 std::shared_ptr<BlockSource> source_of(const CudaOptions& options) {
   if (!options.allocator.allocate) return std::make_shared<StreamPool>(options.ordinal);
-  require(options.allocator.free != nullptr, "the allocator has no function that frees");
+  require(options.allocator.free != nullptr, "the allocator has no release function");
   return std::make_shared<CallersMemory>(options.allocator);
 }
 
@@ -135,11 +135,10 @@ struct DeviceMemory::Blocks {
     if (wanted == Source::given_back || capture != 0) block = find(capture, bytes);
     if (block.data == nullptr && capture != 0) block = find(0, bytes);
     if (block.data == nullptr) {
-      require<DeviceError>(
-          capture == 0,
-          "a captured step needs {} bytes of the GPU's memory that are not kept from a step before "
-          "it: run the step once before it is captured",
-          bytes);
+      require<DeviceError>(capture == 0,
+                           "a captured step needs {} bytes of GPU memory that no earlier step has "
+                           "allocated: run the step once before capturing it",
+                           bytes);
       free_kept(stream, num_takes - kTakesKept);
       block = {allocate(bytes, stream), bytes, stream};
       bytes_held += bytes;

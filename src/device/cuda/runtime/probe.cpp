@@ -34,7 +34,7 @@ std::string reason_against(int ordinal) {
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
   cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, ordinal);
   if (major < kOldestMajor) {
-    return fmt::format("its compute capability is {}.x, and kernels are for {}.0 and up", major,
+    return fmt::format("its compute capability is {}.x, but the kernels need {}.0 or higher", major,
                        kOldestMajor);
   }
   return pools != 0 ? "" : "its driver has no stream-ordered memory pools";
@@ -92,9 +92,11 @@ std::string reason_against_reaching(int ordinal, const DeviceIdentity& other) {
     if (visible != ordinal) {
       check(cudaDeviceCanAccessPeer(&reaches, ordinal, visible), "asking whether GPUs are peers");
     }
-    return reaches != 0 ? "" : fmt::format("its GPUs {} and {} are no peers", ordinal, visible);
+    return reaches != 0 ? ""
+                        : fmt::format("its GPUs {} and {} have no peer access to each other",
+                                      ordinal, visible);
   }
-  return "it does not see that rank's GPU: let every rank see all GPUs (CUDA_VISIBLE_DEVICES)";
+  return "it cannot see that rank's GPU: let every rank see all GPUs (CUDA_VISIBLE_DEVICES)";
 }
 
 bool is_under_mps(int ordinal) {
