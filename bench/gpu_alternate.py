@@ -115,7 +115,7 @@ def parse_options(arguments=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old")
     parser.add_argument("new")
-    parser.add_argument("--turns", type=int, default=3, help="of each")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each build")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--shapes", type=parse_names, default=list(SHAPES))
     parser.add_argument("--kernels", choices=["best", "portable"], default="best")

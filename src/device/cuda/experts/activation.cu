@@ -13,7 +13,7 @@ namespace {
 template <typename T>
 struct ActivateKernel {
   Groups groups;
-  Lines lines;  // of `activated`, and of each half of `inner`
+  Lines lines;  // lines of `activated`, and of each half of `inner`
   int warps;
   const T* inner;
   std::int64_t inner_stride;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kTeamBlock) activate_kernel(const ActivateKern
 template <typename T>
 struct ActivateBackwardKernel {
   Groups groups;
-  Lines lines;  // of `activated`, and of each half of `inner`
+  Lines lines;  // lines of `activated`, and of each half of `inner`
   int warps;
   T* inner;
   std::int64_t inner_stride;

@@ -17,7 +17,8 @@ TensorView take_rows(const ExpertPass& pass, std::int64_t width, Context& contex
 
 // The other products cannot read tokens: a caller that passes them must check reads_tokens() first.
 const Rows& without_tokens(const SourceRows& rows) {
-  check_invariant(rows.sources == nullptr, "rows are read from tokens where only rows can be read");
+  check_invariant(rows.sources == nullptr,
+                  "tokens were given to a product that can only read rows");
   return rows;
 }
 

@@ -96,7 +96,7 @@ void add_rows(const AddRows& args, Context& context);
 // Σ_r [row_weights[r] ·] rows[r, part · width …], in an order that depends on the group's rows
 // alone. A group without rows gives zeros, or adds nothing.
 struct BiasGradients {
-  Dtype dtype = Dtype::f32;  // of rows
+  Dtype dtype = Dtype::f32;  // dtype of rows
   Groups groups;
   SourceRows rows;  // [R, parts · width]
   int parts = 1;

@@ -91,7 +91,7 @@ class Divisor {
 struct Tokens {
   const void* data = nullptr;
   std::uint32_t stride = 0;               // in bytes
-  int columns = 0;                        // of A
+  int columns = 0;                        // columns of A
   const std::int32_t* sources = nullptr;  // [R]
   Divisor top_k;
 };
@@ -125,7 +125,7 @@ struct KernelArgs {
   int part_blocks = 0;    // column tiles, k blocks or row tiles per part, by product
   int column_blocks = 0;  // column tiles of all parts
   int row_blocks = 0;     // row tiles of all parts; weight gradients only
-  int k_blocks = 0;       // of all parts; unused by weight gradients
+  int k_blocks = 0;       // k blocks of all parts; unused by weight gradients
   int rows = 0;           // M; weight gradients only
   int columns = 0;        // N
   Rows c_rows;            // unused by weight gradients

@@ -10,8 +10,8 @@ namespace switchyard::cuda::hopper {
 // group, so they have equally many k blocks.
 struct Tile {
   int group;
-  int first_row;     // of the group
-  int rows;          // of the group
+  int first_row;     // first row of the group
+  int rows;          // rows in the group
   int row_block;     // in tiles
   int column_block;  // in tiles
   int k_blocks;

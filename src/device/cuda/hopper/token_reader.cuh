@@ -165,8 +165,8 @@ class AcrossKReader {
   TokenRowsOfWarp rows_;
   const int first_line_;
   const int found_line_;
-  int offset_ = 0;            // of the piece in its row, in bytes
-  std::uint32_t source_ = 0;  // of a row in the block after that of `from_`
+  int offset_ = 0;            // offset of the piece in its row, in bytes
+  std::uint32_t source_ = 0;  // source of a row in the block after that of `from_`
   const std::byte* from_[kLinesOfThread];
 };
 
