@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the comparison that runs of gpu_compare.py --json wrote:
 
   gpu_chart.py RESULTS.json … CHART.svg

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C functions for gpu_compare.py: movement and experts of one rank on a GPU, with a given routing.
 // The caller owns all tensors, which are contiguous and on the GPU.
 #include <cstdint>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times Switchyard's layer beside torch's, on the same inputs and in one run.
 
 compare  forward and forward+backward of both at the shapes of known models, beside their floors
@@ -163,7 +164,7 @@ def names_among(known):
         names = text.split(",")
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown} is none of {list(known)}")
+            raise argparse.ArgumentTypeError(f"{unknown} is not one of {list(known)}")
         return names
     return parse
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each stage of a layer must compute and move, and how long that takes at measured speeds.
 
 Every time, rate or share is a dict with the keys of HEATS.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switchyard's layer, the inputs of all layers, and checks that their results agree."""
 import copy
 import ctypes

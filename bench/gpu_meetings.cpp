@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how long ranks on one GPU take to meet, with eager calls and as nodes of a graph.
 #include <fmt/format.h>
 

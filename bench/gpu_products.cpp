@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times each grouped product of an MoE layer on a GPU, called as the layer calls it, next to a
 // dense product with the same reduction length and to its floor:
 // gpu_products [--only PART_OF_NAME] [SHAPE …]
@@ -354,7 +355,7 @@ std::vector<LayerShape> find_shapes(const std::vector<std::string>& names) {
   std::vector<LayerShape> shapes;
   for (const std::string& name : names) {
     const LayerShape* shape = cli::find_layer_shape(name);
-    require(shape != nullptr, "there is no shape {}, only {}", name, cli::layer_shape_names());
+    require(shape != nullptr, "unknown shape {}; known: {}", name, cli::layer_shape_names());
     shapes.push_back(*shape);
   }
   return shapes;

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Turns the measurements of gpu_compare.py into floors, shares and tables. Needs no torch.
 
   gpu_report.py RESULTS.json …

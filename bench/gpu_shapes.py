@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shapes of known layers, T, H, I, E, K, from the list that `switchyard bench layer` uses."""
 import argparse
 import pathlib

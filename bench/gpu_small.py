@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of gpu_compare.py that times forwards of few tokens, as in inference."""
 import contextlib
 import itertools

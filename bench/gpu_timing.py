@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times work on a GPU, cool and hot, and measures the GPU's own limits the same way."""
 import math
 import statistics

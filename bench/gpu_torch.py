@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times experts_implementation="switchyard" of Hugging Face transformers on a GPU.
 
 experts  plan, experts, combine and their backward through transformers' Qwen3-MoE experts, with a

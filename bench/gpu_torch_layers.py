@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Torch's experts: TorchTitan's algorithm, the fastest that torch's operators allow, and one for
 few tokens."""
 from typing import Callable, NamedTuple

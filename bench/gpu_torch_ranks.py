@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times a Qwen3-MoE block whose experts are divided over processes on one GPU, beside one process.
 
 Run it with torchrun, under MPS. Each process is a rank with its part of the tokens, and rows move

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Benchmarks the row kernels of each instruction set on rows that stay in cache, so that memory
 // does not limit them. Compare with memcpy of the same bytes; `switchyard bench dispatch` covers
 // the rest.

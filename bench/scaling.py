@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Estimates dispatch and combine on 8 GPUs from the bytes they move: scaling.py [CHART.svg]
 
 Prints the tables of docs/scaling.md and draws its chart. Nothing here was measured on more than one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags with named values.
 #pragma once
 

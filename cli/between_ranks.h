@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small exchanges between the ranks of a command.
 #pragma once
 

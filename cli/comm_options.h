@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options --comm and --timeout, which every command with ranks has.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands. Each adds itself to the app; CLI11 runs the one that was chosen.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the device that a command computes on, and moves its tensors there.
 #pragma once
 

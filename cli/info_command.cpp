@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard info: shows what this build has and what can be used now.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

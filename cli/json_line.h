@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints one JSON object per line, for programs.
 #pragma once
 

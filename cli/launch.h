@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts ranks the way that the user asked for.
 #pragma once
 

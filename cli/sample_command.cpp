@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard sample: generates text from a checkpoint of switchyard train.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard train: flags and their checks.
 #include <fmt/format.h>
 #include <sys/prctl.h>

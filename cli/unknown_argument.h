@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Error messages for arguments that no command takes.
 #pragma once
 

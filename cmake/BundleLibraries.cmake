@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Copies the libraries that libswitchyard.so needs into the package's folder, except those of the
 # system and of g++. Each copy gets a unique name, so that a process that also loads another version
 # keeps the two apart. The copyright files go to the folder `licences`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Writes the README's first C++ program to OUTPUT, so that it is compiled and run.
 file(READ ${README} text)
 string(REGEX MATCH "```cpp\n([^`]*)```" block "${text}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds oneDNN's C++ library. Debian's own CMake package for it also requires OpenCL headers, which
 # are not needed here.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.h)

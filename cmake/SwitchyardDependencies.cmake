@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds the library's dependencies. Nothing is downloaded.
 find_package(Threads REQUIRED)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Adds the target `docs`, the API reference of the public headers, if Doxygen and Python are found.
 # A warning of Doxygen is an error, and so is a declaration without words.
 find_package(Doxygen 1.9.1 QUIET)

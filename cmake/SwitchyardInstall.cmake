@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs the library so that find_package(switchyard) and pkg-config find it.
 include(CMakePackageConfigHelpers)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Build options, and the compile options of every target.
 include(GNUInstallDirs)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs the library into the Python package, as the component "python". pyproject.toml builds it.
 set_property(TARGET switchyard PROPERTY VERSION)  # wheels have no symlinks: one file, one name
 set_property(TARGET switchyard PROPERTY SOVERSION)

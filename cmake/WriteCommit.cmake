@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Writes a source file that names the commit of SOURCE to OUTPUT, and leaves the file as it is if the
 # commit has not changed. The commit is empty without Git and for copies inside another repository.
 cmake_minimum_required(VERSION 3.22)  # sets policies

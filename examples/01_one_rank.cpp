@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans and dispatches on a single rank, and prints where dispatch puts the rows.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs four ranks as threads, each with its own tokens and two of the eight experts.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatches rows between MPI processes: mpirun -n 4 03_processes. If a rank dies, the errors of
 // the others name it.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Four ranks train one MoE layer to shift the elements of its input: forward, backward, and plain
 // gradient descent on the weights that each rank holds.
 #include <cstdio>

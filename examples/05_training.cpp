@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shows what a training engine needs around the layer. Four ranks train a layer as dp = 2 × ep = 2,
 // with bounded buffers, a balance loss and loss-free balancing, and save it. Then they continue
 // training it, and also continue from the checkpoint as ep = 4. Both give the same loss.

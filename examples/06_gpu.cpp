@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures a training step that never waits for the GPU into a CUDA graph, and replays it with new
 // tokens. Without a GPU, prints the reason.
 #include <cstdio>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs CI's checks beyond the tests: includes, format, the API reference, lint, fuzzers, and tests
 # under sanitizers.
 #   check.sh [includes] [format] [docs] [lint] [fuzz] [asan] [tsan]    without arguments: all of them
@@ -16,6 +17,7 @@ ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@
 check_includes() {
   say "Includes"
   python3 scripts/check_includes.py
+  python3 scripts/check_licence.py
 }
 
 check_format() {

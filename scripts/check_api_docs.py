@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks that the API reference documents what needs words.
 check_api_docs.py XML     XML: the folder of Doxygen's XML output; its paths are relative to the
                           current folder

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks that includes point one way, that they name existing files, and that folders stay small.
 check_includes.py [ROOT]     without ROOT: the repository that this file is in"""
 import os

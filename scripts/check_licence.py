@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks that every source file names the project's licence on its first line, or on its second
 after a #! line.
 check_licence.py [--fix] [ROOT]     --fix inserts missing lines

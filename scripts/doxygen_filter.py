@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Shows Doxygen a file as it expects it; lines keep their numbers.
 doxygen_filter.py FILE
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds, tests and benchmarks on a machine with a GPU, and ends with a short summary.
 #   gpu.sh [build] [test] [sanitize] [bench] [compare] [python]    without arguments: all but sanitize
 #   gpu.sh verified      checks that the CUDA code is the code that bench/gpu-verified records

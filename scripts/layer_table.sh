@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Prints a table of the layer's speed by ranks, threads and dtypes, beside the matrix library's own.
 # usage: scripts/layer_table.sh [PATH OF switchyard] [SHAPE…]
 set -euo pipefail

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Functions shared by the scripts. Sourced, not run.
 set -euo pipefail
 

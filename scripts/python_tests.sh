@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the Python tests with a library built by CMake, in the environment made by scripts/test.sh.
 # usage: scripts/python_tests.sh build/dev/lib/libswitchyard.so [pytest's arguments, or tests]
 library=$(realpath -e -- "$1") || exit 2

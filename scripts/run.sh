@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs missing packages, builds, and runs `switchyard ARGS…`; without arguments, trains a model.
 caller=$PWD
 . "$(dirname "$0")/lib.sh"

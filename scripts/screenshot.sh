@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Takes a picture of a report with Chromium, by default 1200 pixels wide and as high as the page.
 # usage: scripts/screenshot.sh REPORT.html OUT.png [light|dark] [WIDTH] [HEIGHT]
 set -euo pipefail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Provides the information that `switchyard info` prints.
 #include "switchyard/build_info.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs the library into a folder of its own, and uses it from there: examples/consumer by
 # find_package, a program by pkg-config, and the command.
 # cmake -DBUILD=… -DSOURCE=… -DWORK=… -DGENERATOR=… -DCXX=… -DCXX_FLAGS=… -DREADELF=… -DPROGRAM=…

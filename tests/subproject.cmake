@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Configures a project that adds Switchyard as a part of its own, and changes none of its defaults;
 # with a CUDA toolkit that is older than the kernels need, and with the headers of fmt alone.
 # cmake -DSOURCE=… -DWORK=… -DGENERATOR=… -DHEADERS=… -P subproject.cmake

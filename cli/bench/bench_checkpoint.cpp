@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard bench checkpoint.
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard bench: flags and their checks.
 #include <fmt/format.h>
 

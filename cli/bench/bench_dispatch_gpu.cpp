@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard bench dispatch --device cuda.
 #include <fmt/format.h>
 

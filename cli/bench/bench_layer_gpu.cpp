@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard bench layer --device cuda.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The benchmarks of `switchyard bench` and their options.
 #pragma once
 

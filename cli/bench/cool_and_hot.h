@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How work on a GPU is timed.
 #pragma once
 

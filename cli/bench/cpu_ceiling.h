@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ceilings of this machine: the memory bandwidth and the speed of matrix products that its CPUs
 // reach outside the library.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A build without oneDNN has no library to compare with.
 #include "bench/cpu_ceiling.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The speed that a GPU reaches on its own, for a plain copy and for one dense cuBLAS product.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces the GPU ceilings in a build without CUDA, where there is no device to measure.
 #include "bench/gpu_ceiling.h"
 #include "switchyard/error.h"

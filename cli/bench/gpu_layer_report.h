@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output of bench layer --device cuda.
 #pragma once
 

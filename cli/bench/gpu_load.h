@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The buffer sizes that ranks on GPUs need for a routing.
 #pragma once
 

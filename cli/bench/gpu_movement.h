@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes that any implementation of dispatch and combine must read and write.
 #pragma once
 

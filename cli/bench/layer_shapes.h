@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers that are commonly compared. bench/gpu_shapes.py reads this list as well.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Independent of the library's kernels, so that these are not measured against themselves. The
 // dtype does not matter to memory bandwidth, so sums treat the bytes as floats.
 #include <cstring>

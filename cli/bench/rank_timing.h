@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times GPU work that ranks do together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times work that all ranks do together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folds names that differ only in numbers, so that a list of thousands stays readable.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard inspect: shows what a checkpoint holds and what each rank would read of it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

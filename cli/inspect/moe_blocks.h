@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the MoE blocks of a checkpoint by the tensor names that conversions look for.
 #pragma once
 

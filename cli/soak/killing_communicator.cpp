@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "soak/killing_communicator.h"
 
 #include <numeric>

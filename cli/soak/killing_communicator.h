@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator that can end a rank at a chosen collective.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A slow, obvious layer to check results against: plain loops in double precision in one process.
 #pragma once
 

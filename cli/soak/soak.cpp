@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard soak: runs random cases until the time is up, and checks every step.
 #include <fmt/format.h>
 #include <malloc.h>

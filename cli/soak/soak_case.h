@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random cases. Each is a pure function of a seed, a number and the limits, so that it can be rerun
 // alone.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "soak/soak_check.h"
 
 #include <fmt/format.h>

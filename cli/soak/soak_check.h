@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a step's results against the bits of one rank and against the plain layer.
 #pragma once
 

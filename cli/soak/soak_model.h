@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers of a case on one rank, and the steps that they run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a case on its ranks and checks every step.
 #pragma once
 

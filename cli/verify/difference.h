@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how far tensors are from recorded ones, and judges whether that is allowed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "verify/golden_case.h"
 
 #include <fmt/format.h>

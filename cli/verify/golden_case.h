@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases recorded by other systems: inputs, weights, results and gradients of one MoE layer.
 #pragma once
 

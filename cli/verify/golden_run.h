@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a recorded case on ranks and measures how far the results are from the recorded ones.
 #pragma once
 

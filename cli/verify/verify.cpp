@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard verify: recomputes recorded cases and compares the results.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output of verify: a table for people, or one JSON object per line.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a tiny Qwen3-MoE whose experts are divided over ranks, and saves it.
 
     torchrun --nproc-per-node 4 examples/python/expert_parallel.py     # half a minute on a CPU

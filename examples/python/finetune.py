@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finetunes a tiny Qwen3-MoE with Switchyard's experts, generates with it, saves and loads it.
 
     python examples/python/finetune.py          # about ten seconds on a CPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Mixture-of-Experts layer in plain PyTorch: a router, a plan, and experts over it.
 
     python examples/python/layer.py

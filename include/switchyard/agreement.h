@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collective checks: an error on one rank becomes the same error on all of them, so no rank waits
 // for one that failed.
 #pragma once

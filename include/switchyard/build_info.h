@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reports what this build supports and what is usable on this machine now.
 #pragma once
 

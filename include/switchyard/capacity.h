@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits on how many of a rank's picks an expert takes, and scaling of its output in training.
 // (Sizing is a different limit: the number of rows in a rank's buffers.)
 #pragma once

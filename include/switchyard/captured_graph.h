@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step on a GPU that is captured once and then replayed.
 #pragma once
 

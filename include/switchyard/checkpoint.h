@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: named tensors in safetensors files, saved by some ranks and loaded by any number of
 // others.
 #pragma once

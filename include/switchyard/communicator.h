@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A group of ranks and the collectives between them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds a rank's part of an MoE block among the named tensors of a checkpoint.
 #pragma once
 

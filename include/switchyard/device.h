@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU threads or the GPU that a rank computes on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves rows to the experts and back, forward and backward.
 #pragma once
 

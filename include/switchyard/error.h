@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exceptions that the library throws. Every message names the values involved.
 #pragma once
 

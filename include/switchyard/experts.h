@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The experts of one rank: two or three matrices each, applied to groups of rows.
 #pragma once
 

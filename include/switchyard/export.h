@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Marks the symbols that the shared library exports; all others are hidden.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of a single rank, stored in one tensor of the caller, for frameworks that keep, save and
 // recompute nothing but tensors.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Losses that balance a router's load and keep its logits small.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products on a device, for the parts of a model around its MoE layers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Named axes over the ranks of a world.
 #pragma once
 

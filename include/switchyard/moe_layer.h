@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole Mixture-of-Experts layer over the ranks of a communicator, forward and backward.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights or gradients of an MoE layer, as views of any memory or in memory of their own.
 #pragma once
 

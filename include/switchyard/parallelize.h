@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Divides the MoE layers of a model over the ranks of a mesh, and sums their gradients.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The assignment of experts to ranks.
 #pragma once
 

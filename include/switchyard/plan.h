@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan: the destination of every assignment of a token to an expert. It consists of integers
 // only.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves experts between ranks, from one placement to another.
 #pragma once
 

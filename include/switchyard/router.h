@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Picks experts for tokens: scores, choice and weights, forward and backward.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads safetensors files: named tensors behind a JSON header, memory-mapped rather than loaded.
 #pragma once
 

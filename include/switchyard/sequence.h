@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences split over ranks into shards of uneven length, without padding tokens.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The number of rows in a rank's buffers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Switchyard: expert parallelism for Mixture-of-Experts models.
 #pragma once
 

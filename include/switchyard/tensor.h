@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dense memory with a dtype and a shape: Tensor owns it, TensorView and ConstTensorView refer to
 // it.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert parallelism for Mixture-of-Experts models."""
 from ._activations import Activation
 from ._arrays import Array, bfloat16, put

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The experts' activations, as the library numbers them."""
 import enum
 

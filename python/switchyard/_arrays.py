@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts numpy arrays, and anything that supports DLPack, to and from the library's tensors."""
 from __future__ import annotations
 

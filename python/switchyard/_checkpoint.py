@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: named tensors in safetensors files that any number of ranks can save and load."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The devices that functions and layers compute on."""
 from __future__ import annotations
 

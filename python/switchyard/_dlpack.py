@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads and makes DLPack capsules with ctypes."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's plan, movement, experts and router as stateless functions of arrays.
 
 T tokens of H values pick K of E experts each, whose matrices have I inner values. Arrays are

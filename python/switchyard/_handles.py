@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Library objects that Python owns."""
 from __future__ import annotations
 

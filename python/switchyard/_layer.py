@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole MoE layer over the ranks of a communicator, forward and backward."""
 from __future__ import annotations
 

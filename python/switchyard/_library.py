@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shared library behind the package, through its C interface (include/switchyard/c)."""
 import ctypes
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks, and the placement of experts on them."""
 from __future__ import annotations
 

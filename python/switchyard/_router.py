@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a router: how it scores, chooses and weights experts."""
 from __future__ import annotations
 

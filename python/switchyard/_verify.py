@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the layer with cases recorded by other systems (tests/data/golden/README.md)."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switchyard as the token dispatcher of TorchTitan, 0.3.0 or later:
 
     --override.imports switchyard.torchtitan.token_dispatcher --training.disable_cuda_graphs

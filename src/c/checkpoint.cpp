@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: checkpoints.
 #include "switchyard/checkpoint.h"
 

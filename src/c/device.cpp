@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: devices and errors.
 #include <new>
 #include <stdexcept>

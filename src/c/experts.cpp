@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: experts, as whole layers over a plan or over rows alone.
 #include "switchyard/experts.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements a communicator over the program's own functions. Before a collective moves data, the
 // ranks compare which call they are in and its size, because frameworks do not check that.
 #include "c/foreign_communicator.h"

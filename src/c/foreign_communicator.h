@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator whose bytes are moved by the program's own functions.
 #pragma once
 

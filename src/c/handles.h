@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contents of the C interface's handles, and the conversion of exceptions to error codes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: layers.
 #include <nlohmann/json.hpp>
 #include <optional>

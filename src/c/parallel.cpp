@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: experts over the ranks of a framework.
 #include "switchyard/c/parallel.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: plans and movement.
 #include <limits>
 #include <optional>

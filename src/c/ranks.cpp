@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C interface: ranks, placements and memory.
 #include "c/ranks.h"
 

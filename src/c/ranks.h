@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // State shared by the handles of communicators and layers, and tensors of the C interface.
 #pragma once
 

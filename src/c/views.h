@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views of the tensors that the C interface is given.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of an MoE block's tensors in a checkpoint, as from_hugging_face expects them.
 #pragma once
 

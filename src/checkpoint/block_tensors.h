@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the tensors of one MoE block in a checkpoint by name, and checks them.
 #pragma once
 

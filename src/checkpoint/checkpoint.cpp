@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the files of a checkpoint and the names of their tensors.
 #include "switchyard/checkpoint.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads a rank's part of a checkpoint: from_hugging_face finds it, all of it is checked, then
 // copied.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans which rank writes which part of a checkpoint. Every rank derives the same plan from the
 // gathered records.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The record of a rank's contribution to a checkpoint, which it sends to the other ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saves checkpoints: the ranks agree on who writes what and write at the same time, then rank 0
 // moves the result into place.
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks what is already at the path where a checkpoint is to be saved.
 #pragma once
 

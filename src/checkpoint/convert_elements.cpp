@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/convert_elements.h"
 
 #include <type_traits>

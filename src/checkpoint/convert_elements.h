@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts elements from a checkpoint's dtype to another.
 #pragma once
 

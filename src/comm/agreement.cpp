@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every decision uses gathered values alone, so that all ranks reach the same one.
 #include "comm/agreement.h"
 

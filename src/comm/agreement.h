@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Agreement between ranks, for use inside the library. Ranks agree on anything that can be compared
 // or checked before a collective, and the communicator stays usable. A later failure on one rank
 // alone aborts it.

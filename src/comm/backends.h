@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The communicator backends of this build. To add one, create its folder, declare it here and list
 // it in registry.cpp.
 #pragma once

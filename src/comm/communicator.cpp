@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Code shared by all backends: checks, sequence numbers, poisoning, and reductions in rank order.
 #include "switchyard/communicator.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Listeners that learn when a communicator fails: objects outside its collectives in which other
 // ranks may be waiting.
 #pragma once

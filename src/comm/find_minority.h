@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which ranks to blame when ranks disagree.
 #pragma once
 

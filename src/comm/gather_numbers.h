@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchanges integers that ranks act on: addresses, sizes, hashes.
 #pragma once
 

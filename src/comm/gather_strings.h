@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathers strings of any length from all ranks.
 #pragma once
 

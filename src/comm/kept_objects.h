@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects cached in a communicator for later calls over it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Splits a world along its axes.
 #include "switchyard/mesh.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds a communicator backend by name.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums integers over ranks.
 #pragma once
 

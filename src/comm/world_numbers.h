@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers of ranks at fault. A rank outside a group is named there by −1 − its number in the job.
 #pragma once
 

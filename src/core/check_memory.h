@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that tensors are in the expected memory (host or GPU).
 #pragma once
 

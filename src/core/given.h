@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optional views: a default-constructed view means "not given".
 #pragma once
 

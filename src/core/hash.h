@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes, so that ranks can compare values that are too long to send.
 #pragma once
 

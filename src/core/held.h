@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dereferences an object's implementation pointer. Throws if the object was moved from.
 #pragma once
 

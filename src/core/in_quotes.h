@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quotes names that come from files, so that messages can show them safely.
 #pragma once
 

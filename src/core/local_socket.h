@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unix sockets between processes of one host, for small messages and file descriptors. Their names
 // are abstract, so no file is left behind.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recycles memory that is allocated and freed every step. Fresh memory from the system would have
 // to be zeroed first.
 #pragma once

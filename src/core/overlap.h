@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks whether tensors share memory, for when one is written while the other is read.
 #pragma once
 

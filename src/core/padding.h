@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Padding tokens, marked by 0 in an i32 mask [T].
 #pragma once
 

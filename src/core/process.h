@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells a forked child from its parent, which keeps its threads and its place in groups of ranks.
 #pragma once
 

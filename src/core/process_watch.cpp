@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/process_watch.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Detects when another process on this host ends.
 #pragma once
 

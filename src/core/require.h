@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks with formatted messages: require(ok, "num_experts ({}) must be positive", n).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies and zeroes whole views in host memory, contiguous or strided.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/shared_pages.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that processes can share, backed by an anonymous file (memfd).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps signal handlers off a thread while it computes.
 #pragma once
 

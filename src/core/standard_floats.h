@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Standard floating-point arithmetic, whatever modes the program has set for its threads: rounding
 // to nearest, subnormals kept, no traps. Otherwise the results of ranks could silently differ.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dtypes, shapes and owned memory.
 #include "switchyard/tensor.h"
 

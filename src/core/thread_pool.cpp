@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An atomic counter hands out tasks. Between rounds, threads spin briefly and then sleep.
 #include "core/thread_pool.h"
 

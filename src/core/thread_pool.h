@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool of threads that runs numbered tasks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps signals off the library's own threads, so that the program's threads handle them, and
 // SIGPIPE off its calls.
 #pragma once

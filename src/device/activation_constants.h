@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The constants of ExpertsOptions that activations use.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of Device that are the same for every backend.
 #include "switchyard/device.h"
 

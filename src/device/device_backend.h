@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of a device: one function per kernel, with the same meaning on every device.
 #pragma once
 

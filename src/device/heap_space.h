@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Allocates parts of a range of offsets: first fit, with adjacent free parts merged.
 #pragma once
 

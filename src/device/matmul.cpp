@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks the arguments of public matrix products.
 #include "switchyard/matmul.h"
 

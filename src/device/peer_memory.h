@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that ranks share, as devices see it: heaps, channels for meetings, and the reason why a
 // meeting failed.
 #pragma once

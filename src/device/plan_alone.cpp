@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of a rank that is alone, step by step.
 #include <array>
 #include <span>

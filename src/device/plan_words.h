@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words in which devices report to hosts: problems with the routing, and the layout of a plan.
 #pragma once
 

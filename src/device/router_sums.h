@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sums behind a router's losses and statistics, and the slopes for their gradients.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes files at given offsets. Errors name the file, the operation and the system's reason.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads JSON as a stream of events. An unexpected value is rejected where it begins, so a hostile
 // file cannot make the reader nest, keep or compare more than the format allows.
 #pragma once

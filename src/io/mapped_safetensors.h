@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens safetensors files that are already mapped.
 #pragma once
 

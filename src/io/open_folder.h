@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A folder that is opened once, so that all reads see the same folder even if another one replaces
 // it at its path.
 #pragma once

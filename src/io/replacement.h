@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces a file or folder in one step once its replacement is complete.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps safetensors files, checks that their tensors fit in them, and returns views of the tensors.
 #include "switchyard/safetensors.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JSON header of a safetensors file as a table of its tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hugging Face's index of a checkpoint in several files, which maps tensors to files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes the layout of safetensors files to be written.
 #pragma once
 

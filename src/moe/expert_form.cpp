@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "moe/expert_form.h"
 
 #include <string_view>

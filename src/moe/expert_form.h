@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts as packed tensors: the form that all experts of a layer share, and their rows wherever
 // they are stored.
 #pragma once

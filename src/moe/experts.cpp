@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks weights and rows; the device does the work.
 #include "switchyard/experts.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "switchyard/moe_parameters.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views of the experts in packed tensors.
 #include "core/given.h"
 #include "core/require.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds and checks placements.
 #include "switchyard/placement.h"
 

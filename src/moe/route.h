@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routing for callers that have checked the arguments: Router::route and MoeLayer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options, presets and checks; the device does the work.
 #include "switchyard/router.h"
 

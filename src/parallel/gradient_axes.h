@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The roles of mesh axes in reduce_gradients, and the roles that the ranks have agreed on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selects axes of a mesh by lists of names, some of which the mesh may not have.
 #pragma once
 

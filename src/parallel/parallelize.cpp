@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Divides blocks over ranks. Everything is checked on all ranks before any rank changes anything.
 #include "switchyard/parallelize.h"
 

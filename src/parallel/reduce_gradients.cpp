@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums gradients over the ranks that hold copies of the same parameters. Each element is summed in
 // rank order, so how tensors are batched does not change any bits.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One exchange per tensor: every rank sends its experts ordered by new owner, and puts the received
 // ones in the order of their ids.
 #include "switchyard/reshard.h"

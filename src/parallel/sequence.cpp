@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds each rank's tokens in whole sequences. The collectives move exactly these tokens, without
 // padding.
 #include "switchyard/sequence.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives on tensors in any device's memory.
 #pragma once
 

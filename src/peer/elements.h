@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Treats several tensors as one list of elements, and copies pieces of it to and from a buffer.
 #pragma once
 

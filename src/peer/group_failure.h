@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records why a group failed, in memory shared by its ranks' hosts and devices.
 #pragma once
 

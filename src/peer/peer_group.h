@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps the memory of a group's ranks: threads share one address space, processes map each other's
 // heaps.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory through which the ranks of a group pass tokens to each other without their hosts: how it
 // is set up, how ranks meet in it, and how failures are handled.
 #pragma once

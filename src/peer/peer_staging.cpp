@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks meet before any of them writes to a buffer, and before any of them reads what others
 // wrote. No meeting follows a read: the next meeting implies that it is done.
 #include "peer/peer_staging.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Staging buffers in peer memory, through which devices gather and sum each other's tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps the pieces by which peers' heaps grow, and notices when a peer's process ends.
 #pragma once
 

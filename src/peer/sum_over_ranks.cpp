@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "peer/sum_over_ranks.h"
 
 #include "comm/sum_integers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums tables of integers over the ranks of a group.
 #pragma once
 

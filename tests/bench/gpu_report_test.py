@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the GPU benchmarks' reports and arguments with made-up measurements."""
 import json
 import pathlib

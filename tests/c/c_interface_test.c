@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface from C: plans, a whole layer and its gradients beside naive loops, layers over
  * one rank, and errors in words. Prints what fails, and returns how much did. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of a program's own through the C interface, and experts over them.
 #include "switchyard/c/parallel.h"
 

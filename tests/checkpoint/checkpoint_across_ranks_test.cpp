@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of four ranks, loaded by any other number of them: the weights, what an optimizer
 // keeps, and the next step have the same bits.
 #include <gtest/gtest.h>

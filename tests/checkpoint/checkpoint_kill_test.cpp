@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whatever happens to a process while it saves, `path` holds one complete checkpoint.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

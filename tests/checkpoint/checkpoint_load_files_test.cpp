@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading blocks of files that save_checkpoint would not write.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

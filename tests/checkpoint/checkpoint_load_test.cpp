@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading parts of a checkpoint into memory of one's own.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints that are damaged, hostile or not there: each is an error that names what it is about.
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints as Hugging Face publishes them, opened and given to from_hugging_face.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who writes what, and what ranks must agree on.
 #include "checkpoint/checkpoint_plan.h"
 

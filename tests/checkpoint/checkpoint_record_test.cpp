@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contents that a rank cannot save.
 #include "checkpoint/checkpoint_record.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opening a folder while it is replaced gives one version, the old or the new.
 #include <gtest/gtest.h>
 

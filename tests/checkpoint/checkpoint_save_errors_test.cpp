@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // If one rank cannot save, no rank does, and the old checkpoint stays.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints that save_checkpoint writes, and reading them back.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files and folders that saving a checkpoint replaces, and those it leaves alone.
 #include "checkpoint/checkpoint_target.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints that do not have what a block needs.
 #include <gtest/gtest.h>
 

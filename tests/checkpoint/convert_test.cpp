@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of other systems: what is viewed, and what is copied.
 #include "switchyard/convert.h"
 

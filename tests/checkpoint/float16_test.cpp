@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of f16: what becomes of every value of it.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints that one job of processes saves and another loads, with other devices and another
 // number of ranks: the weights arrive to the bit, and the next step has the bits of its device.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every call of a save fails once: what was there stays, or what is new is whole.
 #include <gtest/gtest.h>
 

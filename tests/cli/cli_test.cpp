@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The switchyard command, as a user calls it.
 #include <gtest/gtest.h>
 

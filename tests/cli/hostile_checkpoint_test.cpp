@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints and configurations whose sums are right, and whose numbers are not.
 #include <gtest/gtest.h>
 

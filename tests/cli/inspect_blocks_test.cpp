@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard inspect: the MoE blocks it finds, and what ranks read of them.
 #include <gtest/gtest.h>
 

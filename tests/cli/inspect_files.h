@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints to inspect, and what is said of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard inspect: files made to cost memory, or to write to the terminal.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard inspect: what it lists and folds, and what it says of damaged files.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard sample: text from a checkpoint.
 #include <gtest/gtest.h>
 

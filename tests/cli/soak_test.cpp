@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard soak: random cases, how it ends, and that it notices what is wrong.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line of switchyard train, as far as nothing is trained.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Damaged checkpoints and full disks, as a user meets them.
 #include <gtest/gtest.h>
 

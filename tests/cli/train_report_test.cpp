@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the report of a run says about the run itself.
 #include <gtest/gtest.h>
 

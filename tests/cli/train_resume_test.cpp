@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A run that is resumed is the run that was never stopped.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of switchyard train that take a second or two, on a text of the test's own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stopped run continues from its newest checkpoint as if it had not been stopped.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // switchyard verify: what it finds wrong, and what it refuses.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Something goes wrong on one of four ranks, at one collective of a training step after the other:
 // either all results are right, or every rank has an error that names somebody, and afterwards a
 // new group works.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks with a short deadline on a machine that is busy with other work raise no false alarm.
 // SWITCHYARD_TEST_LOAD=8 starts that many times as many busy threads as there are cores; without it
 // there are no such tests.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Real MPI jobs in which a rank dies, stops, throws or goes its own way: every survivor reports a
 // CommunicationError that names it, and no job hangs.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank of a real MPI job dies at a chosen call of MPI, from MPI_Init on: every survivor names it,
 // and nothing stays behind.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Effects on the other ranks when a rank that is a thread fails, leaves, or stays away.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs MPI jobs over two hosts that are namespaces of this one, and cuts the link between them.
   two_hosts_test.py MPIRUN RANK_FAILURE     exits with 77, and says why, where that cannot be done
 Each host has its own network, processes and name, and two of the four ranks."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limiting picks on every device, against a plain choice for one expert after the other.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counting assignments on every device, against a plain loop over one after the other.
 #include <gtest/gtest.h>
 

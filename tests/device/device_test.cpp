@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device's functions besides kernels.
 #include "switchyard/device.h"
 

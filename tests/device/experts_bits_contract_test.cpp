@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bits of experts on every device, and the memory they leave alone.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts on every device: all activations, weight stages and biases, however tensors are stored.
 #include <gtest/gtest.h>
 

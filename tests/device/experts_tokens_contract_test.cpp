@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts that read their rows from tokens give the bits of experts that are given the rows.
 #include <gtest/gtest.h>
 

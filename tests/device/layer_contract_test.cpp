@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole layer on every device: each output and gradient against differences of the reference.
 #include <gtest/gtest.h>
 

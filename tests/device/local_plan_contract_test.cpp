@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans in the caller's memory on every device: what a dispatcher of one rank makes and moves.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small sums around a router's losses on every device, against plain loops, to the bit.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of matrices on every device: against double precision, and to the bit in company.
 #include <gtest/gtest.h>
 

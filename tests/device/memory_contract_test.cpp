@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device's memory: taken, cleared, copied, brought there and back.
 #include <gtest/gtest.h>
 

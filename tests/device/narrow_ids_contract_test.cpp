@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ids of callers on every device.
 #include <gtest/gtest.h>
 

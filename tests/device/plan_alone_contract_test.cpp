@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole plan of a rank that is alone on every device, against plain loops. GPUs make small
 // plans in one kernel and larger ones step by step, so the sizes lie on both sides of that limit.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Laying out on every device, against plain loops over one expert after the other.
 #include <gtest/gtest.h>
 

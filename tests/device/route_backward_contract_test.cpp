@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The router's gradients on every device.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routing on every device: choices, weights and problems.
 #include <gtest/gtest.h>
 

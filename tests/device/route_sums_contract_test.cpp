@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routing adds to the sums of losses and statistics, on every device.
 #include <gtest/gtest.h>
 

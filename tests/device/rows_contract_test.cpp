@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows to their places and back on every device against plain loops.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared expert on every device: what it adds, its gradients, and what bits depend on.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slotting on every device, against plain loops over one assignment after the other.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the tutorial against the programs that it is about, which other tests compile and run.
 check_tutorial.py TUTORIAL EXAMPLES PROGRAMS
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts_test.py SOURCE CMAKE: the scripts that read sources: Doxygen's filter, the checks of
 comments and licences, and the commit of a build."""
 import pathlib

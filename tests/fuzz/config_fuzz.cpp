@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads bytes as a configuration of switchyard train, and asks what such a run would need.
 #include <string_view>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The function that libFuzzer calls. The replay of the corpus calls it, too.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens bytes as a recorded case, and divides it over ranks.
 #include "fuzz_target.h"
 #include "safetensors_mutator.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens bytes as the index of a checkpoint of two small files, and reads every tensor it lists.
 #include <cstdlib>
 #include <filesystem>

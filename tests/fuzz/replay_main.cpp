@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a fuzz target without libFuzzer: every file of a corpus, then seeded changes of them.
 //   replay CORPUS MUTATIONS
 #include <sys/resource.h>

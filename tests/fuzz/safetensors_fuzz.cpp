@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens bytes as a safetensors file and reads every tensor that it has.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Changes of safetensors files. Only one source of a program includes this: it defines the mutator.
 #pragma once
 

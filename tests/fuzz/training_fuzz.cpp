@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens bytes as a checkpoint of switchyard train whose metadata has the right sum, and shows what
 // it says of its run in a report.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every allocation of one rank's step fails once. A program of its own, since it replaces the
 // operators that allocate.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program's rounding mode and flush-to-zero settings change no bit of the library's results.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program's locale changes neither what the library writes nor how it reads numbers.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface's first part: devices, plans, movement, experts and routers.
 #include <array>
 #include <limits>

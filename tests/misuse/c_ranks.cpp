@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface's other parts: ranks, layers, checkpoints, and experts over a framework's ranks.
 #include <array>
 #include <thread>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """check_functions.py LIBRARY PROGRAM LIST: every function that the shared library exports is in the
 table of misuses, which `PROGRAM --functions` prints, or in LIST: functions that no argument can be
 wrong for, or that callers cannot reach. Neither may have a function that is not exported."""

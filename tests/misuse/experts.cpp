@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts, routers and load balancers.
 #include "switchyard/experts.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files and checkpoints.
 #include <array>
 #include <filesystem>

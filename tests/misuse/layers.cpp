@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers, their parameters, and steps over them.
 #include <array>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs every misuse in a process of its own: it must throw an Error that says what is wrong, and
 // neither crash nor wait. `--functions` prints the functions of the table, `NAME` runs those of
 // one.

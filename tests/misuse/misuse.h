@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A table of public functions and what they must refuse.
 #pragma once
 

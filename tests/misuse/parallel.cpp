@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences, resharding and gradients over a mesh.
 #include <array>
 

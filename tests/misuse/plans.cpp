@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans, planners, dispatchers, and plans in tensors.
 #include <array>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators, groups of threads, agreement and meshes.
 #include <array>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shapes, tensors, devices, products and placements.
 #include <array>
 #include <limits>

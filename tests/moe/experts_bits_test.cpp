@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bits of experts' results do not depend on the layout of weights in memory, on threads, or on
 // what is recomputed.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients of experts are added or overwrite; and views of packed weights.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts against the reference: every activation, weight stage and bias, forward and backward.
 #include "switchyard/experts.h"
 

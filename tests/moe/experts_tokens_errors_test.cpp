@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every message of experts that read their rows from tokens.
 #include <gtest/gtest.h>
 

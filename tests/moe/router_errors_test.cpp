@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every message of a router.
 #include <gtest/gtest.h>
 

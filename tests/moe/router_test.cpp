@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routers against the reference: choices, weights and gradients.
 #include "switchyard/router.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A router's promises about single tokens: ties, values that are not finite, and bits that depend
 // only on the token.
 #include <gtest/gtest.h>

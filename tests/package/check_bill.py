@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """check_bill.py SOURCE FILE...: docs/sbom.spdx.json names what CMake looks for and what the
 binaries need, this project's version, and nothing that it does not say where it comes from."""
 import json

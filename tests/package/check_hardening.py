@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """check_hardening.py FILE...: every binary is linked and compiled as SWITCHYARD_HARDEN says."""
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """check_version.py SOURCE COMMAND PACKAGE: the project has one version. The command, CMake's
 package, the wheel, the software bill and the changelog say the same."""
 import json

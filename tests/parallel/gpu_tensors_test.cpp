@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions around a layer with tensors of a GPU's memory, of which the host only pretends to
 // know nothing; tests/device/cuda/cuda_parallel_test.cpp does the same on a real one.
 #include <gtest/gtest.h>

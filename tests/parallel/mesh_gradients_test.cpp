@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One model and one batch over every mesh of eight ranks: after reduce_gradients all gradients are
 // those of one rank, without a factor of any axis.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks the sums of reduce_gradients with numbers that differ by rank.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers whose experts have moved: the same weights elsewhere, and the same step to the bit.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meetings are counted in 32 bits, which long runs exceed: channels begin near the limit here.
 #include <gtest/gtest.h>
 

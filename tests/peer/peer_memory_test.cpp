@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that meet in each other's memory: what they tell each other, their heaps, and what becomes
 // of the others when one fails.
 #include "peer/peer_memory.h"

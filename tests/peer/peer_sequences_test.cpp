@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences of forwards and backwards whose ranks, delayed at random, exchange tokens through peer
 // memory: whoever is late, results have the bits of one rank.
 #include <gtest/gtest.h>

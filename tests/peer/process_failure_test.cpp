@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs whose processes reach each other's memory, and of which one dies, stops or throws in the
 // middle of a step: the survivors name it, and the next job works.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that ranks reach, be they threads or processes: how it grows, and what is left of it.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of an MPI job that saves checkpoints of a small layer it has trained for a step, or of
 // one that loads them on its own device and takes the next step. Every rank writes what it saw, as
 // MpiJob says: "no error", or what differs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A caller that initialises and finalises MPI itself: the library must leave that to it, before and
 // after a failure. Exits with 0 if all is well.
 #include <mpi.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands between a program and MPI: the n-th call of a function is where a rank comes to grief.
 //   SWITCHYARD_GRIEF="FUNCTION N RANK SIGNAL"
 // Linked into a test program, or preloaded into the command.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of an MPI job that goes through every stage once: MPI_Init, connect, split, and a step
 // of training with a checkpoint. mpi_grief.cpp ends a rank anywhere in it. Every rank writes what
 // it saw to DIR/rank<N>, and its pid to DIR/pid<N>.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of an MPI job in which another comes to grief during dispatch. Every rank writes what it
 // saw to DIR/rank<N>, and its pid to DIR/pid<N>.
 //   rank_failure DIR SCENARIO TIMEOUT_MS

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of an MPI job whose ranks reach each other's memory, and of which one comes to grief in
 // the middle of a step. Every rank writes what it saw, as MpiJob says.
 //   step_failure DIR SCENARIO STAGE TIMEOUT_MS DEVICE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays that come from numpy and DLPack, and those that go back."""
 import ctypes
 import gc

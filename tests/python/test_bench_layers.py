@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of torch that bench/gpu_compare.py compares with, on a CPU, and its arguments."""
 import itertools
 import pathlib

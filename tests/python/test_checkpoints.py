@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that some ranks save and others load."""
 import json
 import struct

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples, and the program in docs/python.md."""
 import importlib.util
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's functions beside loops of numpy."""
 import numpy as np
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer beside loops of numpy, over 1 to 4 ranks, and beside recorded cases."""
 import pathlib
 

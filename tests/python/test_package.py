@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package itself: its version, what its import needs, and its errors."""
 import ctypes
 import os

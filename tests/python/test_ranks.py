@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as threads: collectives, errors, placements and experts that move."""
 import gc
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The torch operators and functions on a CPU, and on a GPU where there is one."""
 import functools
 import subprocess

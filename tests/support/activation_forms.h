@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every activation, and clamped_swiglu with the parameters of several models.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs code in a child process: with other limits, as another user, or to be killed.
 #pragma once
 

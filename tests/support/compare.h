@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares tensors bit by bit or within a tolerance.
 #pragma once
 

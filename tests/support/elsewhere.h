@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views that claim to be in GPU memory, for functions that must reject them before they read.
 #pragma once
 

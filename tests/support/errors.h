@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catches an error of a given type and returns its message.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // System calls that fail on demand. Linking failing_calls.cpp into a program replaces these calls;
 // all others are unaffected.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wraps a communicator so that something goes wrong at a chosen call.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/finite_difference.h"
 
 namespace switchyard::testing {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients of a scalar by central differences in double precision, accurate to about nine digits.
 #pragma once
 

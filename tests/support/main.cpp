@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Test main. Under mpirun it joins the world before the tests and leaves it afterwards.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job under mpirun. Each rank N writes its outcome to the file rank<N> of a folder, and its pid
 // to pid<N>.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files that a rank of an MpiJob writes.
 #pragma once
 

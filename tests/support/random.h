@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Seeded inputs that are the same on every machine, unlike the standard library's distributions.
 #pragma once
 

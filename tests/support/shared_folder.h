@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A folder shared by all ranks of a test, whether threads or processes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One step with every kind of collective call that a training run makes, for tests in which one of
 // them fails.
 #pragma once

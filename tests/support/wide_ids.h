@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expert ids in the form that other systems use.
 #pragma once
 

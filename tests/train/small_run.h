@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training run that takes milliseconds a step, on every rank of a mesh.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs small enough for tests.
 #pragma once
 

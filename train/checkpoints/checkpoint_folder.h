@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files in a checkpoint folder: their names, which ones to remove, and which one to resume
 // from.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The header of a checkpoint, stored as metadata of its file.
 #pragma once
 

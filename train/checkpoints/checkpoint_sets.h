@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saves and loads parameter sets as parts of checkpoints.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saves a run's checkpoints to a folder, picks one to resume from, and loads it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checksum over all bytes of a model's tensors that does not depend on how they are divided over
 // ranks.
 #pragma once

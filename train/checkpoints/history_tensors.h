@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts a run's history to tensors of a checkpoint and back, bit for bit.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts derived from options, which may exceed the range of an integer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Explains why a process ends when a file that it has mapped is shortened.
 #pragma once
 

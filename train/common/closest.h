@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the name that an unknown one was probably meant to be.
 #pragma once
 

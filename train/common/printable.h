@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes text from elsewhere safe to print on a terminal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random numbers that depend only on a seed and an index.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The time that each stage of a step takes on one rank.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums a few numbers over ranks, in double precision and in rank order.
 #pragma once
 

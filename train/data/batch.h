@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tokens that a rank gets from a batch of sequences.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The baseline: predicts a byte from the one before it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text to train on: this project's own, or the user's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The default training text, embedded by the build.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which windows of a text are seen, and when.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Causal attention with rotary positions, over sequences that are cut over the ranks of sp.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes scores for some heads and queries at a time, in blocks that skip most of the keys after
 // a query. Backward recomputes the probabilities instead of keeping them.
 #include "model/causal_attention.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Causal attention of every head over the keys of whole sequences, and its gradients. The softmax
 // covers a query's own and earlier positions.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's device, and the time that its matrix products take.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loss of next-byte prediction and its gradient.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Embedding lookup, and the gradient of the table.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The size of a model, computed from its options before any of it is allocated.
 #pragma once
 

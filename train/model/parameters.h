@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All parameters of a model on one rank, or the values kept for each: gradients, moments.
 #pragma once
 

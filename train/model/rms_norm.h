@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RMSNorm: y = x / rms(x) · weight, row by row.
 #pragma once
 

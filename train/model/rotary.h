@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary positions: the pair (i, i + d/2) of a head with d dimensions is rotated by position ·
 // base^(−2i/d).
 #pragma once

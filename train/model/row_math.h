@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loops over one row of floats that are fast on every CPU. Sums are kept in vector lanes, in an
 // order that depends only on the row's length.
 #pragma once

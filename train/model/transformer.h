@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A decoder-only transformer on bytes whose feed-forward layers are MoE layers: forward, loss and
 // gradients, over the ranks of a mesh (dp, ep, sp).
 #pragma once

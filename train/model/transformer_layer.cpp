@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One layer of the model: attention, then experts or a dense feed-forward. Each follows a norm and
 // is added to the residual.
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the values of options fit each other.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The configuration of a training run: sizes, optimizer, ranks, data, files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The largest values of options. They also apply to the options stored in a checkpoint.
 #pragma once
 

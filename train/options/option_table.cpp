@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All options: their names, limits and meanings, and how each kind of value is parsed and printed.
 #include <fmt/format.h>
 

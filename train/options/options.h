@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names, values and meanings of a run's options, shared by flags, files and checkpoints.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps values to positions along a side of a chart, and chooses its tick labels.
 #pragma once
 

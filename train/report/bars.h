@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Named amounts as horizontal bars with two columns of text.
 #pragma once
 

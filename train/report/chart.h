@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A line chart over steps: HTML with an SVG that stretches while its text does not.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report's charts over steps.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reduces pick counts to the cells of a picture: few enough to see, with the imbalance preserved.
 #pragma once
 

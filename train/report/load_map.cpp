@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report's load pictures.
 #include <fmt/format.h>
 

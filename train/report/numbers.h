@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Formats numbers for people. Values that are not finite become a dash.
 #pragma once
 

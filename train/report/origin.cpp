@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the report comes from: date, machine, program, text, memory and interruptions.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a palette picture as an uncompressed PNG file: simple, and scripts can read the pixels
 // too.
 #pragma once

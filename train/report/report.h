@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Renders a run as one self-contained HTML file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sections of a report, in order. Each is empty if the run has no data for it.
 #pragma once
 

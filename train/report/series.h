@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values over steps, and thinned versions of them that look the same when drawn.
 #pragma once
 

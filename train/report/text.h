@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns arbitrary bytes into text for an HTML page.
 #pragma once
 

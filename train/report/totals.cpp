@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report's totals: rows and waits by rank, time by stage, bytes by kind.
 #include <fmt/format.h>
 

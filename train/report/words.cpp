@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report's free text: the sample and the configuration.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces the previous report atomically, or leaves it untouched on failure.
 #include <fcntl.h>
 #include <fmt/format.h>

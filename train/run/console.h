@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Progress output of a run: a live line on a terminal, plain lines elsewhere, or JSON.
 #pragma once
 

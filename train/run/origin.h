@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathers where a run takes place, and how its ranks are loaded.
 #pragma once
 

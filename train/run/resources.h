@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A run's memory: estimated before it starts, and measured.
 #pragma once
 

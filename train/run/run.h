@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `switchyard train`: a run from its start or a checkpoint to its report.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Samples text from a model.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns signals into a request to stop after the current step.
 #pragma once
 

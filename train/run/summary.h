@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathers the contents of a run's report from its ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AdamW, its learning-rate schedule, and clipping by the norm of all gradients.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The record of a run, for its report and for other tools.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a run takes place and what it uses, for its report.
 #pragma once
 

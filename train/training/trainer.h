@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One training run: a model, its optimizer, its data and its progress.
 #pragma once
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface, part 2: ranks, layers over them, and checkpoints.
  *
  * Structs and errors follow the conventions of switchyard.h. Calls on one communicator, and on the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface, part 3: a framework's own ranks, and experts over them whose plans and saved
  * state are tensors of the caller.
  *

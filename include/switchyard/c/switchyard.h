@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface: one rank's plan, experts and router over tensors of the caller, on a CPU or a
  * GPU. The Python package is built on it, and other languages can use it in the same way.
  *

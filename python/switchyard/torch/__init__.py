@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixture-of-Experts layers for PyTorch, on CPUs and GPUs.
 
 Importing this module registers the experts implementation "switchyard" with Hugging Face

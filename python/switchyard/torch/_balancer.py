@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Balances experts without a loss, by adjusting the bias of their scores after every step."""
 import inspect
 import math

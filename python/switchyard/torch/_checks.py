@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of tensors. The library sees only pointers, so every mistake must be found here."""
 import torch
 

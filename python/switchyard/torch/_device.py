@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library's devices for those of torch, with torch's threads, streams and memory."""
 import ctypes
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts divided over ranks, as differentiable functions of tensors."""
 import torch
 

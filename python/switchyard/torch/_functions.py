@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators with their gradients, as functions of tensors."""
 import functools
 

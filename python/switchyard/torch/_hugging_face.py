@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The experts implementation "switchyard" of Hugging Face transformers."""
 import copy
 import functools

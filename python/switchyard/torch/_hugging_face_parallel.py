@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The expert parallelism of Hugging Face transformers, DistributedConfig(ep_size=…), on top of
 ExpertParallel."""
 import functools

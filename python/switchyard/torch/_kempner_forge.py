@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MoE block of KempnerForge, with its routed experts divided over ranks.
 
 The block's forward routes, applies the capacity and adds the shared expert. For the routed experts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library's functions as torch operators: `torch.ops.switchyard.…`.
 
 Every operator takes and returns only tensors. A plan is one i32 tensor, so activation

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Divides the experts of a model over ranks, and reduces gradients over them."""
 import functools
 import types

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of torch.distributed as a communicator of the library.
 
 Host data goes over the library's own gloo connections between the ranks of the caller's group. So

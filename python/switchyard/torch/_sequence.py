@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences cut over ranks into pieces of uneven length, without padded tokens."""
 import operator
 

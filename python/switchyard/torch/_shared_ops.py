@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts divided over ranks, as torch operators: `torch.ops.switchyard.shared_…`.
 
 As in _ops.py, all state is in tensors: the plan of a rank, and what a forward keeps for its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps with bounded sizing, which are run again with exact sizing after an overflow."""
 import contextlib
 import itertools

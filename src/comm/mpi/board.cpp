@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared page, and the watch on the processes behind it.
 #include "comm/mpi/board.h"
 

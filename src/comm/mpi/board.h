@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A page shared by the ranks of one host: who has entered which phase, who gave up, who is alive.
 // MPI reports none of this, and without it a dead peer causes a hang.
 #pragma once

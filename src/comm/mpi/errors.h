@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns MPI's error codes into exceptions, and keeps MPI from ending the process.
 #pragma once
 

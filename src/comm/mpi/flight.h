@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An MPI collective in flight, and all the memory that MPI may touch until it ends.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MPI collectives that always end: they complete, or fail with an error that names the missing
 // ranks.
 #include "comm/mpi/mpi_communicator.h"

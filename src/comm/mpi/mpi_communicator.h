@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks as MPI processes: MPI's non-blocking collectives with a deadline and a watch on peers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds out which processes of a job are on this host and alive before MPI can: MPI_Init and the
 // first communicator wait for all of them without a deadline.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Initialises and finalises MPI.
 #include "comm/mpi/session.h"
 

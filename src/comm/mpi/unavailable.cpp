@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for the MPI backend in builds without MPI.
 #include "comm/backends.h"
 #include "switchyard/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meetings with a deadline. A rank spins briefly and then blocks; a failure of any rank wakes it at
 // once.
 #include "comm/threads/meeting_point.h"

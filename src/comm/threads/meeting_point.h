@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The point where the threads of a communicator meet. They publish offers to each other there, and
 // learn of failures.
 #pragma once

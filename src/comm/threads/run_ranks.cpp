@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs ranks as threads and rethrows the error that came first.
 #include "switchyard/run_ranks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives between threads. Small payloads are copied into the offer and cost one meeting; large
 // ones are read directly from the peer's memory between two meetings.
 #include "comm/threads/thread_communicator.h"

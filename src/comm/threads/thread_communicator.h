@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks as threads, whose collectives copy from each other's memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of a DeviceBackend on a CPU, listed by source file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products on the CPU.
 #include <algorithm>
 #include <utility>

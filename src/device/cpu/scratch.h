@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scratch memory of one thread, used by one task at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the time that tasks spend in matrix products and elsewhere.
 #pragma once
 

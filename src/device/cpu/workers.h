@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The threads of a CPU device, each with its own scratch memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Grouped products: uses the Hopper kernels where they fit and falls back to the portable ones.
 #include "device/cuda/grouped_gemm.h"
 

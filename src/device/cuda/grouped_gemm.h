@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Grouped products: each group of rows is multiplied by its own matrix. The host does not know the
 // sizes of the groups.
 #pragma once

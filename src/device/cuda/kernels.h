@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of a DeviceBackend on a GPU, listed by the source file that defines them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of plain matrices. Large ones use the Hopper grouped kernels where those fit; all others
 // use the portable kernel, several per launch.
 #include <cuda_bf16.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zeroes, copies and poisons rows, and uploads host values to GPU memory.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for CUDA where the build found no toolkit.
 #include "device/cuda/runtime/probe.h"
 #include "switchyard/captured_graph.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves rows through mapped host memory: each row is written straight into its slot and read from
 // there. A single rank maps nothing, so it may also work on a GPU.
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks arguments and expresses the four operations as scatters and gathers.
 #include "switchyard/dispatcher.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Carves a plan's tables out of the caller's tensor and runs the device's functions on them.
 #include "switchyard/local_plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two movements, scatter and gather, that implement the four operations of a dispatcher.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves rows over all_to_all: packs them by destination, exchanges them and unpacks them into
 // slots. Rows that stay on this rank are never packed.
 #include <algorithm>

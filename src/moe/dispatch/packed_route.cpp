@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds routes with two passes over the assignments and one exchange of slots. Assignments that
 // found no room at their owner do not travel.
 #include "moe/dispatch/packed_route.h"

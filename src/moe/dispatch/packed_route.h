@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables by which the packed mover sends assignments over all_to_all.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves rows through peer memory: devices write to and read from each other's heaps and meet there,
 // without their hosts. A token crosses to a rank once, into that rank's receive buffer, and its
 // rows are read or filled from there. Results return as one row per assignment.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a layer's options, the memory of its tensors, and the inputs that only training has.
 
 #include <algorithm>

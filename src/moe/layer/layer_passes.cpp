@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer's forward and backward: which tensors go where, and what is kept.
 #include <array>
 

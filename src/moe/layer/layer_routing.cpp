@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a layer's input to its plan: padding, routing and capacity.
 #include "moe/layer/moe_layer_data.h"
 #include "moe/route.h"

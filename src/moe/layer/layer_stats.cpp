@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fills LayerStats.
 #include "moe/layer/moe_layer_data.h"
 #include "moe/plan/plan_data.h"

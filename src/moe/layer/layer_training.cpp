@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer's work besides its two passes: losses, capacity, output scales and statistics.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two rules that adapt the bias to the counts, and the schedule of their rate.
 #include "switchyard/load_balancer.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes the losses from a router's sums, and the slopes of its scores. Both are computed from
 // integers only, so that they have the same bits on every rank and for any number of ranks.
 #include <span>

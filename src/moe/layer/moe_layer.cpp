@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The public interface of the layer: options, checks, and the data saved between forward and
 // backward.
 #include "switchyard/moe_layer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data of a layer, the data that a training forward saves for backward, and the parts of the
 // work that have a file each: losses.cpp, layer_stats.cpp and layer_checks.cpp.
 #pragma once

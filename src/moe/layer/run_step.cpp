@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a step over layers with bounded sizing, and runs it again with exact sizing if one
 // overflowed.
 #include <algorithm>

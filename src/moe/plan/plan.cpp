@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accessors of Plan.
 #include "switchyard/plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data behind a Plan, and what the host knows of it: counts, problems and sizes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the plans of Planner, Dispatcher and MoeLayer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchanges records and validates them collectively. All checks use gathered values only, so that
 // all ranks reach the same verdict.
 #include "moe/plan/plan_record.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records that ranks exchange to make a plan, and the checks that throw the same error on every
 // rank.
 #pragma once

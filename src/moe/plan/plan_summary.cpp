@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns the reports of devices and ranks into a plan's summary, status and errors.
 #include <algorithm>
 #include <cstring>

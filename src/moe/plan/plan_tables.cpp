@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Allocates the tables of a plan: those of one struct share one piece of memory.
 #include "moe/plan/plan_tables.h"
 

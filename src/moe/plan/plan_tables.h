@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small tables of a plan. Tables that are copied between host and device together share one
 // piece of memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes plans: counts assignments on the device, exchanges the counts, lays out the groups, and
 // finds the slot of every assignment.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The activations of every instruction set and their gradients, against the reference.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element kernels of every instruction set against the standard library in double precision.
 #include "device/cpu/simd/elements.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products of every layout, stride and dtype against double precision.
 #include "device/cpu/gemm/gemm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Public products of matrices on threads of a CPU, to the bit, and their errors.
 #include "switchyard/matmul.h"
 

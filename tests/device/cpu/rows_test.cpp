@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The row kernels of every instruction set against plain loops, to the bit.
 #include <gtest/gtest.h>
 

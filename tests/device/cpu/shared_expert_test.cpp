@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared expert: a token's bits depend on nothing but the token.
 #include <gtest/gtest.h>
 

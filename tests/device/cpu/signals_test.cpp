@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Signals that arrive while a CPU computes.
 #include <gtest/gtest.h>
 #include <sys/time.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device and pinned memory runs out on one of two ranks, at one allocation after the other.
 #include <cuda.h>
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU whose memory is the program's: nothing is kept, captures need no step before them, and
 // streams do not wait for each other.
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wrong uses of a GPU's tensors are refused, and devices do not disturb each other.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many launches a forward of few tokens takes, since each costs more than its kernel's work.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A bounded step waits for nothing: it returns while its stream is held up.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

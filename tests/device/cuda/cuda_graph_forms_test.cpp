@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs of every kind of layer, and of several layers, at one rank.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole layer in one CUDA graph: captured once, replayed with other routings.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

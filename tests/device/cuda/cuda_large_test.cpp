@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of more than 2³¹ elements, where memory allows.
 #include <gtest/gtest.h>
 

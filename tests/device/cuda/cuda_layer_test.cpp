@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer on a GPU beside the same layer on the CPU, and beside itself at other numbers of ranks.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions around a layer on a GPU's tensors, with ranks that are threads.
 #include <gtest/gtest.h>
 

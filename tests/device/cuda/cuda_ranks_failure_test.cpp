@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks on one GPU of which one never comes, or fails: the others do not wait for ever.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps in every order over ranks on one GPU whose kernels come at any time.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

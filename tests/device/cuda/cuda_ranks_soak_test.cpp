@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many replays at several ranks on one GPU, while something else goes on there.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

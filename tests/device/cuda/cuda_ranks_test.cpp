@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several ranks that are threads on one GPU: graphs that all replay together, steps that are run
 // again, and what nobody waits for.
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts what CUDA itself is asked to wait for, beside what the device says it waited for.
 #include <cupti.h>
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts on a GPU that read their rows from tokens: to the bit as from the rows of a dispatch.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Projections and their activation in one kernel, to the bit as in steps.
 #include <gtest/gtest.h>
 

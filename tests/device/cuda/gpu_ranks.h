@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a test body on ranks that share a GPU: threads in a plain run, processes under mpirun.
 #pragma once
 

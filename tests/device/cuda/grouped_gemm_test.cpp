@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Grouped products on a GPU against double precision, and to the bit whatever surrounds a group.
 #include "device/cuda/grouped_gemm.h"
 

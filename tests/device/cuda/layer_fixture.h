@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer whose steps are captured, on one rank or several, and routings for its replays.
 #pragma once
 

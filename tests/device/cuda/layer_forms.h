@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every kind of layer: pad rows, padding, capacity, scaled gradients, losses of sequences, dropped
 // rows.
 #pragma once

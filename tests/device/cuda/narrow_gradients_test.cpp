@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weight gradients that are narrow along either side, from rows and from tokens.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The promise: however the sequence is cut over ranks, and however rows travel, the bits are those
 // of one rank. The tests themselves switch on mutations that break it, and must then fail.
 #include <gtest/gtest.h>

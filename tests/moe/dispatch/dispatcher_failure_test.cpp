@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device that fails on one rank, between the meetings of all: nobody waits for that rank.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Thousands of random shapes, skews and placements against the reference.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens that a rank receives once, in place of rows: every row's source names what dispatch would
 // have put there.
 #include <gtest/gtest.h>

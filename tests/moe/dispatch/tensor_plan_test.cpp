@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans in tensors of the caller's: what they move, and how little they need.
 #include <gtest/gtest.h>
 

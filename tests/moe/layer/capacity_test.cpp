@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Capacity: that a layer without the picks it drops is right.
 #include "switchyard/capacity.h"
 

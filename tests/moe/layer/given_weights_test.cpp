@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers that are given the routing weights: those of a router give what that router gives, and any
 // others what the reference says.
 #include <gtest/gtest.h>

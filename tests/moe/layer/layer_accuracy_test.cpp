@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far results lie from double precision, by dtype and shape: the table of docs/reliability.md.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The promise of the layer: however the sequence is cut over ranks, whatever the number of threads
 // and however rows travel, the bits are those of one rank on one thread.
 #include <gtest/gtest.h>

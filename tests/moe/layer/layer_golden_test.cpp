@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recorded cases that are the same at every number of ranks: through peer memory they have the bits
 // of one rank, which are what was recorded.
 #include <gtest/gtest.h>

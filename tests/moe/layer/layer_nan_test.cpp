@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A NaN reaches the results of its own token, and the gradients of that token's experts; nothing
 // else. Picks and their weights are given: a router refuses tokens that are not finite.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer whose experts read their rows from tokens does what one does that dispatches them, to
 // the bit.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors about losses, capacity, scales, padding and statistics, and the ranks they reach.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Losses, capacity, scale and padding together: threads, dtypes, and what may disturb each other.
 #include <gtest/gtest.h>
 

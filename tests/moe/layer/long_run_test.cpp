@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of many steps keep the memory and the descriptors that they had. SWITCHYARD_STEPS=100000
 // makes so many.
 #include <gtest/gtest.h>

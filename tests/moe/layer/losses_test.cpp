@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The router's losses: their values and gradients, and that neither depends on the ranks.
 #include "switchyard/losses.h"
 

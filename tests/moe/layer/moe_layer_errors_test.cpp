@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer's errors, and that they reach all ranks.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The amount that a layer keeps for backward, and that bits do not depend on the choice.
 #include <gtest/gtest.h>
 

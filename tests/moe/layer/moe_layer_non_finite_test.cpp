@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Logits that are not finite: an error on all ranks, or a status that leaves other tokens alone.
 #include <gtest/gtest.h>
 

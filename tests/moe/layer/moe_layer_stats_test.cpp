@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer's statistics of its last step.
 #include <gtest/gtest.h>
 

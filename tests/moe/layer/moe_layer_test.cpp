@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole layer against the reference: y and every gradient, on one rank and on several.
 #include "switchyard/moe_layer.h"
 

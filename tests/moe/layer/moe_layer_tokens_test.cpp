@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens as they come: strided, none at all, with picks that are refused; and gradients on top of
 // others.
 #include <gtest/gtest.h>

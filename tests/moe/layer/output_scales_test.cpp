@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GradientScale: the factors, that they reach outputs and gradients, and only in training.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors in run_step, and the ranks they reach.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of several bounded layers that are run again exactly when one overflows.
 #include <gtest/gtest.h>
 

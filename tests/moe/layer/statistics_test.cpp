@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer counts every training step once, and nothing else.
 #include <gtest/gtest.h>
 

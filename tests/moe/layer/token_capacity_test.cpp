@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Room for the tokens that a rank receives through peer memory, besides that for their rows.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans whose ranks have room for so many rows: who overflows, and what is dropped.
 #include <gtest/gtest.h>
 

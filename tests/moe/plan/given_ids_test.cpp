@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans for ids of i64, and for sentinels: those of i32, and of −1.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worked example of docs/data-layout.md, number for number.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans whose ranks tell each other what they counted through their memory are those of hosts that
 // do so.
 #include <gtest/gtest.h>

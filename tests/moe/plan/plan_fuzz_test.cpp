@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random plans against a plain layout: tokens, picks, experts, placements, alignments, capacities,
 // and ids that are no pick, repeated or no expert's. SWITCHYARD_PLANS=1000000 makes so many.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares an experts implementation with transformers' own "eager" one.
 
 SWITCHYARD_TEST_EXPERTS names the implementation under test; the default is "switchyard".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures for the tests of Hugging Face models. SWITCHYARD_FAMILIES_TABLE names a file for the table of families."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds every experts class of transformers and builds a tiny module of each.
 
 An experts class is one that transformers decorates with `use_experts_implementation`. Its parameters hold all experts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders the outcomes of all families as a Markdown table."""
 
 import dataclasses

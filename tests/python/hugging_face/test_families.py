@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares every experts class of transformers with its eager implementation, in float32."""
 
 import contextlib

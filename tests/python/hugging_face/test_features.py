@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a tiny Qwen3-MoE under the features of PyTorch and PEFT that training and inference use."""
 
 import copy

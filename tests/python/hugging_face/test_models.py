@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares whole tiny language models with their eager experts, in float32."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the program for Hugging Face models that the README shows."""
 
 import re

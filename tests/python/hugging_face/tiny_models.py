@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds tiny causal language models with random parameters."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as processes, for tests.
 
 A test hands `Workers` a function of its module, which each rank calls as function(group, *args)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Biases that follow the loads of experts: what is counted, and how they move."""
 import contextlib
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts over 2 and 4 processes: the bits of one process with all tokens."""
 import pytest
 import torch

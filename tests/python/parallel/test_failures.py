@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that die, stop, fail or differ: the others are told who it was, and none waits for ever."""
 import gc
 import os

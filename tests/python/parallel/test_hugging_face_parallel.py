@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face's own expert parallelism, DistributedConfig(ep_size=…), beside one process."""
 import contextlib
 import pathlib

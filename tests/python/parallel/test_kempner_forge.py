@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KempnerForge's MoE block over ranks: a block of its form beside one process, and the cases that
 KempnerForge itself has recorded (tests/data/golden/README.md)."""
 import copy

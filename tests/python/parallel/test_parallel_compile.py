@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile over experts that are divided over ranks."""
 import pytest
 import torch

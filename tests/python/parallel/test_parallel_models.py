@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models of transformers with their experts over ranks, beside one process."""
 import copy
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences cut over four processes: the bits of one process, with both adjoints."""
 import pytest
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps over experts of bounded sizing: run again, they are the exact step to the bit."""
 import functools
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchTitan's token dispatcher over Switchyard, against a stub of TorchTitan's interface, and
 against the package itself where it is installed."""
 import contextlib

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-memory checkpoints under the prefix "mlp.", for tests of conversions.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Undivided MoE blocks, for tests that divide them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Safetensors files, written byte by byte in a temporary folder.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows and matrices in GPU memory, surrounded by NaN that no kernel may overwrite.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts and their gradients in device memory, with several storage layouts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixture for tests of the plan functions on every device: inputs, and results as plain vectors.
 #pragma once
 

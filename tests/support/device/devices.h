@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Suites that run on every device: as Cpu/…, and as Cuda/… if there is a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of random rows for experts, a forward and backward pass over them, and the reference
 // results.
 #pragma once

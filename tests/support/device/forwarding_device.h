@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device that forwards every call to another one, for tests that override some of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of rows that come from tokens, with all inputs of the experts' products.
 #pragma once
 

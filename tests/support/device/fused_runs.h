@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the experts' products on a GPU: with Hopper's fused kernels, and in separate steps.
 #pragma once
 

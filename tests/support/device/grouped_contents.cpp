@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/device/grouped_contents.h"
 
 #include "support/random.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows and matrices for grouped products, and the expected results.
 #pragma once
 

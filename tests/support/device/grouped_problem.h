@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs grouped products on a GPU, surrounded by NaN.
 #pragma once
 

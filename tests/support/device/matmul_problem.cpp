@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/device/matmul_problem.h"
 
 #include <gtest/gtest.h>

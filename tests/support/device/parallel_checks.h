@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the functions around a layer give bitwise the same results for device tensors as for
 // CPU tensors.
 #pragma once

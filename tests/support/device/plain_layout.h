@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plain plan, one assignment and one expert after another, to compare devices with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device that computes on the CPU but claims that its tensors are in GPU memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routes random tokens on a device, and computes the expected results in double precision.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes for tests of row movement, and access to single values.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing at one rank. Its experts run on a GPU either from the tokens or from the rows that a
 // dispatch makes of them.
 #pragma once

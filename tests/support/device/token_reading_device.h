@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CPU device whose experts read their rows from tokens, as those of a GPU may, so that such
 // layers can be tested anywhere.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small layers: on one rank with all weights, or divided over several.
 #pragma once
 

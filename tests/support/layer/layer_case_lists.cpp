@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layer cases that are compared on every device.
 #include "support/activation_forms.h"
 #include "support/layer/layer_cases.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small layers that cover every option, and the reference results of a step, for one rank on any
 // device.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One training step over a global sequence, to compare different numbers of ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients whose values identify the ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small model of MoE layers over a mesh, and one training step of it.
 #pragma once
 

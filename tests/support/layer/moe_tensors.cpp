@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/layer/moe_tensors.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random weights and matching gradients, for tests of experts and layers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/layer/two_layers.h"
 
 #include "support/layer/layer_alone.h"

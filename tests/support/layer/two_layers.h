@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two consecutive layers, for steps over several layers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A slow, obvious reference for causal attention with rotary positions: one process, whole
 // sequences, double precision.
 #pragma once

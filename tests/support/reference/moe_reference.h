@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A slow, obvious reference for a whole layer: one process, all tokens, double precision.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A slow, obvious reference: the whole job in one process, one loop per idea.
 #pragma once
 

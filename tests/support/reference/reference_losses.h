@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A router's losses, written as their formulas, in double precision.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward and backward of swiglu experts with given picks and weights, in double precision.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests which files of a folder are checkpoints, which are removed, and which is offered.
 #include "checkpoints/checkpoint_folder.h"
 

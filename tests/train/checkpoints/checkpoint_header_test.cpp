@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading a checkpoint's header, and the errors for values that make no sense.
 #include "checkpoints/checkpoint_header.h"
 

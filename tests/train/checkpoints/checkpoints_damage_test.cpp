@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every kind of damage is found, named on every rank, and another checkpoint offered.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A run goes on from its checkpoint, whatever mesh it is on.
 #include "checkpoints/checkpoints.h"
 

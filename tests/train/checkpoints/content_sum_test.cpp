@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums that find every bit that is wrong, however tensors are divided.
 #include "checkpoints/content_sum.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A history comes back from tensors to the last bit.
 #include "checkpoints/history_tensors.h"
 

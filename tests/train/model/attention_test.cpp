@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention against double precision and central differences, over one rank and over sp.
 #include "model/attention.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loss against double precision, and its gradient against central differences.
 #include "model/cross_entropy.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RMSNorm against double precision, and its gradients against central differences.
 #include "model/rms_norm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "model/row_math.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole model's gradients against differences of its loss.
 #include "model/transformer.h"
 

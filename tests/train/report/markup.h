@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the HTML that reports are written in: strictly, where browsers would forgive.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reports as a browser shows them: Chromium without a screen and without a network.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a run takes place, and how its ranks are loaded.
 #include "run/origin.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums over ranks, and wishes to stop.
 #include <gtest/gtest.h>
 

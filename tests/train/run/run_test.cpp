@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors that only one rank of a run meets.
 #include "run/run.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text is the same on every rank and at every mesh, and picks follow the probabilities.
 #include "run/sampler.h"
 

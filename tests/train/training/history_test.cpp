@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A history stays small however long the run, and its totals stay right.
 #include "training/history.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any mesh makes the same step: the losses of a run do not depend on how it is divided.
 #include <gtest/gtest.h>
 

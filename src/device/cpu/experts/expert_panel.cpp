@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/cpu/experts/expert_panel.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One expert on one panel of rows, forward and backward.
 #pragma once
 

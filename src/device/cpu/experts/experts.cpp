@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs experts over their groups of rows: cuts the work into panels and gradient blocks, and makes
 // the blocks wait for their panels.
 #include <memory>

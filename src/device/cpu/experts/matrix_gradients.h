@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradients of an expert's matrices, over all rows of its group.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of a panel, in the form that products and kernels take.
 #pragma once
 

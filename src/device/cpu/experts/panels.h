@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts rows into pieces that are multiplied at once. Each choice depends only on sizes that are the
 // same for any number of ranks and threads, so the bits are the same too.
 #pragma once

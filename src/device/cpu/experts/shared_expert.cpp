@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The expert that every token visits, in panels whose bits do not depend on the number of tokens.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selects the kernel for a product. Computes bf16 products in f32 if the CPU has no bf16 units.
 #include "device/cpu/gemm/gemm.h"
 

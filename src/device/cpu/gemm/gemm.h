@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Single-threaded matrix products, whose bits depend only on their sizes and strides.
 #pragma once
 

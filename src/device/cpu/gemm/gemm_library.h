@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface to a library of matrix products. Either gemm_onednn.cpp or gemm_plain.cpp is built.
 #pragma once
 

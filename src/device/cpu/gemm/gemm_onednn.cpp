@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products by oneDNN. Each product runs on a single thread, so that its bits depend only on
 // its sizes and strides.
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products without a library: correct but slow.
 #include <algorithm>
 #include <vector>

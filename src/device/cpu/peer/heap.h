@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peer heaps in host memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meetings of ranks in host memory.
 #include <algorithm>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heaps in host memory for ranks in several processes: anonymous files that each process maps.
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Assigns slots in one pass over the ids, O(T·K + E).
 #include <optional>
 #include <span>

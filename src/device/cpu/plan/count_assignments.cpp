@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts assignments in one pass over the ids, O(T·K + E + ranks).
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lays out the groups of all experts at their owners and finds how many rows of each fit.
 #include <algorithm>
 #include <limits>

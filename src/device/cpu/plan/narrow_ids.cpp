@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts the caller's ids to i32 in one pass.
 #include <algorithm>
 #include <limits>

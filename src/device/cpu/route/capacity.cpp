@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drops the picks that an expert has no room for, by either rule.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate's matrix products, in f32 on panels of tokens.
 #pragma once
 

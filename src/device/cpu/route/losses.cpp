@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sums and slopes of a router's losses, and the scaling of experts' outputs.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs panels of tokens through the gate and the router.
 #include <algorithm>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass of the router and the gate, on panels of tokens.
 #include <algorithm>
 #include <vector>

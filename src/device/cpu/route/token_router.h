@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns a token's logits into its experts and weights, and computes the gradient of the logits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fills the rows of groups from the tokens that they name.
 #include <algorithm>
 #include <array>

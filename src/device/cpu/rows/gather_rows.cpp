@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums the rows that a table names, or computes their dot products with other rows.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the functions that move rows by a table: the choice of kernels and stores, and the walk
 // over the table.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes rows, and one scalar with each, to the places that a table names.
 #include <algorithm>
 

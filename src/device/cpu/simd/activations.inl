@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activations and their derivatives, on vectors. Part of element_kernels.inl.
 #pragma once
 

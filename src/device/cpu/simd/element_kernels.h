@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels for the elements of a row: activations, scores, conversions. One source is compiled for
 // every instruction set.
 #pragma once

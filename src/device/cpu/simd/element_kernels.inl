@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element kernels, compiled once for each instruction set (SWITCHYARD_ISA). Like the row
 // kernels, they use no library code.
 #include "device/cpu/simd/activations.inl"

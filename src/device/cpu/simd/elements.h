@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element kernels by dtype, and helpers built on them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selects the variants of the kernels that this CPU can run.
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows as cache lines of floats, shared by the kernels of one instruction set. Only they include
 // it, outside any namespace. Like them, it uses no library code.
 #pragma once

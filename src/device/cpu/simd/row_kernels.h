@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels for single rows. One source is compiled for every instruction set, with equal bits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The row kernels, compiled once for each instruction set (SWITCHYARD_ISA). They use no library
 // code: the linker might keep one variant's copy of it for all, with instructions that a CPU lacks.
 #include "device/cpu/simd/lines.inl"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels for the activations of the experts' inner rows and their gradients.
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The activations and their derivatives, matching src/device/cpu/simd/activations.inl.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradients of biases, and what biases add to the gradients of the routing weights. Column sums
 // over the rows of a group are taken within chunks first, then over the chunks in order.
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/experts/expert_pass.h"
 
 #include "core/require.h"

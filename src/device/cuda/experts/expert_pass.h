@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs groups of rows through their experts, forward and backward: grouped products and row passes.
 #pragma once
 

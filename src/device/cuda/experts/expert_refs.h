@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables of pointers to the matrices and biases of experts.
 #pragma once
 

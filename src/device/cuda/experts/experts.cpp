@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward and backward of a rank's experts on a GPU.
 #include <algorithm>
 #include <initializer_list>

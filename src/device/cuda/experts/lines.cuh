@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A line is the 16 bytes of a row that a thread reads or writes at once.
 #pragma once
 

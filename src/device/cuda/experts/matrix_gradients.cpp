@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradients of experts' matrices and biases.
 #include <algorithm>
 #include <vector>

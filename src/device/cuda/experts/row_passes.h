@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Passes over the experts' rows between the products. Every pass visits only the rows of groups,
 // and all rows have the dtype it is given.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Passes over the rows of groups: a team of warps takes one row at a time and looks up its group.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared expert, which every token visits, on a GPU.
 #include <array>
 #include <span>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elementwise passes over the rows of groups: scaling them at the input, gathering them from
 // tokens and adding them to others.
 #include <cuda_runtime.h>

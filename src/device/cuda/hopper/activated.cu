@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate and up projections of groups of rows, fused with the activation, on Hopper tensor cores.
 #include "device/cuda/hopper/activations.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"

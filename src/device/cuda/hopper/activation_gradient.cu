@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The input gradient of the down projection, fused with the gradient of the activation, on Hopper
 // tensor cores.
 #include "device/cuda/hopper/activations.h"

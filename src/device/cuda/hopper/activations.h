@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host code shared by the two products with fused activations.
 #pragma once
 

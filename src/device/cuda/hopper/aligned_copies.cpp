@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/hopper/aligned_copies.h"
 
 #include "device/cuda/hopper/tensor_maps.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aligned copies of tensors that TMA cannot address, so that a tensor's alignment changes neither
 // which kernel runs nor any bit of the result.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a consumer's rounded accumulators to swizzled boxes in shared memory.
 #pragma once
 

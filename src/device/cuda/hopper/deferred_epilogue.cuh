@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The deferred epilogue: stores a tile's rounded sums in chunks of 64 columns while the tensor
 // cores work on the next tile.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The direct epilogue: stores sums straight from registers. Used to accumulate, to write f32, or
 // where TMA cannot address the output.
 #pragma once

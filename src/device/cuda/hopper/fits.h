@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which products the Hopper kernels accept, and fills in the arguments they share.
 #pragma once
 

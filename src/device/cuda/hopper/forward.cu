@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // c = a · Bᵀ over groups of rows, on Hopper tensor cores.
 #include "device/cuda/hopper/fits.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"

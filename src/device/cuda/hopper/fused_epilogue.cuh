@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fused epilogues: finisher warps apply the activation or its gradient to a tile's sums while
 // the tensor cores work on the next tile.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
 // two. In each block one thread or one to four warps produce, two consumer warpgroups multiply 64
 // rows of the tile each, and with a fused epilogue three or six warps run the finisher.

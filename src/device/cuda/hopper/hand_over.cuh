@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hands a consumer's rounded sums to the finisher, two of a tile's four chunks at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // c = Σ_p a_p · B_p over groups of rows, on Hopper tensor cores.
 #include "device/cuda/hopper/fits.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"

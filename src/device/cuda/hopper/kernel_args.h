@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variants and arguments of the Hopper grouped GEMM kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The main loop of a consumer warpgroup over the k blocks of a tile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared memory layout of a block: the pipeline stages from producer to consumers, and the staging
 // boxes from consumers to the finisher.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The producer: loads the operands of every tile into the pipeline stages.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wrappers for Hopper's PTX instructions: mbarriers, TMA copies, proxy fences, clusters, dependent
 // launches and register reallocation.
 #pragma once

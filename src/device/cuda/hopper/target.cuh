@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Destination of a consumer's 64 × 256 accumulators.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Encodes tensor maps with the driver's function, looked up at run time.
 #include "device/cuda/hopper/tensor_maps.h"
 

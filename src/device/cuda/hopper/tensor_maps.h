@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TMA descriptors (tensor maps), encoded on the host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adds the bias of a projection to a consumer's sums before they are rounded.
 #pragma once
 

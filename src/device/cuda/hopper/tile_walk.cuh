@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile scheduler: which tiles a block computes, and in which order. Every thread derives this
 // on its own, from the group sizes alone.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathers rows of A from tokens: one to four warps write what TMA would, in pieces of 16 bytes with
 // cp.async. The lanes of a warp share the lookup of tokens, one to four rows per lane. The work per
 // k block is kept small, because the readers must keep up with the tensor cores.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C = aᵀ · b over the rows of every group, on Hopper tensor cores.
 #include <algorithm>
 

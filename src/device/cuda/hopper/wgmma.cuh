@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wgmma: a warpgroup accumulates 64 × 256 elements in f32 from bf16 operands in shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA driver functions, looked up at run time so that the library also loads without a driver.
 #pragma once
 

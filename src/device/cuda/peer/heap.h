@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU heaps that other ranks can access, from this process or another, on the same GPU or another.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meets the other ranks. Only a single block waits, so the rest of the GPU stays free for the work
 // that other ranks need done.
 #include <cuda_runtime.h>

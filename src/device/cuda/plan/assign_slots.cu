@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gives every assignment its slot, once the plan is laid out.
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The expert ids of a batch, as callers give them and as kernels read them: by token or by
 // assignment.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counting the assignments of a block of threads. Each warp counts one run of tokens; prefix sums
 // over the runs then turn its positions into those of a single walk over all ids.
 #pragma once

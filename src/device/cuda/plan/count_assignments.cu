@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts assignments in blocks, and turns the positions within a block into those of a single walk
 // over all ids.
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lays out a plan from the counts of all ranks.
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Laying out a plan in one block: where each expert's group begins, and how many rows it keeps.
 #pragma once
 

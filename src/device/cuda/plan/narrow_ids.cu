@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts the ids that callers give to i32, one thread per assignment.
 #include <cuda_runtime.h>
 

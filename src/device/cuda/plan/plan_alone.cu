@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the whole plan of a rank that is alone in one block. With few tokens the launches of
 // separate kernels would take longer than their work.
 #include <cuda_runtime.h>

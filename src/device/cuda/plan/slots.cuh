@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slot of every assignment, once the plan is laid out.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies from global to shared memory that bypass registers (cp.async).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A 128 × 128 bf16 tile on tensor cores: 4 warps, slices of 32 in k, a ring of 4 pipeline stages.
 #pragma once
 

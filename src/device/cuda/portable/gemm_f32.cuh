@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A 128 × 128 f32 tile without tensor cores: 256 threads, slices of 16 in k, a ring of 4 pipeline
 // stages.
 #pragma once

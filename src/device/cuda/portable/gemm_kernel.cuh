@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel behind all portable products: loops over the tiles that a problem describes.
 #pragma once
 

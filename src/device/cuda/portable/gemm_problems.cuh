@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The grouped products as tile problems, for groups whose row counts only the device knows.
 #pragma once
 

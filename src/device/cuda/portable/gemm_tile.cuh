@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One tile of a product: its operands, and the epilogue that stores its sums.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of tiles: those of a group are adjacent, and within it those that share operands.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instantiates the bf16 grouped products, on tensor cores (sm_80 and up).
 #include "device/cuda/portable/portable_gemm.cuh"
 

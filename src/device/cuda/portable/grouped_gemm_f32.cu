@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instantiates the f32 grouped products, with f32 FMA and no TF32.
 #include "device/cuda/portable/portable_gemm.cuh"
 

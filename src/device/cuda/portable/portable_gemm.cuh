@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the grouped products; one source file per dtype instantiates them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The grouped products on any GPU (sm_80 and up), for any sizes.
 #pragma once
 

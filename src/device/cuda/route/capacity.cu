@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits how many assignments each expert takes. Builds an ordered list of assignments per expert,
 // which one block then processes.
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small sums and products for a router's losses: integers, and doubles with the same bits as on the
 // host.
 #include <cuda_runtime.h>

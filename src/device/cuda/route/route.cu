@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routing on a GPU: computes the logits, then the scores, choice and weights with one warp per
 // token, then the sums.
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The router's backward on a GPU: recomputes the logits, computes their gradient with one warp per
 // token, then the gradients of the tokens and the gate.
 #include <cuda_bf16.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses a token's best experts by score. Ties go to the lower id.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradient that reaches the tokens through the gate: d_x += d_logits · gate.
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate's products on a GPU. The bits of a token's results depend only on the token, the sizes
 // and the dtypes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients of the gate and its bias. Partial sums over parts of the tokens are added up in order.
 #include <cuda_runtime.h>
 

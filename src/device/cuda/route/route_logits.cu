@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate's logits: bf16 on tensor cores, everything else in plain f32.
 #include <cuda_runtime.h>
 

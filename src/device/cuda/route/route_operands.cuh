@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operands of the gate's products, as the tensor cores' and the plain f32 pipeline take them.
 #pragma once
 

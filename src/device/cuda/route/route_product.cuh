@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate's products of bf16 operands on tensor cores, from sm_80 on. Each block multiplies tiles
 // from a ring of pipeline stages. The bits of a sum do not depend on the shape of the tiles.
 #pragma once

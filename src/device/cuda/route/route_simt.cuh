@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plain f32 product, for operands that are not all bf16. Tiles are fixed, and k runs in order.
 #pragma once
 

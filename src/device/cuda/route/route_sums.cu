@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Integer sums over tokens, whose order does not matter, and the problem words.
 #include <cuda_runtime.h>
 

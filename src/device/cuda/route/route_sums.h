@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sums over tokens that routing produces, and the problems that it found.
 #pragma once
 

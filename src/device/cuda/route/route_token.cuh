@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Per-token operations of a warp on logits and scores: lane l has experts l, l + 32, …
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads and stores 16-byte chunks of a row: in one access if rows are aligned to 16 bytes,
 // otherwise one element at a time.
 #pragma once

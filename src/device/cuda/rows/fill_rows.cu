@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fills the rows of groups from their source tokens, and zeroes the padding between groups.
 #include "device/cuda/kernels.h"
 #include "device/cuda/rows/row_table.cuh"

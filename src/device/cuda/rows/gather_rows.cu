@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums and dot products of rows in the experts' buffers. Every byte is read once, in 16-byte loads,
 // several of which are in flight per thread.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows that a RowTable names, in the form that kernels use.
 #pragma once
 

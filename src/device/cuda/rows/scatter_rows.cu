@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes rows to their slots in the experts' buffers, and zeros to the padding between groups.
 // Every byte is read once, in 16-byte loads, several of which are in flight per thread.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cache of small tables in GPU memory, looked up by their contents.
 #pragma once
 

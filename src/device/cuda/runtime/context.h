@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state that every CUDA function works with: the GPU, its stream, memory and small tables.
 #pragma once
 

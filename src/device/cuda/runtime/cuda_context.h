@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The context of one GPU device.
 #pragma once
 

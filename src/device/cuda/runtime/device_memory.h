@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU memory that is taken and given back every step, in stream order.
 #pragma once
 

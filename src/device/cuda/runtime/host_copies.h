@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies between the host and a GPU, staged through pinned memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps the host at most a few dozen meetings ahead of its GPU, so that it never blocks inside CUDA
 // on a full queue.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Queries the CUDA runtime for its devices.
 #include "device/cuda/runtime/probe.h"
 

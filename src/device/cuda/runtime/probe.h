@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Queries about CUDA and its devices, and the function that makes one.
 #pragma once
 

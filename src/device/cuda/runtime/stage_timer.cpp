@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/runtime/stage_timer.h"
 
 #include <cuda_runtime_api.h>

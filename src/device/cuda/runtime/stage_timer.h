@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the stages of a layer with events on its stream.
 #pragma once
 
