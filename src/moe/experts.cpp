@@ -219,9 +219,7 @@ Experts::Seconds Experts::seconds_spent() const {
           static_cast<double>(times_->other_ns) * 1e-9};
 }
 
-bool Experts::reads_tokens() const {
-  return backend_of(device_).reads_tokens(options_);
-}
+bool Experts::reads_tokens() const { return backend_of(device_).reads_tokens(options_); }
 
 std::int64_t Experts::checked_rows(std::span<const ExpertWeights> weights, const RowGroups& groups,
                                    const ConstTensorView& rows) const {

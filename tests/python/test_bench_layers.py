@@ -137,7 +137,7 @@ def test_defaults_are_all_shapes_beside_torch_compile():
 
 @pytest.mark.parametrize("arguments, message", [
     (["--rows", "compile"], "--rows must contain switchyard"),
-    (["--rows", "switchyard,eager"], "is none of"),
+    (["--rows", "switchyard,eager"], "is not one of"),
     (["--shapes", "tiny"], "tiny is neither TxHxIxExK nor one of"),
     (["--rounds", "3"], "--rounds (3) must be at least 10"),
 ])

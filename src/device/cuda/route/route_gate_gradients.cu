@@ -17,8 +17,8 @@ using GateShape = ProductShape<128, 128, 2, Runs::across_k, Runs::across_k>;
 using FewGateShape = ProductShape<64, 128, 2, Runs::across_k, Runs::across_k>;
 constexpr std::int64_t kFewExperts = FewGateShape::kM;
 
-// Splits the tokens into parts, each with sums of its own, so that there are enough blocks to fill a
-// large GPU. The parts depend only on sizes, and so do the bits of a gradient.
+// Splits the tokens into parts, each with sums of its own, so that there are enough blocks to fill
+// a large GPU. The parts depend only on sizes, and so do the bits of a gradient.
 struct Parts {
   unsigned count = 0;
   std::int64_t tokens = 0;  // per part, except the last
