@@ -162,8 +162,8 @@ ExpertsBackwardInput MoeLayerData::receive_gradients(Saved& saved, const ConstTe
 
 // d_y arrives unweighted with its weights beside it, so that the experts can compute the weights'
 // gradients without their own outputs.
-ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Saved& saved,
-                                                   const ConstTensorView& d_y, StageClock& clock) {
+ExpertsBackwardInput MoeLayerData::bring_gradients(Saved& saved, const ConstTensorView& d_y,
+                                                   StageClock& clock) {
   const auto inner_rows = saved.inner ? InnerRows::kept : InnerRows::to_be_computed;
   if (!saved.inner) saved.inner = take_rows(saved.plan, experts.options().inner_width());
   if (saved.received) {
@@ -192,7 +192,7 @@ ExpertsBackwardInput MoeLayerData::bring_gradients(const MoeWeights& weights, Sa
 void MoeLayerData::backward_experts(const MoeWeights& weights, Saved& saved,
                                     const LayerBackwardInput& in, const LayerBackwardOutput& out,
                                     StageClock& clock) {
-  const ExpertsBackwardInput brought = bring_gradients(weights, saved, in.d_y, clock);
+  const ExpertsBackwardInput brought = bring_gradients(saved, in.d_y, clock);
   const TensorView d_rows = take_moved_rows(saved.plan);
   ExpertsBackwardOutput made{
       .d_rows = d_rows, .gradients = out.gradients.experts, .mode = out.mode};

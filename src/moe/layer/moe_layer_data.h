@@ -247,8 +247,7 @@ struct MoeLayerData {
   // Return the input of the experts in forward and in backward: tokens, or rows, which are filled
   // here.
   ExpertsInput bring_rows(Saved& saved, const TensorView& rows, StageClock& clock);
-  ExpertsBackwardInput bring_gradients(const MoeWeights& weights, Saved& saved,
-                                       const ConstTensorView& d_y, StageClock& clock);
+  ExpertsBackwardInput bring_gradients(Saved& saved, const ConstTensorView& d_y, StageClock& clock);
   void forward_experts(const MoeWeights& weights, Saved& saved, const TensorView& y,
                        Purpose purpose, StageClock& clock);
   void forward_shared(const MoeWeights& weights, Saved& saved, const TensorView& y, Purpose purpose,

@@ -34,9 +34,10 @@ class TileWalk {
   // Advances to the next tile. Returns false if there are no more.
   __device__ __forceinline__ bool next(Tile& tile) {
     while (pair_ >= first_pair_ + group_pairs_) {
-      if (++place_ >= args_.groups) return false;
       first_pair_ += group_pairs_;
+      ++place_;
       load_group();
+      if (place_ >= args_.groups) return false;
     }
     tile.group = group_;
     tile.first_row = first_row_;
@@ -55,7 +56,33 @@ class TileWalk {
   // still in L2.
   static constexpr int kBand = 8;
 
+  // Moves on to the next group with rows. Several are looked at together, since with few tokens
+  // most groups are empty and each look would wait for memory.
+  __device__ __forceinline__ void skip_empty_groups() {
+    constexpr int kAtOnce = 8;
+    while (place_ < args_.groups && args_.group_rows[place_] == 0) {
+      std::int32_t rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int group = place_ + 1 + i;
+        rows[i] = group < args_.groups ? args_.group_rows[group] : 1;
+      }
+      ++place_;
+      bool is_empty = true;
+#pragma unroll
+      for (const std::int32_t count : rows) {
+        is_empty = is_empty && count == 0;
+        if (is_empty) ++place_;
+      }
+    }
+  }
+
+  // Loads the group at `place_`, or the next one that has tiles. Past the last group there are
+  // none.
   __device__ __forceinline__ void load_group() {
+    if constexpr (!Variant::kIsWeightGradient) skip_empty_groups();
+    group_pairs_ = 0;
+    if (place_ >= args_.groups) return;
     group_ = args_.group_order == nullptr ? place_ : args_.group_order[place_];
     first_row_ = args_.row_offsets[group_];
     rows_ = args_.group_rows[group_];
