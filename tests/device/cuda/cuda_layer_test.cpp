@@ -28,8 +28,8 @@ struct Form {
   WeightStage stage = WeightStage::output;
 };
 
-// Some that Hopper's own products take, and some that only the portable ones do. Without biases
-// the former read rows from tokens.
+// Some that Hopper's own products take, and some that only the portable ones do. The former read
+// rows from tokens.
 class CudaLayerTest : public ::testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
