@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programmatic dependent launch: a kernel starts while the one before it in the stream still runs,
-// so that its launch takes no time of its own. GPUs before Hopper launch one after the other.
+// so that its launch takes no time of its own. Other GPUs than Hopper, and the portable kernels,
+// launch one after the other.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks_kernel(const SumChunks<T>
 #pragma unroll 4
     for (int r = warp; r < rows.count; r += kWarps) {
       const std::int64_t row = rows.first + r;
-      const float weight =
-          args.row_weights.data != nullptr ? number_of(args.row_weights, row) : 1.0F;
+      const float weight = number_or_one(args.row_weights, row);
       const Line<T> value = args.lines.load(row_of<T>(args.rows, row), line);
 #pragma unroll
       for (int i = 0; i < Line<T>::kElements; ++i) sums[i] += weight * value.get(i);

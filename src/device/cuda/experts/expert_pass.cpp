@@ -110,8 +110,9 @@ namespace {
 // Adds the part of the routing weights' gradients that comes from the bias of the down projection.
 void add_bias_dots(const ExpertPass& pass, const ExpertPassGradients& out,
                    const RowNumbers<float>& d_weights, Context& context) {
+  if (d_weights.data == nullptr) return;
   const auto biases = bias_refs_of(pass.weights, {&ExpertWeights::down_bias});
-  if (d_weights.data == nullptr || biases.empty()) return;
+  if (biases.empty()) return;
   cuda::add_bias_dots({.dtype = pass.options.dtype,
                        .groups = pass.groups,
                        .width = pass.options.hidden,

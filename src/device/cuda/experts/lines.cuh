@@ -80,6 +80,9 @@ template <typename Float>
 __device__ Float& number_of(const RowNumbers<Float>& numbers, std::int64_t row) {
   return numbers.data[numbers.sources != nullptr ? numbers.sources[row] : row];
 }
+inline __device__ float number_or_one(const RowNumbers<const float>& numbers, std::int64_t row) {
+  return numbers.data != nullptr ? number_of(numbers, row) : 1.0F;
+}
 
 inline bool is_aligned(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;

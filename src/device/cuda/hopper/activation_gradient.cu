@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The input gradient of the down projection, fused with the gradient of the activation, on Hopper
 // tensor cores.
+#include "device/cuda/experts/lines.cuh"
 #include "device/cuda/hopper/activations.h"
 #include "device/cuda/hopper/grouped_gemm.cuh"
 
@@ -37,7 +38,7 @@ __global__ void sum_dots(const SumDots args) {
     const std::int64_t row = first + i;
     float sum = 0.0F;
     for (int b = 0; b < args.blocks; ++b) sum += args.dots[row * args.blocks + b];
-    args.sums.data[args.sums.sources != nullptr ? args.sums.sources[row] : row] = sum;
+    number_of(args.sums, row) = sum;
   }
 }
 

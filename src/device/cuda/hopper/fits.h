@@ -10,19 +10,12 @@
 
 namespace switchyard::cuda::hopper {
 
-// The kernels are stubs unless compiled for sm_90a; plain sm_90 is not enough.
-#if defined(SWITCHYARD_NO_HOPPER_KERNELS)
-constexpr bool kHasKernels = false;
-#else
-constexpr bool kHasKernels = true;
-#endif
-
 // True if the Hopper kernels run here and accept a [rows, columns] matrix. Depends on dtype and
 // sizes alone, never on the number of groups or the alignment of tensors.
 inline bool fits(const Context& context, Dtype dtype, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kSmallest = 64;
   const auto can_tile = [](std::int64_t n) { return n % 8 == 0 && n >= kSmallest; };
-  return kHasKernels && context.uses_hopper_kernels() && dtype == Dtype::bf16 && can_tile(rows) &&
+  return context.uses_hopper_kernels() && dtype == Dtype::bf16 && can_tile(rows) &&
          can_tile(columns);
 }
 inline bool fits(const Context& context, Dtype dtype, const GroupMatrices& matrices) {

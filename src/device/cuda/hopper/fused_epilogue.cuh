@@ -54,7 +54,7 @@ class Finisher {
     Tile tile;
     while (walk.next(tile)) {
       const Weights weights(args_.activations, tile);
-      Inputs next[kAtOnce] = {};
+      Inputs next = {};
       Half half = find_half(tile, 0);
       if constexpr (!Variant::kActivates) load_first(half, next);
       while (half.rows > 0) {
@@ -179,29 +179,22 @@ class Finisher {
   // In backward, 16 threads share 128 columns of a row, so the six warps cover 12 rows per step.
   static constexpr int kPieces = 16;
   static constexpr int kStep = Variant::kFinishers / kPieces;
-  static constexpr int kAtOnce = 1;  // steps in flight, to hide their latency
 
-  // Loads this thread's inputs of kAtOnce steps, from row `line` of the half on.
-  __device__ __forceinline__ void load_step(const Half& half, int line,
-                                            Inputs (&inputs)[kAtOnce]) const {
+  // Loads this thread's inputs of row `line` of the half.
+  __device__ __forceinline__ void load_line(const Half& half, int line, Inputs& inputs) const {
     const int column = half.column + thread_ % kPieces * 8;
-    const Element* const from = element(args_.activations.inner, half.row + line, column);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (line + i * kStep >= half.rows || column >= args_.columns) continue;
-      inputs[i] = load_inputs(from + i * kStep * args_.activations.inner.stride);
-    }
+    if (line >= half.rows || column >= args_.columns) return;
+    inputs = load_inputs(element(args_.activations.inner, half.row + line, column));
   }
-  __device__ __forceinline__ void load_first(const Half& half, Inputs (&inputs)[kAtOnce]) const {
-    load_step(half, thread_ / kPieces, inputs);
+  __device__ __forceinline__ void load_first(const Half& half, Inputs& inputs) const {
+    load_line(half, thread_ / kPieces, inputs);
   }
 
   // The sums are the gradient of the activated values, before the routing weight. The inputs of the
-  // next rows are prefetched, including the first rows of the tile's next half.
+  // next row are loaded ahead, including the first row of the tile's next half.
   template <typename Act>
   __device__ __forceinline__ void activate_backward(const Half& half, const Half& after,
-                                                    const Weights& weights,
-                                                    Inputs (&next)[kAtOnce]) {
+                                                    const Weights& weights, Inputs& next) {
     const Activations& act = args_.activations;
     const int piece = thread_ % kPieces;
     const int column = half.column + piece * 8;
@@ -212,31 +205,19 @@ class Finisher {
     int line = thread_ / kPieces;
     if (!has_rows_of_warp(line)) load_first(after, next);
     wait_until_filled(half.consumer());
-    for (; has_rows_of_warp(line); line += kAtOnce * kStep) {
-      Inputs now[kAtOnce];
-      PackedLine d[kAtOnce];
-      float weight[kAtOnce];
-      float dots[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        now[i] = next[i];
-        d[i] = load_staged(box, min(line + i * kStep, 63), piece % 8);
-        weight[i] = weights.of(half.consumer(), line + i * kStep);
-      }
-      const int next_line = line + kAtOnce * kStep;
-      if (has_rows_of_warp(next_line)) {
-        load_step(half, next_line, next);
+    for (; has_rows_of_warp(line); line += kStep) {
+      const Inputs now = next;
+      const PackedLine d = load_staged(box, line, piece % 8);
+      const float weight = weights.of(half.consumer(), line);
+      if (has_rows_of_warp(line + kStep)) {
+        load_line(half, line + kStep, next);
       } else {
         load_first(after, next);
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = line + i * kStep;
-        dots[i] = line_backward<Act>(d[i], now[i], weight[i], at < lines,
-                                     element(act.inner, half.row + at, column),
-                                     element(act.activated, half.row + at, column));
-      }
-      store_dots(half, line, column, dots);
+      const float dot = line_backward<Act>(d, now, weight, line < lines,
+                                           element(act.inner, half.row + line, column),
+                                           element(act.activated, half.row + line, column));
+      store_dot(half, line, column, dot);
     }
     arrive(shared_.drained(half.consumer()));
   }
@@ -283,24 +264,15 @@ class Finisher {
     return is_there ? dot : 0.0F;
   }
 
-  // Adds up the dot products over the sixteen threads that share 128 columns, and stores them.
-  __device__ __forceinline__ void store_dots(const Half& half, int line, int column,
-                                             float (&dots)[kAtOnce]) const {
+  // Adds up the dot products over the sixteen threads that share 128 columns, and stores the sum.
+  __device__ __forceinline__ void store_dot(const Half& half, int line, int column,
+                                            float dot) const {
     const Activations& act = args_.activations;
     if (act.dots == nullptr) return;
 #pragma unroll
-    for (int lanes = kPieces / 2; lanes > 0; lanes /= 2) {
-#pragma unroll
-      for (float& dot : dots) dot += __shfl_xor_sync(~0U, dot, lanes);
-    }
-    if (thread_ % kPieces != 0 || column >= args_.columns) return;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = line + i * kStep;
-      if (at >= half.rows) continue;
-      const std::int64_t row = half.row + at;
-      act.dots[row * act.dot_blocks + column / 128] = dots[i];
-    }
+    for (int lanes = kPieces / 2; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0U, dot, lanes);
+    if (thread_ % kPieces != 0 || line >= half.rows || column >= args_.columns) return;
+    act.dots[std::int64_t{half.row + line} * act.dot_blocks + column / 128] = dot;
   }
 
   const KernelArgs& args_;

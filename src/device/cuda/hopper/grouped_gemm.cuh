@@ -18,7 +18,10 @@ template <typename Variant>
 __device__ __forceinline__ void complete(float (&sums)[128], const KernelArgs& args,
                                          const Tile& tile, const Target& target,
                                          MainLoop<Variant>& loop, int k) {
-  const int whole = Variant::kIsWeightGradient ? tile.rows / kBlock : tile.k_blocks;
+  // The first kChunks blocks are never short: some run while the last tile is stored and others
+  // do not, and both ways must give a zero the same sign.
+  const bool may_be_short = Variant::kIsWeightGradient && tile.k_blocks > kChunks;
+  const int whole = may_be_short ? tile.rows / kBlock : tile.k_blocks;
   for (; k < whole; ++k) {
     loop.start(sums, tile, k);
     loop.finish(k);

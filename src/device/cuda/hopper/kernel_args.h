@@ -121,7 +121,7 @@ struct KernelArgs {
   Tokens tokens;
   const std::int32_t* row_offsets = nullptr;
   const std::int32_t* group_rows = nullptr;
-  const std::int32_t* group_order = nullptr;  // [groups]: processing order; null: ascending
+  const std::int32_t* group_order = nullptr;  // [groups]: processing order; weight gradients only
   int groups = 0;
   int part_blocks = 0;    // column tiles, k blocks or row tiles per part, by product
   int column_blocks = 0;  // column tiles of all parts

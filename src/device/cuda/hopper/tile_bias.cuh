@@ -2,14 +2,10 @@
 // Adds the bias of a projection to a consumer's sums before they are rounded.
 #pragma once
 
+#include "device/cuda/experts/lines.cuh"
 #include "device/cuda/hopper/target.cuh"
 
 namespace switchyard::cuda::hopper {
-
-__device__ __forceinline__ float bias_factor(const RowNumbers<const float>& factors, int row) {
-  if (factors.data == nullptr) return 1.0F;
-  return factors.data[factors.sources != nullptr ? factors.sources[row] : row];
-}
 
 // Returns two adjacent bf16 elements.
 __device__ __forceinline__ std::uint32_t load_pair(const std::uint16_t* from) {
@@ -26,9 +22,10 @@ __device__ __forceinline__ void add_bias(float (&sums)[128], const KernelArgs& a
                                          const Target& target, int thread) {
   if (Variant::kProduct != Product::forward || args.bias == nullptr) return;
   const int line = thread / 32 * 16 + thread % 32 / 4;
-  const float above = line < target.rows ? bias_factor(args.bias_factors, target.row + line) : 0.0F;
+  const float above =
+      line < target.rows ? number_or_one(args.bias_factors, target.row + line) : 0.0F;
   const float below =
-      line + 8 < target.rows ? bias_factor(args.bias_factors, target.row + line + 8) : 0.0F;
+      line + 8 < target.rows ? number_or_one(args.bias_factors, target.row + line + 8) : 0.0F;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int part = Variant::kActivates ? half : target.part;

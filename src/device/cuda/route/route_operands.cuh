@@ -33,8 +33,9 @@ struct ProductSizes {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  std::int64_t k_part = 0;              // block z takes part z of k, of this size
-  const std::int32_t* keeps = nullptr;  // [k] or null: b counts as 0 where this is 0
+  std::int64_t k_part = 0;  // block z takes part z of k, of this size
+  const std::int32_t* keeps =
+      nullptr;  // [k] or null: b, which runs across k, counts as 0 where this is 0
 };
 
 // True if every row is aligned to 16 bytes.

@@ -42,6 +42,13 @@ class OnGpu {
   bool has_changed_ = false;
 };
 
+// Hopper's own kernels are stubs unless compiled for sm_90a; plain sm_90 is not enough.
+#if defined(SWITCHYARD_NO_HOPPER_KERNELS)
+constexpr bool kHasHopperKernels = false;
+#else
+constexpr bool kHasHopperKernels = true;
+#endif
+
 // Belongs to one device. Only one thread may use it at a time, with that GPU selected (OnGpu).
 class Context {
  public:

@@ -65,7 +65,8 @@ class CudaContext final : public Context {
           "asking for the compute capability");
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, options.ordinal),
           "asking for the compute capability");
-    uses_hopper_kernels_ = major == 9 && minor == 0 && options.kernels == CudaKernels::best;
+    uses_hopper_kernels_ =
+        kHasHopperKernels && major == 9 && minor == 0 && options.kernels == CudaKernels::best;
   }
 
   ~CudaContext() override {  // ignores errors: at program exit the driver may already be gone
