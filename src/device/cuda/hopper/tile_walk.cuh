@@ -36,8 +36,9 @@ class TileWalk {
     while (pair_ >= first_pair_ + group_pairs_) {
       first_pair_ += group_pairs_;
       ++place_;
-      load_group();
+      if (!Variant::kIsWeightGradient && rows_ == 0) skip_empty_groups();
       if (place_ >= args_.groups) return false;
+      load_group();
     }
     tile.group = group_;
     tile.first_row = first_row_;
@@ -56,8 +57,8 @@ class TileWalk {
   // still in L2.
   static constexpr int kBand = 8;
 
-  // Moves on to the next group with rows. Several are looked at together, since with few tokens
-  // most groups are empty and each look would wait for memory.
+  // Moves on to the next group with rows. Called after an empty group, because with few tokens most
+  // groups are empty. Several are looked at together, since each look waits for memory.
   __device__ __forceinline__ void skip_empty_groups() {
     constexpr int kAtOnce = 8;
     while (place_ < args_.groups && args_.group_rows[place_] == 0) {
@@ -77,12 +78,7 @@ class TileWalk {
     }
   }
 
-  // Loads the group at `place_`, or the next one that has tiles. Past the last group there are
-  // none.
   __device__ __forceinline__ void load_group() {
-    if constexpr (!Variant::kIsWeightGradient) skip_empty_groups();
-    group_pairs_ = 0;
-    if (place_ >= args_.groups) return;
     group_ = args_.group_order == nullptr ? place_ : args_.group_order[place_];
     first_row_ = args_.row_offsets[group_];
     rows_ = args_.group_rows[group_];
