@@ -2,6 +2,7 @@
 // C interface: layers.
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 
 #include "c/ranks.h"
@@ -192,7 +193,8 @@ RouterPreset router_preset(std::string_view name) {
       {"kempner_forge_softmax", &RouterOptions::kempner_forge_softmax},
       {"kempner_forge_sigmoid", &RouterOptions::kempner_forge_sigmoid}};
   const auto found = presets.find(name);
-  require(found != presets.end(), "there is no router \"{}\"", name);
+  require(found != presets.end(), "there is no router \"{}\"; there are: {}", name,
+          fmt::join(std::views::keys(presets), ", "));
   return found->second;
 }
 

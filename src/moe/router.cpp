@@ -25,6 +25,8 @@ void require_valid(const RouterOptions& o) {
           "kept_expert_groups ({}) must be 1 to num_expert_groups ({})", o.kept_expert_groups,
           o.num_expert_groups);
   const auto candidates = std::int64_t{o.num_experts} / o.num_expert_groups * o.kept_expert_groups;
+  require(o.top_k <= candidates || o.num_expert_groups > 1,
+          "top_k ({}) must not exceed num_experts ({})", o.top_k, o.num_experts);
   require(o.top_k <= candidates, "top_k ({}) must not exceed the {} experts of {} kept groups",
           o.top_k, candidates, o.kept_expert_groups);
 }

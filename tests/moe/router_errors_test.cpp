@@ -24,8 +24,7 @@ TEST(RouterErrors, OfOptions) {
   EXPECT_EQ(error_with(RouterOptions::mixtral(0, 1)), "num_experts (0) must be positive");
   EXPECT_EQ(error_with(RouterOptions::mixtral(8, 0)), "top_k (0) must be 1 to 1024");
   EXPECT_EQ(error_with(RouterOptions::mixtral(8, 5000)), "top_k (5000) must be 1 to 1024");
-  EXPECT_EQ(error_with(RouterOptions::mixtral(8, 9)),
-            "top_k (9) must not exceed the 8 experts of 1 kept groups");
+  EXPECT_EQ(error_with(RouterOptions::mixtral(8, 9)), "top_k (9) must not exceed num_experts (8)");
   EXPECT_EQ(error_with(RouterOptions::deepseek_v3(12, 2)),
             "num_experts (12) must be a multiple of num_expert_groups (8)");
   EXPECT_EQ(error_with(RouterOptions::deepseek_v3(16, 9)),

@@ -184,7 +184,7 @@ def test_presets():
     assert (form.score, form.bias_enters, form.scale) == ("sigmoid", "choice", 2.5)
     assert (form.num_expert_groups, form.kept_expert_groups) == (8, 4)
     assert not sy.RouterForm.preset("olmoe", 16, 4).normalise
-    with pytest.raises(sy.InvalidArgument, match='there is no router "gpt"'):
+    with pytest.raises(sy.InvalidArgument, match='there is no router "gpt"; there are: deepseek_v3, kempner'):
         sy.RouterForm.preset("gpt", 8, 2)
 
 

@@ -84,8 +84,7 @@ TEST(MoeLayerErrors, OfOptions) {
   EXPECT_EQ(error_with(options), "MoeLayer: rank 0: gate_alpha (inf) must be finite");
   options = tiny_layer_options();
   options.router.top_k = 7;
-  EXPECT_EQ(error_with(options),
-            "MoeLayer: rank 0: top_k (7) must not exceed the 6 experts of 1 kept groups");
+  EXPECT_EQ(error_with(options), "MoeLayer: rank 0: top_k (7) must not exceed num_experts (6)");
 }
 
 TEST(MoeLayerErrors, OfOptionsThatDifferBetweenRanks) {
