@@ -55,7 +55,7 @@ std::string tiles(const RunSummary& run) {
          tile("Parameters", count_text(num_parameters),
               count_text(num_active) + " active for a token") +
          tile("Balance at the end", ratio_text(steps.empty() ? std::nan("") : steps.back().balance),
-              "fullest expert / mean, worst layer");
+              "fullest expert / mean, worst layer, last step");
 }
 
 // Empty if the report does not know how many steps were planned.

@@ -77,7 +77,7 @@ std::string note_html(const LoadTable& table, std::int64_t first_step) {
   }
   std::string note = fmt::format(
       "Rows are experts, columns are time: steps {} to {}, from left to right. Beside "
-      "a layer is the share of its fullest expert at the end.",
+      "a layer is the share of its fullest expert in the last column.",
       whole_text(static_cast<double>(first_step)),
       whole_text(static_cast<double>(table.last_steps.back())));
   if (most_in_row > 1) {
