@@ -144,8 +144,9 @@ class CheckpointBench {
       show_progress(comm_, fmt::format("round {} of {} …", i + 1, options_.repeat));
       if (i == 0) parameters_.set_zero();
       m.load_seconds = std::min(m.load_seconds, timed(comm_, [&] { load(path); }));
-      if (i == 0 && checksum_of(ranges) != saved)
+      if (i == 0 && checksum_of(ranges) != saved) {
         throw InternalError("the loaded bytes differ from the saved ones");
+      }
       m.ceiling_seconds = std::min(m.ceiling_seconds, timed(comm_, [&] {
                                      for (const auto& range : ranges) file.read(range);
                                    }));
