@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever happens to a process while it saves, `path` holds one complete checkpoint.
+// A checkpoint path holds one complete checkpoint, even if a process dies while it saves.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

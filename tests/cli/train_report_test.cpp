@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the report of a run says about the run itself.
+// The report of a run names its origin and its end.
 #include <gtest/gtest.h>
 
 #include <ctime>
