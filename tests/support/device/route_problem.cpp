@@ -139,7 +139,7 @@ std::vector<RouteCase> route_cases() {
       {"balanced", balanced, 31, 16, bf16, bf16},
       {"large_k", RouterOptions::qwen3_moe(1024, 33), 37, 40, f32, f32},
       {"most_experts", many, 21, 48, bf16, bf16, true},
-      {"ragged_bf16", RouterOptions::qwen3_moe(100, 8), 300, 2056, bf16, bf16, true},
+      {"ragged_bf16", RouterOptions::qwen3_moe(70, 8), 130, 2056, bf16, bf16, true},
       {"blocks_of_experts_bf16", RouterOptions::qwen3_moe(330, 9), 140, 136, bf16, bf16, true, 1},
       {"one_token", RouterOptions::mixtral(4, 2), 1, 8, bf16, bf16}};
 }
