@@ -2,6 +2,7 @@
 // The router's gradients on every device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "support/compare.h"
@@ -32,7 +33,7 @@ SWITCHYARD_ON_DEVICES(RouteBackwardContract);
 
 // Returns gradients before backward: zeros for d_x, and values to be overwritten elsewhere.
 RouteGradients gradients_for(const RouteCase& test, Dtype gate) {
-  RouteGradients start{.d_x = Tensor::zeros({test.num_tokens, test.hidden}, test.x),
+  RouteGradients start{.d_x = Tensor::zeros({test.num_tokens, test.hidden + test.gap}, test.x),
                        .gate = Tensor({test.options.num_experts, test.hidden}, gate)};
   poison(start.gate);
   if (test.gate_bias) {
@@ -185,6 +186,108 @@ TEST_P(RouteBackwardContract, NoTokensGiveZerosOrNothing) {
   const auto kept = backward_on(device, inputs, backward, start);
   EXPECT_TRUE(same_bits(kept.gate, start.gate));
   EXPECT_TRUE(same_bits(*kept.bias, *start.bias));
+}
+
+// What a GPU's kernels promise besides.
+class CudaRouteBackward : public testing::OnDevices {};
+INSTANTIATE_TEST_SUITE_P(CudaRoute, CudaRouteBackward, ::testing::Values("cuda"),
+                         [](const auto& param) { return param.param; });
+
+// The tokens [first, last) of a problem, with what reaches them.
+struct TokenRange {
+  std::int64_t first;
+  std::int64_t last;
+
+  Tensor of(const Tensor& tensor) const {
+    return Device().copy_of(tensor.view().slice(first, last));
+  }
+};
+
+// There are enough tokens for every block to have several tiles, some of the next tokens.
+TEST_P(CudaRouteBackward, ATokensGradientDependsOnItAlone) {
+  constexpr std::int64_t kTokens = 9001;
+  for (const int experts : {8, 130, 330}) {
+    SCOPED_TRACE(experts);
+    const RouteCase test{"many",     RouterOptions::mixtral(experts, 2), kTokens, 1032, Dtype::bf16,
+                         Dtype::bf16};
+    RouteInputs inputs(test);
+    Random random(5);
+    const Tensor ids =
+        random.expert_ids({.num_tokens = kTokens, .top_k = 2, .num_experts = experts});
+    const Tensor d_weights = d_weights_for(test);
+    RouteGradients start = gradients_for(test, Dtype::f32);
+    start.d_x = random.tensor({kTokens, test.hidden}, Dtype::bf16);
+    const auto all = backward_on(device, inputs, {ids, d_weights}, start);
+    RouteInputs alone(test);
+    for (const TokenRange& some : {TokenRange{0, 1}, {4440, 4700}, {kTokens - 1, kTokens}}) {
+      SCOPED_TRACE(some.first);
+      alone.test.num_tokens = some.last - some.first;
+      alone.x = some.of(inputs.x);
+      const Tensor its_ids = some.of(ids);
+      const Tensor its_d_weights = some.of(d_weights);
+      RouteGradients its_start = gradients_for(alone.test, Dtype::f32);
+      its_start.d_x = some.of(start.d_x);
+      const auto its = backward_on(device, alone, {its_ids, its_d_weights}, its_start);
+      EXPECT_TRUE(same_bits(its.d_x, all.d_x.view().slice(some.first, some.last)));
+    }
+  }
+}
+
+// So many columns that the gate's gradient has few parts, and each of them many stages. Padding at
+// every place in a stage holds NaN.
+TEST_P(CudaRouteBackward, EqualsThePortableKernels) {
+  const Device portable = Device::cuda({.kernels = CudaKernels::portable});
+  for (const int experts : {64, 128}) {
+    SCOPED_TRACE(experts);
+    const RouteCase test{"wide",     RouterOptions::mixtral(experts, 2), 3000, 8192, Dtype::bf16,
+                         Dtype::bf16};
+    RouteInputs inputs(test);
+    inputs.pad_every_third();
+    for (std::int64_t t = 0; t < test.num_tokens; t += 3) {
+      for (std::int64_t h = t % 61; h < test.hidden; h += 61) {
+        set_element(inputs.x, t, h, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    const Tensor ids =
+        Random(5).expert_ids({.num_tokens = test.num_tokens, .top_k = 2, .num_experts = experts});
+    const Tensor d_weights = d_weights_for(test);
+    const RouteBackwardInputs backward{ids, d_weights};
+    const auto start = gradients_for(test, Dtype::f32);
+    const auto expected = backward_on(portable, inputs, backward, start);
+    const auto actual = backward_on(device, inputs, backward, start);
+    EXPECT_TRUE(near(actual.d_x, expected.d_x, 4e-3));
+    EXPECT_TRUE(near(actual.gate, expected.gate, 1e-4));  // the logits of long rows are large
+  }
+}
+
+// Rows that no vector load and no TMA copy can address.
+TEST_P(CudaRouteBackward, AlignmentChangesNoBit) {
+  for (const int experts : {60, 128}) {
+    SCOPED_TRACE(experts);
+    RouteCase test{"apart", RouterOptions::mixtral(experts, 2), 700, 264, Dtype::bf16, Dtype::bf16};
+    RouteInputs inputs(test);
+    RouteGradients start = gradients_for(test, Dtype::f32);
+    test.gap = 1;
+    RouteInputs apart(test);
+    RouteGradients apart_start = gradients_for(test, Dtype::f32);
+    const auto spread = [](const Tensor& from, Tensor& to) {
+      for (std::int64_t r = 0; r < from.shape()[0]; ++r) {
+        std::copy_n(from.view().row(r), from.view().row_bytes(), to.view().row(r));
+      }
+    };
+    spread(inputs.x, apart.x);
+    spread(inputs.gate, apart.gate);
+    const auto routing = route_on(device, inputs);
+    const auto apart_routing = route_on(device, apart);
+    EXPECT_TRUE(same_bits(apart_routing.expert_ids, routing.expert_ids));
+    EXPECT_TRUE(same_bits(apart_routing.weights, routing.weights));
+    const Tensor d_weights = d_weights_for(test);
+    const RouteBackwardInputs backward{routing.expert_ids, d_weights};
+    const auto expected = backward_on(device, inputs, backward, start);
+    const auto actual = backward_on(device, apart, backward, apart_start);
+    EXPECT_TRUE(same_bits(actual.d_x, expected.d_x));
+    EXPECT_TRUE(same_bits(actual.gate, expected.gate));
+  }
 }
 
 }  // namespace

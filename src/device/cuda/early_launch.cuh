@@ -34,21 +34,35 @@ struct Grid {
   unsigned blocks = 1;
   unsigned threads = 1;  // per block
   std::size_t shared_bytes = 0;
+  unsigned cluster = 1;  // blocks in each
 };
 
 template <typename Args>
 void launch_early(void (*kernel)(Args), const Grid& grid, const Args& args, std::string_view name,
                   const Context& context) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  if (grid.shared_bytes > kWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(grid.shared_bytes)),
+          name);
+  }
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.blocks);
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = context.stream();
-  config.attrs = &early;
-  config.numAttrs = context.uses_hopper_kernels() ? 1 : 0;
+  config.attrs = attributes;
+  if (context.uses_hopper_kernels()) {
+    auto& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    auto& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {grid.cluster, 1, 1};
+  }
   check(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 

@@ -124,21 +124,24 @@ std::vector<RouteCase> route_cases() {
   balanced.choice = Choice::balanced;
   auto many = grouped(1536, 40, 6, 2);
   many.score = ScoreFunction::softmax;
-  return {{"mixtral", RouterOptions::mixtral(8, 2), 133, 72, f32, f32},
-          {"mixtral_bf16", RouterOptions::mixtral(8, 2), 133, 72, bf16, bf16, true},
-          {"qwen3", RouterOptions::qwen3_moe(128, 8), 200, 64, f32, f32, true, 3},
-          {"qwen3_bf16", RouterOptions::qwen3_moe(128, 8), 300, 1032, bf16, bf16},
-          {"qwen3_bf16_odd", RouterOptions::qwen3_moe(128, 8), 70, 67, bf16, bf16, true, 2},
-          {"olmoe_mixed", RouterOptions::olmoe(64, 8), 65, 130, bf16, f32, true},
-          {"olmoe_mixed_back", RouterOptions::olmoe(64, 8), 65, 130, f32, bf16, true, 1},
-          {"deepseek_v3", RouterOptions::deepseek_v3(256, 8), 97, 96, bf16, bf16},
-          {"groups_of_one", grouped(12, 3, 12, 5), 40, 33, f32, f32},
-          {"kempner_forge", RouterOptions::kempner_forge_sigmoid(40, 3), 50, 24, f32, f32, true},
-          {"every_expert", RouterOptions::torchtitan(9, 9), 20, 16, f32, f32},
-          {"balanced", balanced, 31, 16, bf16, bf16},
-          {"large_k", RouterOptions::qwen3_moe(1024, 33), 37, 40, f32, f32},
-          {"most_experts", many, 21, 48, bf16, bf16, true},
-          {"one_token", RouterOptions::mixtral(4, 2), 1, 8, bf16, bf16}};
+  return {
+      {"mixtral", RouterOptions::mixtral(8, 2), 133, 72, f32, f32},
+      {"mixtral_bf16", RouterOptions::mixtral(8, 2), 133, 72, bf16, bf16, true},
+      {"qwen3", RouterOptions::qwen3_moe(128, 8), 200, 64, f32, f32, true, 3},
+      {"qwen3_bf16", RouterOptions::qwen3_moe(128, 8), 300, 1032, bf16, bf16},
+      {"qwen3_bf16_odd", RouterOptions::qwen3_moe(128, 8), 70, 67, bf16, bf16, true, 2},
+      {"olmoe_mixed", RouterOptions::olmoe(64, 8), 65, 130, bf16, f32, true},
+      {"olmoe_mixed_back", RouterOptions::olmoe(64, 8), 65, 130, f32, bf16, true, 1},
+      {"deepseek_v3", RouterOptions::deepseek_v3(256, 8), 97, 96, bf16, bf16},
+      {"groups_of_one", grouped(12, 3, 12, 5), 40, 33, f32, f32},
+      {"kempner_forge", RouterOptions::kempner_forge_sigmoid(40, 3), 50, 24, f32, f32, true},
+      {"every_expert", RouterOptions::torchtitan(9, 9), 20, 16, f32, f32},
+      {"balanced", balanced, 31, 16, bf16, bf16},
+      {"large_k", RouterOptions::qwen3_moe(1024, 33), 37, 40, f32, f32},
+      {"most_experts", many, 21, 48, bf16, bf16, true},
+      {"ragged_bf16", RouterOptions::qwen3_moe(70, 8), 130, 2056, bf16, bf16, true},
+      {"blocks_of_experts_bf16", RouterOptions::qwen3_moe(330, 9), 140, 136, bf16, bf16, true, 1},
+      {"one_token", RouterOptions::mixtral(4, 2), 1, 8, bf16, bf16}};
 }
 
 TensorView first_columns(Tensor& rows, std::int64_t columns) {
@@ -247,11 +250,12 @@ RouteGradients backward_on(const Device& device, RouteInputs& inputs,
                                .expert_ids = ids,
                                .d_weights = d_weights,
                                .valid = view_of(on_device.valid)};
-  RouterBackwardOutput out{.d_x = d_x, .gradients = {.gate = d_gate}, .mode = backward.mode};
+  const TensorView d_tokens = first_columns(d_x, inputs.test.hidden);
+  RouterBackwardOutput out{.d_x = d_tokens, .gradients = {.gate = d_gate}, .mode = backward.mode};
   if (d_bias) out.gradients.gate_bias = d_bias->view();
   backend_of(device).route_tokens_backward({inputs.test.options, on_device.weights, in, out,
                                             backward.slopes == nullptr ? nullptr : &slopes});
-  RouteGradients result{.d_x = device.to_host(d_x), .gate = device.to_host(d_gate)};
+  RouteGradients result{.d_x = device.to_host(d_tokens), .gate = device.to_host(d_gate)};
   if (d_bias) result.bias = device.to_host(*d_bias);
   return result;
 }

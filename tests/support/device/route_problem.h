@@ -70,7 +70,7 @@ struct RouteSlopes {
   std::optional<Tensor> by_square = {};  // [1]
 };
 struct RouteGradients {
-  Tensor d_x;                       // [T, H]
+  Tensor d_x;                       // [T, H]; before backward its rows may be wider
   Tensor gate;                      // [E, H]
   std::optional<Tensor> bias = {};  // [E]
 };

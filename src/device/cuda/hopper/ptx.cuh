@@ -199,6 +199,15 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
   return value;
 }
 
+__device__ __forceinline__ std::uint32_t load_word(std::uint32_t from) {
+  std::uint32_t value = 0;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_word(std::uint32_t to, std::uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void zero_shared(std::uint32_t to) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }

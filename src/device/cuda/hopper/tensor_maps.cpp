@@ -78,8 +78,9 @@ CUtensorMap tensor_map(const TensorLayout& tensor, int box_rows) {
   static const Encode encode = find_encode();
   const auto extent = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   // The stride of a dimension of extent one is never used; any valid value will do.
+  const auto unused = (tensor.columns + 7) / 8 * 8;
   const auto bytes = [&](std::int64_t stride, std::int64_t of) {
-    return extent((of == 1 ? tensor.columns : stride) * kElementBytes);
+    return extent((of == 1 ? unused : stride) * kElementBytes);
   };
   const std::array<cuuint64_t, 4> extents = {extent(tensor.columns), extent(tensor.rows),
                                              extent(tensor.groups), extent(tensor.parts)};

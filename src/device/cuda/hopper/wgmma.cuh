@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma: a warpgroup accumulates 64 × 256 elements in f32 from bf16 operands in shared memory.
+// wgmma: a warpgroup accumulates 64 rows of 64, 128 or 256 elements in f32, from bf16 operands in
+// shared memory.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +30,14 @@ constexpr std::uint64_t kNextSlice = kLines == Lines::along_k ? 2 : 128;
 
 // A compiler barrier for the accumulators. The compiler does not know that wgmma writes them until
 // it has been waited for, and must not move, copy or read them across this point.
-__device__ __forceinline__ void pin(float (&sums)[128]) {
+template <int kCount>
+__device__ __forceinline__ void pin(float (&sums)[kCount]) {
 #pragma unroll
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
 }
 
-__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+template <int kCount>
+__device__ __forceinline__ void fence_sums(float (&sums)[kCount]) {
   pin(sums);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -49,9 +52,10 @@ __device__ __forceinline__ void wait_for_products() {
 }
 
 // clang-format off
-#define SWITCHYARD_64_REGISTERS \
+#define SWITCHYARD_32_REGISTERS \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SWITCHYARD_64_REGISTERS SWITCHYARD_32_REGISTERS ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define SWITCHYARD_128_REGISTERS SWITCHYARD_64_REGISTERS ", " \
@@ -82,10 +86,10 @@ __device__ __forceinline__ void multiply(float (&sums)[128], std::uint64_t a, st
       : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
 }
 
-// The same for 128 of the columns, whose sums begin at kFirst.
-template <Lines kA, Lines kB, int kFirst>
-__device__ __forceinline__ void multiply_half(float (&sums)[128], std::uint64_t a, std::uint64_t b,
-                                              int continues) {
+// The same for 128 columns, whose sums begin at kFirst.
+template <Lines kA, Lines kB, int kFirst, int kCount>
+__device__ __forceinline__ void multiply_half(float (&sums)[kCount], std::uint64_t a,
+                                              std::uint64_t b, int continues) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SWITCHYARD_64_REGISTERS "}, "
@@ -93,8 +97,26 @@ __device__ __forceinline__ void multiply_half(float (&sums)[128], std::uint64_t 
       : SWITCHYARD_32_SUMS(kFirst), SWITCHYARD_32_SUMS(kFirst + 32)
       : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
 }
+template <Lines kA, Lines kB>
+__device__ __forceinline__ void multiply(float (&sums)[64], std::uint64_t a, std::uint64_t b,
+                                         int continues) {
+  multiply_half<kA, kB, 0>(sums, a, b, continues);
+}
+
+// The same for 64 columns.
+template <Lines kA, Lines kB>
+__device__ __forceinline__ void multiply(float (&sums)[32], std::uint64_t a, std::uint64_t b,
+                                         int continues) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SWITCHYARD_32_REGISTERS "}, "
+      "%32, %33, p, 1, 1, %35, %36;\n}\n"
+      : SWITCHYARD_32_SUMS(0)
+      : "l"(a), "l"(b), "r"(continues), "n"(kA == Lines::across_k), "n"(kB == Lines::across_k));
+}
 // clang-format on
 
+#undef SWITCHYARD_32_REGISTERS
 #undef SWITCHYARD_64_REGISTERS
 #undef SWITCHYARD_128_REGISTERS
 #undef SWITCHYARD_8_SUMS

@@ -3,6 +3,7 @@
 // token, then the sums.
 #include <cuda_runtime.h>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/route/route_choice.cuh"
 #include "device/cuda/route/route_gate.h"
@@ -84,23 +85,20 @@ __device__ float pick_best(const PickArgs& p, const TokenRow& row,
   compare_by<kPerLane>(rules, scores, keys, memory);
   float total = 0.0F;
   std::int32_t my_id = -1;
-  float my_score = 0.0F;
   for (int k = 0; k < rules.top_k; ++k) {
     const int id = take_best<kPerLane>(rules, keys);
-    const float picked = scores.of(id);
-    total += picked;
-    if (k % 32 == row.lane) {
-      my_id = id;
-      my_score = picked;
-    }
+    if (k % 32 == row.lane) my_id = id;
     if (k % 32 != 31 && k != rules.top_k - 1) continue;
+    const float my_score = scores.of(my_id);
+    total += my_score;
     const int mine = k / 32 * 32 + row.lane;
     if (mine <= k) {
       row.ids[mine] = my_id;
       row.weights[mine] = my_score;
     }
+    my_id = -1;
   }
-  return total;
+  return warp_sum(total);
 }
 
 // Returns the given or balanced id for k, which may be bad, or −1 past the end.
@@ -143,20 +141,13 @@ __device__ float pick_given(const PickArgs& p, const TokenRow& row,
   for (int base = 0; base < p.rules.top_k; base += 32) {
     const int k = base + row.lane;
     const std::int32_t id = checked_id(p, row, k);
-    const bool is_known = is_expert(p, id);
-    float my_score = 0.0F;
-    for (int lane = 0; lane < 32 && base + lane < p.rules.top_k; ++lane) {
-      const int known = __shfl_sync(kAllLanes, is_known ? id : -1, lane);
-      if (known < 0) continue;
-      const float picked = scores.of(known);
-      total += picked;
-      if (lane == row.lane) my_score = picked;
-    }
+    const float my_score = scores.of(is_expert(p, id) ? id : -1);
+    total += my_score;
     if (k >= p.rules.top_k) continue;
     row.ids[k] = id;
     row.weights[k] = my_score;
   }
-  return total;
+  return warp_sum(total);
 }
 
 template <int kPerLane>
@@ -178,6 +169,8 @@ __device__ void leave_for_sums(const PickArgs& p, const TokenRow& row, float* lo
 
 template <int kPerLane>
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void pick_kernel(PickArgs p) {
+  let_next_start();
+  wait_for_earlier_kernels();
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
   const TokenRow row(p, token);
@@ -281,8 +274,8 @@ void launch_pick(PickArgs p, Context& context) {
     } else if (has_expert_groups) {
       shared = kWarpsPerBlock * sizeof(unsigned) * (rules.num_experts + rules.num_expert_groups);
     }
-    pick_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, shared, context.stream()>>>(p);
-    check(cudaGetLastError(), "pick_kernel");
+    launch_early(pick_kernel<kPerLane>, {blocks, 32 * kWarpsPerBlock, shared}, p, "pick_kernel",
+                 context);
   });
 }
 

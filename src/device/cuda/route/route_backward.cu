@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "core/given.h"
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/route/route_gate.h"
 #include "device/cuda/route/route_token.cuh"
@@ -14,8 +16,9 @@ namespace {
 struct BackwardArgs {
   TokenRules rules;
   std::int64_t num_tokens = 0;
-  float* logits = nullptr;  // [T, E]; overwritten with their gradient
+  float* logits = nullptr;  // [T, E]; overwritten with their gradient if wants_values
   std::int64_t logits_stride = 0;
+  bool wants_values = false;
   __nv_bfloat16* main = nullptr;  // out [T, E], see DLogits; or null
   __nv_bfloat16* rest = nullptr;
   std::int64_t terms_stride = 0;
@@ -38,17 +41,19 @@ struct BackwardArgs {
 
 // The gradient of one token's logits.
 struct DLogitsRow {
-  float* logits;  // [E]; overwritten
+  float* logits;  // [E]
+  bool wants_values;
   __nv_bfloat16* main;
   __nv_bfloat16* rest;
 
   __device__ DLogitsRow(const BackwardArgs& p, std::int64_t token)
       : logits(p.logits + token * p.logits_stride),
+        wants_values(p.wants_values),
         main(p.main == nullptr ? nullptr : p.main + token * p.terms_stride),
         rest(p.rest + token * p.terms_stride) {}
 
   __device__ void set(int expert, float d_logit) const {
-    logits[expert] = d_logit;
+    if (wants_values) logits[expert] = d_logit;
     if (main == nullptr) return;
     const __nv_bfloat16 rounded = __float2bfloat16_rn(d_logit);
     main[expert] = rounded;
@@ -77,18 +82,13 @@ struct TokenPicks {
     for (int k = lane; k < top_k; k += 32) any = any || is_pick(ids[k]);
     return __any_sync(kAllLanes, any);
   }
-  // Calls visit(id, d_weight) for the picks in order, with all lanes together.
+  // Calls visit(id, d_weight) for every pick, each in a lane of its own. Other lanes see id −1.
   template <typename Visit>
-  __device__ void each(Visit visit) const {
-    for (int base = 0; base < top_k; base += 32) {
-      const int k = base + lane;
-      const std::int32_t my_id = k < top_k ? ids[k] : -1;
-      const float my_slope = k < top_k ? d_weights[k] : 0.0F;
-      for (int other = 0; other < 32 && base + other < top_k; ++other) {
-        const std::int32_t id = __shfl_sync(kAllLanes, my_id, other);
-        const float slope = __shfl_sync(kAllLanes, my_slope, other);
-        if (is_pick(id)) visit(id, slope);
-      }
+  __device__ void each_in_a_lane(Visit visit) const {
+    for (int k = lane; k - lane < top_k; k += 32) {
+      const std::int32_t id = k < top_k ? ids[k] : -1;
+      const bool is_there = is_pick(id);
+      visit(is_there ? id : -1, is_there ? d_weights[k] : 0.0F);
     }
   }
 };
@@ -100,19 +100,26 @@ __device__ void weight_slopes(const TokenRules& rules, const TokenPicks& picks,
                               LaneValues<float, kPerLane>& slopes) {
   float total = 0.0F;
   float weighted = 0.0F;
-  picks.each([&](int id, float d_weight) {
+  picks.each_in_a_lane([&](int id, float d_weight) {
     const float picked = scores.of(id);
     total += picked;
     weighted += d_weight * picked;
   });
+  total = warp_sum(total);
+  weighted = warp_sum(weighted);
   const float divisor = rules.normalises ? total + kDivisorEpsilon : 1.0F;
   const float shift = rules.normalises ? weighted / divisor : 0.0F;
   each_expert<kPerLane>(rules.num_experts, [&](int i, int) { slopes[i] = 0.0F; });
-  picks.each([&](int id, float d_weight) {
-    const float slope = rules.scale * (d_weight - shift) / divisor;
-    each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
-      if (e == id) slopes[i] += slope;
-    });
+  picks.each_in_a_lane([&](int my_id, float d_weight) {
+    const float my_slope = rules.scale * (d_weight - shift) / divisor;
+    for (unsigned left = __ballot_sync(kAllLanes, my_id >= 0); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const int id = __shfl_sync(kAllLanes, my_id, lane);
+      const float slope = __shfl_sync(kAllLanes, my_slope, lane);
+      each_expert<kPerLane>(rules.num_experts, [&](int i, int e) {
+        if (e == id) slopes[i] += slope;
+      });
+    }
   });
 }
 
@@ -136,8 +143,8 @@ __device__ void add_loss_slopes(const TokenRules& rules, const float* by_score, 
                         [&](int i, int e) { slopes[i] += (by_score[e] - mean) / total; });
 }
 
-// Overwrites the logits with their gradient. `by_probability` is the part that comes from the
-// z-loss, as a multiple of the softmax exp(logit − log_sum_exp).
+// Writes the gradient of the logits. `by_probability` is the part that comes from the z-loss, as a
+// multiple of the softmax exp(logit − log_sum_exp).
 template <int kPerLane>
 __device__ void write_d_logits(const TokenRules& rules, const DLogitsRow& row,
                                LaneValues<float, kPerLane>& scores,
@@ -180,6 +187,8 @@ __device__ bool token_backward(const BackwardArgs& p, std::int64_t token, const 
 
 template <int kPerLane>
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void d_logits_kernel(BackwardArgs p) {
+  let_next_start();
+  wait_for_earlier_kernels();
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
   const DLogitsRow row(p, token);
@@ -197,6 +206,8 @@ BackwardArgs backward_args(const RouteTokensBackward& args, const DLogits& d_log
   p.num_tokens = in.x.rows();
   p.logits = reinterpret_cast<float*>(d_logits.values.data());
   p.logits_stride = d_logits.values.row_stride();
+  const bool only_terms = in.x.dtype() == Dtype::bf16 && args.weights.gate.dtype() == Dtype::bf16;
+  p.wants_values = !only_terms || is_given(args.out.gradients.gate_bias);
   p.main = reinterpret_cast<__nv_bfloat16*>(d_logits.main.data());
   p.rest = reinterpret_cast<__nv_bfloat16*>(d_logits.rest.data());
   p.terms_stride = d_logits.main.row_stride();
@@ -233,8 +244,8 @@ void launch_d_logits(BackwardArgs p, Context& context) {
       p.all_scores = reinterpret_cast<float*>(memory.data());
       p.all_slopes = p.all_scores + p.num_tokens * p.rules.num_experts;
     }
-    d_logits_kernel<kPerLane><<<blocks, 32 * kWarpsPerBlock, 0, context.stream()>>>(p);
-    check(cudaGetLastError(), "d_logits_kernel");
+    launch_early(d_logits_kernel<kPerLane>, {blocks, 32 * kWarpsPerBlock}, p, "d_logits_kernel",
+                 context);
   });
 }
 

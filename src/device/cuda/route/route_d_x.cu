@@ -2,9 +2,14 @@
 // The gradient that reaches the tokens through the gate: d_x += d_logits · gate.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
+#include "device/cuda/early_launch.cuh"
+#include "device/cuda/hopper/aligned_copies.h"
 #include "device/cuda/route/route_gate.h"
 #include "device/cuda/route/route_product.cuh"
 #include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_wgmma_d_x.cuh"
 #include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {
@@ -132,10 +137,55 @@ struct AddToRows {
   }
 };
 
+template <typename Shape>
+void launch_wgmma_d_x(const hopper::gate::DxArgs& args, Context& context) {
+  const int blocks = std::min(args.tiles, context.num_multiprocessors());
+  launch_early(hopper::gate::d_x_kernel<Shape>,
+               {.blocks = static_cast<unsigned>(blocks),
+                .threads = hopper::gate::kDxThreads,
+                .shared_bytes = Shape::kSharedBytes},
+               args, "hopper::gate::d_x_kernel", context);
+}
+
+void wgmma_d_x(const DLogits& d_logits, const ConstTensorView& gate, const TensorView& d_x,
+               Context& context) {
+  const auto num_tokens = d_x.rows();
+  const auto num_experts = gate.rows();
+  const auto hidden = d_x.shape()[1];
+  hopper::AlignedCopies copies(context);
+  const Rows experts = copies.of(Rows{gate.data(), gate.row_stride()}, num_experts, hidden);
+  hopper::AlignedResult result({d_x.data(), d_x.row_stride()}, num_tokens, hidden, context);
+  const auto map_of = [](const Rows& rows, std::int64_t count, std::int64_t columns, int box) {
+    return hopper::tensor_map(
+        {.data = rows.data, .columns = columns, .rows = count, .row_stride = rows.stride}, box);
+  };
+  const Rows main{d_logits.main.data(), d_logits.main.row_stride()};
+  const Rows rest{d_logits.rest.data(), d_logits.rest.row_stride()};
+  hopper::gate::DxArgs args{
+      .main = map_of(main, num_tokens, num_experts, hopper::gate::kDxTile),
+      .rest = map_of(rest, num_tokens, num_experts, hopper::gate::kDxTile),
+      .gate = map_of(experts, num_experts, hidden, hopper::kBlock),
+      .d_x = map_of(result.rows(), num_tokens, hidden, hopper::gate::kDxTile),
+      .k_blocks = hopper::gate::tiles_over(num_experts, hopper::kBlock),
+      .column_tiles = hopper::gate::tiles_over(hidden, hopper::gate::kDxTile)};
+  args.tiles = hopper::gate::tiles_over(num_tokens, hopper::gate::kDxTile) * args.column_tiles;
+  if (args.k_blocks <= 2) {
+    launch_wgmma_d_x<hopper::gate::DxShape<2, 4, 3>>(args, context);
+  } else if (args.k_blocks <= 4) {
+    launch_wgmma_d_x<hopper::gate::DxShape<4, 2, 2>>(args, context);
+  } else {
+    launch_wgmma_d_x<hopper::gate::DxShape<3, 4, 2>>(args, context);
+  }
+  result.finish();
+}
+
 void bf16_d_x(const DLogits& d_logits, const ConstTensorView& gate, const TensorView& d_x,
               Context& context) {
   const auto rows = d_x.rows();
   const auto columns = d_x.shape()[1];
+  if (hopper::gate::fits(context, columns)) {
+    return wgmma_d_x(d_logits, gate, d_x, context);
+  }
   Product<DxShape> product{
       .a = {factor_of<__nv_bfloat16, Runs::along_k>(d_logits.main),
             factor_of<__nv_bfloat16, Runs::along_k>(d_logits.rest)},

@@ -20,7 +20,7 @@ void gate_logits(const ConstTensorView& x, const RouterWeights& weights, const T
 // The gradient of the logits, [T, E]. For tokens in bf16 also as the sum of two bf16 terms, which
 // leaves a relative error of 2⁻¹⁷.
 struct DLogits {
-  TensorView values;     // from take_logits
+  TensorView values;     // from take_logits; unset if x and gate are bf16 and there is no gate bias
   TensorView main = {};  // rows aligned to 16 bytes
   TensorView rest = {};  // likewise
 };

@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "core/given.h"
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/route/route_gate.h"
 #include "device/cuda/route/route_product.cuh"
 #include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_wgmma_gate.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -17,22 +19,31 @@ using GateShape = ProductShape<128, 128, 2, Runs::across_k, Runs::across_k>;
 using FewGateShape = ProductShape<64, 128, 2, Runs::across_k, Runs::across_k>;
 constexpr std::int64_t kFewExperts = FewGateShape::kM;
 
+bool fits_wgmma(const GateGradients& args, const Context& context) {
+  return args.x.dtype() == Dtype::bf16 && hopper::gate::fits(context, args.x.shape()[1]);
+}
+
 // Splits the tokens into parts, each with sums of its own, so that there are enough blocks to fill
 // a large GPU. The parts depend only on sizes, and so do the bits of a gradient.
 struct Parts {
   unsigned count = 0;
   std::int64_t tokens = 0;  // per part, except the last
 
-  Parts(std::int64_t num_tokens, const Shape& gate) {
-    constexpr std::int64_t kBlocks = 256;
+  Parts(const GateGradients& args, const Context& context) {
     constexpr std::int64_t kFewestTokens = 256;
+    const auto num_tokens = args.x.rows();
+    const auto& gate = args.gradients.gate.shape();
     if (num_tokens == 0) return;
-    const auto tiles =
-        std::max<std::int64_t>(1, ((gate[0] + GateShape::kM - 1) / GateShape::kM) *
-                                      ((gate[1] + GateShape::kN - 1) / GateShape::kN));
+    const bool is_wgmma = fits_wgmma(args, context);
+    const std::int64_t rows = is_wgmma && gate[0] <= kFewExperts ? 64 : 128;
+    const std::int64_t columns = 128 * 128 / rows;
+    const auto tiles = std::max<std::int64_t>(
+        1, (gate[0] + rows - 1) / rows * ((gate[1] + columns - 1) / columns));
+    // With wgmma a block has a multiprocessor to itself. If 128 can be had, they take one wave.
+    const std::int64_t blocks = is_wgmma && 128 % tiles == 0 ? 128 : 256;
     const auto most = std::max<std::int64_t>(
-        1, std::min(kBlocks / tiles, (num_tokens + kFewestTokens - 1) / kFewestTokens));
-    constexpr std::int64_t kStep = GateShape::kDepth;
+        1, std::min(blocks / tiles, (num_tokens + kFewestTokens - 1) / kFewestTokens));
+    constexpr std::int64_t kStep = 64;
     tokens = ((num_tokens + most - 1) / most + kStep - 1) / kStep * kStep;
     count = static_cast<unsigned>((num_tokens + tokens - 1) / tokens);
   }
@@ -81,36 +92,48 @@ __global__ __launch_bounds__(kBiasExperts* kBiasRows) void bias_partials_kernel(
   partials(0, expert, sum);
 }
 
-// gradient [rows, columns] (+)= the sum of the parts, in order.
 template <typename T>
-__global__ __launch_bounds__(256) void add_parts_kernel(Partials from, unsigned parts, T* gradient,
-                                                        std::int64_t row_stride, bool accumulates) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * 256 + threadIdx.x;
-  if (i >= from.rows * from.columns) return;
-  const std::int64_t row = i / from.columns;
-  const std::int64_t column = i % from.columns;
+struct AddParts {
+  Partials from;
+  unsigned parts;
+  T* gradient;  // [rows, columns]
+  std::int64_t row_stride;
+  bool accumulates;
+};
+constexpr int kAddThreads = 256;
+
+// gradient (+)= the sum of the parts, in order. A row takes a whole number of blocks.
+template <typename T>
+__global__ __launch_bounds__(kAddThreads) void add_parts_kernel(AddParts<T> p) {
+  let_next_start();
+  wait_for_earlier_kernels();
+  const auto row_blocks = static_cast<unsigned>((p.from.columns + kAddThreads - 1) / kAddThreads);
+  const std::int64_t row = blockIdx.x / row_blocks;
+  const std::int64_t column = blockIdx.x % row_blocks * kAddThreads + threadIdx.x;
+  if (column >= p.from.columns) return;
   float sum = 0.0F;
 #pragma unroll 8
-  for (unsigned p = 0; p < parts; ++p) sum += *from.at(p, row, column);
-  T& to = gradient[row * row_stride + column];
-  to = gemm::rounded<T>(accumulates ? gemm::to_f32(to) + sum : sum);
+  for (unsigned part = 0; part < p.parts; ++part) sum += *p.from.at(part, row, column);
+  T& to = p.gradient[row * p.row_stride + column];
+  to = gemm::rounded<T>(p.accumulates ? gemm::to_f32(to) + sum : sum);
+}
+
+template <typename T>
+void launch_add_parts(const Partials& from, const Parts& parts, const TensorView& gradient,
+                      GradientMode mode, Context& context) {
+  const auto blocks = from.rows * ((from.columns + kAddThreads - 1) / kAddThreads);
+  if (blocks == 0) return;
+  const AddParts<T> args{from, parts.count, reinterpret_cast<T*>(gradient.data()),
+                         gradient.row_stride(), mode == GradientMode::accumulate};
+  launch_early(add_parts_kernel<T>, {static_cast<unsigned>(blocks), kAddThreads}, args,
+               "add_parts_kernel", context);
 }
 
 void add_parts(const Partials& from, const Parts& parts, const TensorView& gradient,
                GradientMode mode, Context& context) {
-  const auto blocks = static_cast<unsigned>((from.rows * from.columns + 255) / 256);
-  if (blocks == 0) return;
-  const bool accumulates = mode == GradientMode::accumulate;
-  if (gradient.dtype() == Dtype::bf16) {
-    add_parts_kernel<<<blocks, 256, 0, context.stream()>>>(
-        from, parts.count, reinterpret_cast<__nv_bfloat16*>(gradient.data()), gradient.row_stride(),
-        accumulates);
-  } else {
-    add_parts_kernel<<<blocks, 256, 0, context.stream()>>>(
-        from, parts.count, reinterpret_cast<float*>(gradient.data()), gradient.row_stride(),
-        accumulates);
-  }
-  check(cudaGetLastError(), "add_parts_kernel");
+  const auto launch =
+      gradient.dtype() == Dtype::bf16 ? launch_add_parts<__nv_bfloat16> : launch_add_parts<float>;
+  launch(from, parts, gradient, mode, context);
 }
 
 template <typename Shape>
@@ -124,8 +147,26 @@ void bf16_gate_partials(const GateGradients& args, const ProductSizes& sizes, un
                  StorePairs<Partials>{partials, sizes.m, sizes.n}, context);
 }
 
+void wgmma_gate_partials(const GateGradients& args, const Parts& parts, const Partials& partials,
+                         Context& context) {
+  hopper::AlignedCopies copies(context);
+  const auto num_tokens = args.x.rows();
+  const auto x = copies.of(Rows{args.x.data(), args.x.row_stride()}, num_tokens, partials.columns);
+  const hopper::gate::GradientSizes sizes{.num_tokens = static_cast<int>(num_tokens),
+                                          .part_tokens = static_cast<int>(parts.tokens),
+                                          .num_experts = static_cast<int>(partials.rows),
+                                          .columns = static_cast<int>(partials.columns)};
+  using hopper::gate::GradientShape;
+  const auto launch = partials.rows <= kFewExperts
+                          ? hopper::gate::launch_gradient<GradientShape<64>, Partials>
+                          : hopper::gate::launch_gradient<GradientShape<128>, Partials>;
+  launch(args.d_logits, x, reinterpret_cast<const std::int32_t*>(args.has_part.data()), sizes,
+         partials, context);
+}
+
 void gate_partials(const GateGradients& args, const Parts& parts, const Partials& partials,
                    Context& context) {
+  if (fits_wgmma(args, context)) return wgmma_gate_partials(args, parts, partials, context);
   const ProductSizes sizes{.m = partials.rows,
                            .n = partials.columns,
                            .k = args.x.rows(),
@@ -168,7 +209,7 @@ void add_gradient(const GateGradients& args, const Parts& parts, const TensorVie
 }  // namespace
 
 void gate_gradients(const GateGradients& args, Context& context) {
-  const Parts parts(args.x.rows(), args.gradients.gate.shape());
+  const Parts parts(args, context);
   if (parts.count == 0 && args.mode == GradientMode::accumulate) return;
   add_gradient(args, parts, args.gradients.gate, gate_partials, context);
   if (is_given(args.gradients.gate_bias)) {

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate's logits: bf16 on tensor cores, everything else in plain f32.
+// The gate's logits: bf16 on tensor cores (wgmma on Hopper), everything else in plain f32.
 #include <cuda_runtime.h>
 
 #include "device/cuda/route/route_gate.h"
 #include "device/cuda/route/route_product.cuh"
 #include "device/cuda/route/route_simt.cuh"
+#include "device/cuda/route/route_wgmma_logits.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Up to 64 experts need only half a tile. If there are no more tiles than multiprocessors, a block
-// may have one to itself, and takes more stages.
+// Up to 64 experts need only half a tile.
 using FewLogitsShape = ProductShape<128, 64, 1, Runs::along_k, Runs::along_k>;
 using LogitsShape = ProductShape<128, 128, 1, Runs::along_k, Runs::along_k, 3>;
-using DeepLogitsShape = ProductShape<128, 128, 1, Runs::along_k, Runs::along_k, 6>;
 
 // Adds the bias, if any, to a sum and stores the logit.
 struct StoreLogit {
@@ -50,23 +49,12 @@ void launch_logits(const ConstTensorView& x, const ConstTensorView& gate, const 
                  StorePairs<StoreLogit>{store, x.rows(), gate.rows()}, context);
 }
 
-bool fits_deep_logits(std::int64_t num_tokens, std::int64_t num_experts, const Context& context) {
-  using Shape = DeepLogitsShape;
-  const auto tiles =
-      (num_tokens + Shape::kM - 1) / Shape::kM * ((num_experts + Shape::kN - 1) / Shape::kN);
-  if (tiles > context.num_multiprocessors()) return false;
-  int bytes = 0;
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, context.ordinal()),
-        "the shared memory of a block");
-  return bytes >= Shape::kSharedBytes;
-}
-
 void bf16_logits(const ConstTensorView& x, const ConstTensorView& gate, const StoreLogit& store,
                  Context& context) {
-  if (gate.rows() <= FewLogitsShape::kN) {
+  if (hopper::gate::fits(context, x.shape()[1])) {
+    hopper::gate::logits(x, gate, store, context);
+  } else if (gate.rows() <= FewLogitsShape::kN) {
     launch_logits<FewLogitsShape>(x, gate, store, context);
-  } else if (fits_deep_logits(x.rows(), gate.rows(), context)) {
-    launch_logits<DeepLogitsShape>(x, gate, store, context);
   } else {
     launch_logits<LogitsShape>(x, gate, store, context);
   }

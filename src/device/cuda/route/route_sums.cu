@@ -2,6 +2,7 @@
 // Integer sums over tokens, whose order does not matter, and the problem words.
 #include <cuda_runtime.h>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/route/route_sums.h"
 #include "device/cuda/whole_sums.cuh"
 
@@ -53,6 +54,7 @@ struct SumTokens {
   std::int64_t row_stride;
   Word* squares;
   bool has_counters;  // true if the pick counters fit into shared memory
+  Problems problems = {};
 };
 
 __device__ void add_to(Word* sum, Word value) {
@@ -119,10 +121,12 @@ __device__ void add_square(const SumTokens& s, std::int64_t token, bool is_count
 }
 
 // Each block adds up one chunk of a sequence's tokens.
-__global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s, Problems problems) {
+__global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s) {
   extern __shared__ int counters[];
   __shared__ float over[kChunkTokens];
   static_assert(kChunkTokens <= kSumThreads);
+  let_next_start();
+  wait_for_earlier_kernels();
   const std::int64_t sequence = blockIdx.x / s.chunks;
   const std::int64_t begin = sequence * s.sequence_tokens;
   const std::int64_t end = min(begin + s.sequence_tokens, s.num_tokens);
@@ -138,7 +142,7 @@ __global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s, Problems
   if (s.log_sum_exp != nullptr) add_square(s, first + me, mine != 0.0F);
   if (s.scores != nullptr) add_scores(s, first, count, over, row);
   add_picks(s, first, count, over, counters, row);
-  if (blockIdx.x == 0 && me == 0) write_problems(problems);
+  if (blockIdx.x == 0 && me == 0) write_problems(s.problems);
 }
 
 const float* floats_of(const std::optional<TensorView>& view) {
@@ -184,12 +188,12 @@ void finish_routing(const RouteTokens& args, const TokenSums& tokens, Context& c
     check(cudaGetLastError(), "problems_kernel");
     return;
   }
-  const SumTokens sums = sums_of(args, tokens);
+  SumTokens sums = sums_of(args, tokens);
+  sums.problems = problems;
   const auto sequences = (num_tokens + sums.sequence_tokens - 1) / sums.sequence_tokens;
-  const auto shared = sums.has_counters ? sizeof(int) * args.options.num_experts : 0;
-  sums_kernel<<<static_cast<unsigned>(sequences * sums.chunks), kSumThreads, shared,
-                context.stream()>>>(sums, problems);
-  check(cudaGetLastError(), "sums_kernel");
+  const std::size_t shared = sums.has_counters ? sizeof(int) * args.options.num_experts : 0;
+  launch_early(sums_kernel, {static_cast<unsigned>(sequences * sums.chunks), kSumThreads, shared},
+               sums, "sums_kernel", context);
 }
 
 }  // namespace switchyard::cuda

@@ -21,14 +21,16 @@ struct LaneValues {
 
   __device__ explicit LaneValues(T* /*row*/) {}
   __device__ T& operator[](int i) { return values[i]; }
-  // Returns the value of any expert, the same one in all lanes. Selecting by a bit mask keeps the
-  // values in registers, which indexing would not.
+  // Returns the value of an expert, which may be another in each lane, or 0 for −1. All lanes must
+  // call it.
   __device__ T of(int expert) const {
-    const unsigned mark = 1U << (expert / 32);
-    T value = values[0];
+    T value = {};
 #pragma unroll
-    for (int i = 1; i < kPerLane; ++i) value = (mark >> i & 1U) != 0 ? values[i] : value;
-    return __shfl_sync(kAllLanes, value, expert % 32);
+    for (int i = 0; i < kPerLane; ++i) {
+      const T other = __shfl_sync(kAllLanes, values[i], expert & 31);
+      value = expert >> 5 == i ? other : value;
+    }
+    return value;
   }
 };
 template <typename T>
@@ -39,7 +41,7 @@ struct LaneValues<T, 0> {
   __device__ T& operator[](int i) { return row[32 * i + lane_of_thread()]; }
   __device__ T of(int expert) const {
     __syncwarp();
-    return row[expert];
+    return expert < 0 ? T{} : row[expert];
   }
 };
 
