@@ -94,6 +94,9 @@ class Products {
     activated_ = make({rows, s_.intermediate});
     gate_up_ = make({s_.num_experts, 2 * s_.intermediate, s_.hidden});
     down_ = make({s_.num_experts, s_.hidden, s_.intermediate});
+    zeros_ = device.empty({2}, Dtype::i32);
+    device.set_zero(zeros_);
+    tickets_ = reinterpret_cast<std::int32_t*>(zeros_.data());
     inner_ = refs_to(gate_up_, 2, s_.intermediate, s_.hidden);
     outer_ = refs_to(down_, 1, s_.hidden, s_.intermediate);
   }
@@ -150,7 +153,7 @@ class Products {
   cuda::Groups groups() const {
     return {reinterpret_cast<const std::int32_t*>(plan_.row_offsets().data()),
             reinterpret_cast<const std::int32_t*>(plan_.group_rows().data()),
-            static_cast<int>(s_.num_experts), plan_.row_capacity()};
+            static_cast<int>(s_.num_experts), plan_.row_capacity(), tickets_};
   }
   static Rows rows_of(const Tensor& tensor) { return {tensor.data(), tensor.shape()[1]}; }
   SourceRows rows() const { return {rows_of(wide_)}; }
@@ -297,7 +300,9 @@ class Products {
   std::unique_ptr<Communicator> comm_;
   Planner planner_;
   Plan plan_;
-  Tensor tokens_, weights_, d_weights_, wide_, out_, inner_rows_, activated_, gate_up_, down_;
+  Tensor tokens_, weights_, d_weights_, wide_, out_, inner_rows_, activated_, gate_up_, down_,
+      zeros_;
+  std::int32_t* tickets_ = nullptr;
   std::vector<MatrixRef> inner_, outer_;
 };
 

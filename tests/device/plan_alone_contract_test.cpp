@@ -233,14 +233,14 @@ Made PlanAloneContract::fetch(const Tables& t) const {
           .step = words(t.step)};
 }
 
-// The tables of a GPU's one kernel hold 8192 picks, and with few of them about 1880 experts.
+// A GPU's one kernel plans up to 2048 picks, and with few of them about 1880 experts.
 const std::vector<Random::Picks> kSizes{
-    {0, 2, 4},       {1, 1, 1},           {1, 8, 128},         {2, 4, 32},
-    {5, 3, 7, 0.5},  {64, 8, 128, 0.3},   {100, 17, 40, 0.5},  {40, 33, 50, 0.5, 0.1},
-    {1024, 8, 128},  {1025, 8, 128},      {8192, 1, 3, 0.9},   {8193, 1, 3, 0.9},
-    {128, 64, 200},  {129, 64, 200},      {2047, 4, 128, 0.7}, {2048, 4, 128, 0.7},
-    {2049, 4, 128},  {4, 4, 1850},        {4, 4, 1950},        {600, 8, 1024, 0.0, 0.1},
-    {1000, 8, 1024}, {20, 1, 1, 0.0, 1.0}};
+    {0, 2, 4},      {1, 1, 1},           {1, 8, 128},        {2, 4, 32},
+    {5, 3, 7, 0.5}, {64, 8, 128, 0.3},   {100, 17, 40, 0.5}, {40, 33, 50, 0.5, 0.1},
+    {256, 8, 128},  {257, 8, 128},       {2048, 1, 3, 0.9},  {2049, 1, 3, 0.9},
+    {32, 64, 200},  {33, 64, 200},       {511, 4, 128, 0.7}, {512, 4, 128, 0.7},
+    {513, 4, 128},  {4, 4, 1850},        {4, 4, 1950},       {200, 8, 1024, 0.0, 0.1},
+    {250, 8, 1024}, {20, 1, 1, 0.0, 1.0}};
 
 TEST_P(PlanAloneContract, EqualsThePlainPlanAtEverySize) {
   for (const auto& size : kSizes) {
@@ -258,7 +258,7 @@ TEST_P(PlanAloneContract, EqualsThePlainPlanAtEverySize) {
 
 TEST_P(PlanAloneContract, RowsThatDoNotFitHaveNoSlot) {
   for (const auto& size : {Random::Picks{1, 8, 128}, Random::Picks{300, 4, 24, 0.5, 0.1},
-                           Random::Picks{1024, 8, 64, 0.3}, Random::Picks{1025, 8, 64, 0.3}}) {
+                           Random::Picks{256, 8, 64, 0.3}, Random::Picks{257, 8, 64, 0.3}}) {
     const Tensor ids = Random(4).expert_ids(size);
     for (const std::int64_t alignment : {1, 16, 128}) {
       for (const std::int64_t share : {0, 3, 9}) {
@@ -276,7 +276,7 @@ TEST_P(PlanAloneContract, RowsThatDoNotFitHaveNoSlot) {
 }
 
 TEST_P(PlanAloneContract, AllTokensPickOneExpert) {
-  for (const std::int64_t num_tokens : {1, 31, 500, 8192, 8193}) {
+  for (const std::int64_t num_tokens : {1, 31, 500, 2048, 2049}) {
     Tensor ids({num_tokens, 1}, Dtype::i32);
     std::ranges::fill(ids.span<std::int32_t>(), 77);
     expect_planned({.ids = ids, .num_experts = 128, .alignment = 16});
@@ -330,15 +330,15 @@ TEST_P(PlanAloneContract, WhatTheRouterFoundStays) {
 
 // One more token, which picks nothing, makes the plan too large for a single kernel.
 TEST_P(PlanAloneContract, ATokenWithoutPicksChangesNothing) {
-  const Tensor ids = Random(7).expert_ids({.num_tokens = 1024, .top_k = 8, .num_experts = 64});
-  Tensor more({1025, 8}, Dtype::i32);
+  const Tensor ids = Random(7).expert_ids({.num_tokens = 256, .top_k = 8, .num_experts = 64});
+  Tensor more({257, 8}, Dtype::i32);
   std::ranges::fill(more.span<std::int32_t>(), -1);
   std::ranges::copy(ids.span<std::int32_t>(), more.span<std::int32_t>().begin());
   const Made smaller = plan({.ids = ids, .num_experts = 64, .alignment = 16});
   Made larger = plan({.ids = more, .num_experts = 64, .alignment = 16});
   EXPECT_TRUE(std::ranges::all_of(larger.slots.end() - 8, larger.slots.end(),
                                   [](const auto slot) { return slot == -1; }));
-  for (Ints* table : {&larger.slots, &larger.target_ranks, &larger.sources}) table->resize(8192);
+  for (Ints* table : {&larger.slots, &larger.target_ranks, &larger.sources}) table->resize(2048);
   EXPECT_TRUE(larger == smaller);
 }
 

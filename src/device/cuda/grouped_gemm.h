@@ -20,6 +20,9 @@ struct Groups {
   const std::int32_t* group_rows = nullptr;   // device [count]
   int count = 0;
   std::int64_t row_capacity = 0;  // rows in the buffers; no group ends past it
+  // Device [2], zero before and after every product: with it, a block of Hopper's kernels takes the
+  // next tile when it has finished one. Null: each block has its tiles from the start.
+  std::int32_t* tickets = nullptr;
 };
 
 // Rows in device memory, `stride` elements apart.

@@ -242,6 +242,24 @@ TEST_F(CudaGroupedGemm, BitsOfTilesThatAreStoredBehindTheNext) {
   }
 }
 
+// With tickets, clusters of Hopper's kernel take tiles in another order.
+TEST_F(CudaGroupedGemm, TicketsChangeNoBitAndAreLeftZero) {
+  std::vector<GemmGroup> groups;
+  for (std::uint64_t id = 0; id < 70; ++id) {
+    groups.push_back({id, id % 9 == 0 ? 0 : static_cast<std::int64_t>(id * 91 % 600)});
+  }
+  for (const auto form : kForms) {
+    GroupedSetup setup{.form = form, .matrix_rows = 512, .matrix_columns = 320, .parts = 2};
+    const auto expected = run_grouped(device, setup, groups);
+    setup.has_tickets = true;
+    const auto results = run_grouped(device, setup, groups);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      expect_same_bits(results[g], expected[g], setup);
+    }
+    expect_same_bits(run_grouped(device, setup, {groups[1]})[0], expected[1], setup);
+  }
+}
+
 // Rows that are not aligned are read and written another way, which must not show.
 TEST_F(CudaGroupedGemm, BitsDoNotDependOnAlignment) {
   const auto groups = groups_of({130, 0, 9, 300});

@@ -121,7 +121,8 @@ std::ostream& operator<<(std::ostream& out, const GroupedSetup& setup) {
              << setup.parts << " × [" << setup.matrix_rows << "," << setup.matrix_columns << "]"
              << (setup.accumulate ? ", added to " : ", matrices of ")
              << name_of(matrix_dtype(setup)) << ", spare " << setup.spare << ", gap " << setup.gap
-             << (setup.kernels == GemmKernels::best ? "" : ", portable");
+             << (setup.kernels == GemmKernels::best ? "" : ", portable")
+             << (setup.has_tickets ? ", tickets" : "");
 }
 
 }  // namespace switchyard::testing

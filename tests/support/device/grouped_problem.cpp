@@ -42,6 +42,10 @@ class Problem {
     const auto count = static_cast<std::int64_t>(groups.size());
     offsets_on_device_ = device.copy_of(Tensor::from<std::int32_t>({count}, offsets_));
     rows_on_device_ = device.copy_of(Tensor::from<std::int32_t>({count}, rows_));
+    if (setup.has_tickets) {
+      zeros_ = device.copy_of(Tensor::zeros({2}, Dtype::i32));
+      tickets_ = reinterpret_cast<std::int32_t*>(zeros_.data());
+    }
     place_matrices();
   }
 
@@ -78,6 +82,14 @@ class Problem {
  private:
   template <typename Gemm>
   void multiply(const Gemm& args, cuda::Context& context) const {
+    run_product(args, context);
+    if (tickets_ == nullptr) return;
+    run_product(args, context);  // finds the tickets as the first one has left them
+    const Tensor after = device_.to_host(zeros_);
+    EXPECT_TRUE(same_bits(after, Tensor::zeros(after.shape(), after.dtype()))) << setup_;
+  }
+  template <typename Gemm>
+  void run_product(const Gemm& args, cuda::Context& context) const {
     if (setup_.kernels == GemmKernels::best) {
       cuda::grouped_gemm(args, context);
     } else if (setup_.dtype == Dtype::bf16) {
@@ -155,7 +167,8 @@ class Problem {
     return {.row_offsets = reinterpret_cast<const std::int32_t*>(offsets_on_device_.data()),
             .group_rows = reinterpret_cast<const std::int32_t*>(rows_on_device_.data()),
             .count = static_cast<int>(groups_.size()),
-            .row_capacity = capacity_};
+            .row_capacity = capacity_,
+            .tickets = tickets_};
   }
   static cuda::SourceRows device_rows(const Tensor& tensor) {
     return {{tensor.data(), tensor.shape()[1]}};
@@ -204,6 +217,8 @@ class Problem {
   std::int64_t capacity_ = 0;
   Tensor offsets_on_device_;
   Tensor rows_on_device_;
+  Tensor zeros_;
+  std::int32_t* tickets_ = nullptr;
   std::vector<Tensor> stacks_;
   std::vector<Tensor> stacks_before_;
   std::vector<cuda::MatrixRef> refs_;

@@ -14,13 +14,29 @@ struct FastMath {
   __device__ static float exp(float x) { return __expf(x); }
   // Flushing to zero is harmless: tiny powers vanish when added to 1, and tiny results may be 0.
   __device__ static float sigmoid(float x) {
-    constexpr float kLog2E = 1.44269504F;
     float power = -kLog2E * x;
     asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(power));
     float result = 1.0F + power;
     asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(result));
     return result;
   }
+  // The sigmoids of several numbers, which hide each other's latencies.
+  template <int kCount>
+  __device__ static void sigmoids(float (&x)[kCount]) {
+#pragma unroll
+    for (float& power : x) {
+      power *= -kLog2E;
+      asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(power));
+    }
+#pragma unroll
+    for (float& result : x) {
+      result += 1.0F;
+      asm volatile("rcp.approx.ftz.f32 %0, %0;" : "+f"(result));
+    }
+  }
+
+ private:
+  static constexpr float kLog2E = 1.44269504F;
 };
 struct AccurateMath {
   __device__ static float exp(float x) { return expf(x); }
@@ -33,17 +49,28 @@ struct Derivatives {
   float d_up;
 };
 
+// The two activations that products are fused with. Each is also given by the sigmoid `s` of
+// sigmoid_input(), so that a caller may compute several sigmoids at once.
 template <typename Math>
 struct Swiglu {
   static constexpr bool kGated = true;
-  __device__ static float value(float gate, float up, const ActivationConstants& /*c*/) {
-    return gate * Math::sigmoid(gate) * up;
+  __device__ static float sigmoid_input(float gate, const ActivationConstants& /*c*/) {
+    return gate;
   }
-  __device__ static Derivatives derivatives(float gate, float up,
-                                            const ActivationConstants& /*c*/) {
-    const float s = Math::sigmoid(gate);
+  __device__ static float value_of(float s, float gate, float up,
+                                   const ActivationConstants& /*c*/) {
+    return gate * s * up;
+  }
+  __device__ static Derivatives derivatives_of(float s, float gate, float up,
+                                               const ActivationConstants& /*c*/) {
     const float silu = gate * s;
     return {silu * up, up * (s + silu * (1.0F - s)), silu};
+  }
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return value_of(Math::sigmoid(gate), gate, up, c);
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    return derivatives_of(Math::sigmoid(gate), gate, up, c);
   }
 };
 
@@ -60,16 +87,24 @@ __device__ inline float pass_clamp(float x, float limit, float gradient) {
 template <typename Math>
 struct ClampedSwiglu {
   static constexpr bool kGated = true;
-  __device__ static float value(float gate, float up, const ActivationConstants& c) {
-    const float g = at_most(gate, c.limit);
-    return g * Math::sigmoid(c.alpha * g) * (clamp(up, c.limit) + c.up_offset);
+  __device__ static float sigmoid_input(float gate, const ActivationConstants& c) {
+    return c.alpha * at_most(gate, c.limit);
   }
-  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+  __device__ static float value_of(float s, float gate, float up, const ActivationConstants& c) {
+    return at_most(gate, c.limit) * s * (clamp(up, c.limit) + c.up_offset);
+  }
+  __device__ static Derivatives derivatives_of(float s, float gate, float up,
+                                               const ActivationConstants& c) {
     const float g = at_most(gate, c.limit);
     const float u = clamp(up, c.limit) + c.up_offset;
-    const float s = Math::sigmoid(c.alpha * g);
     const float d_gate = u * (s * (1.0F + c.alpha * g * (1.0F - s)));
     return {g * s * u, gate > c.limit ? 0.0F : d_gate, pass_clamp(up, c.limit, g * s)};
+  }
+  __device__ static float value(float gate, float up, const ActivationConstants& c) {
+    return value_of(Math::sigmoid(sigmoid_input(gate, c)), gate, up, c);
+  }
+  __device__ static Derivatives derivatives(float gate, float up, const ActivationConstants& c) {
+    return derivatives_of(Math::sigmoid(sigmoid_input(gate, c)), gate, up, c);
   }
 };
 

@@ -34,6 +34,18 @@ SourceRows sources_of(const ConstTensorView& rows, const std::optional<TokenRows
   result.num_tokens = tokens->x.rows();
   return result;
 }
+// With tickets, blocks share out their tiles evenly. Setting tickets to zero takes some
+// microseconds, more than they save where rows are few.
+TensorView take_tickets(const ExpertsOptions& options, Groups& groups, Context& context) {
+  constexpr std::int64_t kWorthwhileRows = 16384;
+  const bool is_used = context.uses_hopper_kernels() && options.dtype == Dtype::bf16;
+  if (!is_used || groups.row_capacity < kWorthwhileRows) return {};
+  const TensorView tickets = context.take({2}, Dtype::i32);
+  context.set_zero(tickets);
+  groups.tickets = reinterpret_cast<std::int32_t*>(tickets.data());
+  return tickets;
+}
+
 SourceRows input_of(const ConstTensorView& rows, const std::optional<TokenRows>& tokens) {
   return sources_of(tokens ? tokens->x : rows, tokens);
 }
@@ -47,15 +59,16 @@ void experts_forward(const ExpertsForward& args, Context& context) {
   const auto num_rows = num_rows_of(args.in.rows, args.in.tokens);
   const auto& inner = args.out.inner;
   const SourceRows x = input_of(args.in.rows, args.in.tokens);
-  expert_forward(
-      {.options = args.options,
-       .weights = args.weights,
-       .groups = groups_of(args.row_offsets, args.group_rows,
-                           {num_rows, args.out.out.rows(), inner ? inner->rows() : num_rows}),
-       .x = x,
-       .row_weights = {floats_of(args.in.row_weights), x.sources},
-       .inner = inner ? rows_of(*inner) : Rows{}},
-      rows_of(args.out.out), context);
+  Groups groups = groups_of(args.row_offsets, args.group_rows,
+                            {num_rows, args.out.out.rows(), inner ? inner->rows() : num_rows});
+  const TensorView tickets = take_tickets(args.options, groups, context);
+  expert_forward({.options = args.options,
+                  .weights = args.weights,
+                  .groups = groups,
+                  .x = x,
+                  .row_weights = {floats_of(args.in.row_weights), x.sources},
+                  .inner = inner ? rows_of(*inner) : Rows{}},
+                 rows_of(args.out.out), context);
 }
 
 void experts_backward(const ExpertsBackward& args, Context& context) {
@@ -63,11 +76,13 @@ void experts_backward(const ExpertsBackward& args, Context& context) {
   const auto& out = args.out;
   const auto num_rows = num_rows_of(in.rows, in.tokens);
   const SourceRows x = input_of(in.rows, in.tokens);
+  Groups groups = groups_of(
+      args.row_offsets, args.group_rows,
+      {num_rows, in.inner.rows(), out.d_rows.rows(), in.tokens ? num_rows : in.d_out.rows()});
+  const TensorView tickets = take_tickets(args.options, groups, context);
   expert_backward({.options = args.options,
                    .weights = args.weights,
-                   .groups = groups_of(args.row_offsets, args.group_rows,
-                                       {num_rows, in.inner.rows(), out.d_rows.rows(),
-                                        in.tokens ? num_rows : in.d_out.rows()}),
+                   .groups = groups,
                    .x = x,
                    .row_weights = {floats_of(in.row_weights), x.sources},
                    .inner = rows_of(in.inner)},

@@ -57,6 +57,7 @@ inline KernelArgs args_of(const Groups& groups) {
   args.row_offsets = groups.row_offsets;
   args.group_rows = groups.group_rows;
   args.groups = groups.count;
+  args.tickets = groups.tickets;
   return args;
 }
 

@@ -8,6 +8,7 @@
 #include "device/cuda/experts/activations.cuh"
 #include "device/cuda/hopper/hand_over.cuh"
 #include "device/cuda/hopper/target.cuh"
+#include "device/cuda/hopper/tile_queue.cuh"
 
 namespace switchyard::cuda::hopper {
 
@@ -50,9 +51,9 @@ class Finisher {
 
   template <typename Act>
   __device__ __forceinline__ void run() {
-    TileWalk<Variant> walk(args_, rank_);
+    Tiles<Variant> tiles(args_, rank_, shared_);
     Tile tile;
-    while (walk.next(tile)) {
+    while (tiles.next(tile)) {
       const Weights weights(args_.activations, tile);
       Inputs next = {};
       Half half = find_half(tile, 0);
@@ -105,21 +106,36 @@ class Finisher {
 #pragma unroll
       for (float& value : values_) value = __shfl_sync(~0U, value, lane);
     }
-    // Returns the weight of a consumer's row. All lanes call it together, each for its own row.
+    // Returns the weight of a consumer's row. All lanes call it together, each for its own row; a
+    // warp's rows are all in the same half of the consumer's.
     __device__ __forceinline__ float of(int consumer, int line) const {
-      const float first = __shfl_sync(~0U, consumer == 0 ? values_[0] : values_[2], line);
-      const float second = __shfl_sync(~0U, consumer == 0 ? values_[1] : values_[3], line);
-      return line < 32 ? first : second;
+      const float first = consumer == 0 ? values_[0] : values_[2];
+      const float second = consumer == 0 ? values_[1] : values_[3];
+      return __shfl_sync(~0U, line < 32 ? first : second, line);
     }
 
    private:
     float values_[kTileRows / 32] = {1.0F, 1.0F, 1.0F, 1.0F};
   };
 
-  __device__ __forceinline__ static Element* element(const Rows& rows, std::int64_t row,
-                                                     int column) {
-    return static_cast<Element*>(const_cast<void*>(rows.data)) + row * rows.stride + column;
-  }
+  // A column of rows in memory. With 32-bit rows and strides an address is one instruction.
+  class Column {
+   public:
+    __device__ __forceinline__ Column(const Rows& rows, int column)
+        : data_(static_cast<std::byte*>(const_cast<void*>(rows.data)) +
+                column * static_cast<int>(sizeof(Element))),
+          stride_(static_cast<int>(rows.stride) * static_cast<int>(sizeof(Element))) {}
+
+    __device__ __forceinline__ Element* at(int row) const {
+      std::byte* there = nullptr;
+      asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(there) : "r"(row), "r"(stride_), "l"(data_));
+      return reinterpret_cast<Element*>(there);
+    }
+
+   private:
+    std::byte* data_;
+    int stride_;
+  };
   __device__ __forceinline__ static void store(Element* to, const PackedLine& line) {
     __stcs(reinterpret_cast<uint4*>(to), line.piece());  // evict-first, as in store_box()
   }
@@ -137,37 +153,52 @@ class Finisher {
     const std::uint32_t ups = shared_.staging(half.consumer(), 1);
     const bool keeps = act.inner.data != nullptr;
     const bool in_bulk = keeps && half.rows == 64;
+    const int piece = thread_ % kPieces;
+    const int column = half.column + piece * 8;
+    const Column activated(act.activated, column);
     wait_until_filled(half.consumer());
     if (in_bulk && thread_ == 0 && half.column < args_.columns) {
       store_box(&args_.c.whole, {half.column, half.row, 0, 0}, gates);
       store_box(&args_.c.whole, {half.column, half.row, 0, 1}, ups);
       commit_stores();
     }
-    const int piece = thread_ % kPieces;
-    const int column = half.column + piece * 8;
     // A warp continues while any of its rows is valid, because fetching weights is a warp shuffle.
 #pragma unroll 2
     for (int line = thread_ / kPieces; line / 4 * 4 < half.rows; line += kLines) {
       const float weight = weights.of(half.consumer(), line);
-      if (line >= half.rows || column >= args_.columns) continue;
-      const std::int64_t row = half.row + line;
       const PackedLine gate = load_staged(gates, line, piece);
       const PackedLine up = load_staged(ups, line, piece);
+      float s[8];
+      sigmoids<Act>(gate, s);
       PackedLine result;
 #pragma unroll
       for (int pair = 0; pair < PackedLine::kPairs; ++pair) {
         const auto value = [&](int e) {
-          return weight * Act::value(gate.get(pair, e), up.get(pair, e), act.constants);
+          return weight *
+                 Act::value_of(s[2 * pair + e], gate.get(pair, e), up.get(pair, e), act.constants);
         };
         result.pairs[pair] = round_pair(value(0), value(1));
       }
-      store(element(act.activated, row, column), result);
-      if (!keeps || in_bulk) continue;
-      store(element(act.inner, row, column), gate);
-      store(element(act.inner, row, args_.columns + column), up);
+      if (line < half.rows && column < args_.columns) {
+        store(activated.at(half.row + line), result);
+        if (keeps && !in_bulk) {
+          Element* const inner = Column(act.inner, column).at(half.row + line);
+          store(inner, gate);
+          store(inner + args_.columns, up);
+        }
+      }
     }
     if (in_bulk && thread_ == 0) wait_until_stores_have_read<0>();
     arrive(shared_.drained(half.consumer()));
+  }
+
+  template <typename Act>
+  __device__ __forceinline__ void sigmoids(const PackedLine& gate, float (&s)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      s[i] = Act::sigmoid_input(gate.get(i / 2, i % 2), args_.activations.constants);
+    }
+    FastMath::sigmoids(s);
   }
 
   // A thread's part of a row in backward: eight of 128 columns.
@@ -180,14 +211,29 @@ class Finisher {
   static constexpr int kPieces = 16;
   static constexpr int kStep = Variant::kFinishers / kPieces;
 
-  // Loads this thread's inputs of row `line` of the half.
-  __device__ __forceinline__ void load_line(const Half& half, int line, Inputs& inputs) const {
+  // Loads this thread's inputs of its first row of the half.
+  __device__ __forceinline__ void load_first(const Half& half, Inputs& inputs) const {
+    const int line = thread_ / kPieces;
     const int column = half.column + thread_ % kPieces * 8;
     if (line >= half.rows || column >= args_.columns) return;
-    inputs = load_inputs(element(args_.activations.inner, half.row + line, column));
+    inputs = load_inputs(Column(args_.activations.inner, column).at(half.row + line));
   }
-  __device__ __forceinline__ void load_first(const Half& half, Inputs& inputs) const {
-    load_line(half, thread_ / kPieces, inputs);
+
+  // A thread's part of a row's dot product, to be added up over the sixteen threads of the row.
+  // That is done one step late, when other arithmetic hides the latency.
+  struct PendingDot {
+    float value = 0.0F;
+    int row = -1;  // of the thread that stores the sum; otherwise negative
+  };
+  __device__ __forceinline__ void finish(PendingDot dot, int column) const {
+    const Activations& act = args_.activations;
+    if (act.dots == nullptr) return;
+#pragma unroll
+    for (int lanes = kPieces / 2; lanes > 0; lanes /= 2) {
+      dot.value += __shfl_xor_sync(~0U, dot.value, lanes);
+    }
+    if (dot.row < 0) return;
+    act.dots[std::int64_t{dot.row} * std::int64_t{act.dot_blocks} + column / 128] = dot.value;
   }
 
   // The sums are the gradient of the activated values, before the routing weight. The inputs of the
@@ -200,25 +246,40 @@ class Finisher {
     const int column = half.column + piece * 8;
     const int lines = column < args_.columns ? half.rows : 0;
     const std::uint32_t box = shared_.staging(half.consumer(), piece / 8);
+    const Column inner(act.inner, column);
+    const Column activated(act.activated, column);
     // A warp continues while any of its rows is valid: its lanes exchange weights and dot products.
     const auto has_rows_of_warp = [&](int line) { return line / 2 * 2 < half.rows; };
     int line = thread_ / kPieces;
-    if (!has_rows_of_warp(line)) load_first(after, next);
-    wait_until_filled(half.consumer());
-    for (; has_rows_of_warp(line); line += kStep) {
-      const Inputs now = next;
+    PendingDot dot;
+    const auto step = [&](const Inputs& now, Inputs& ahead) {
       const PackedLine d = load_staged(box, line, piece % 8);
       const float weight = weights.of(half.consumer(), line);
-      if (has_rows_of_warp(line + kStep)) {
-        load_line(half, line + kStep, next);
-      } else {
-        load_first(after, next);
+      if (!has_rows_of_warp(line + kStep)) {
+        load_first(after, ahead);
+      } else if (line + kStep < lines) {
+        ahead = load_inputs(inner.at(half.row + line + kStep));
       }
-      const float dot = line_backward<Act>(d, now, weight, line < lines,
-                                           element(act.inner, half.row + line, column),
-                                           element(act.activated, half.row + line, column));
-      store_dot(half, line, column, dot);
+      finish(dot, column);
+      const bool is_there = line < lines;
+      const int row = half.row + line;
+      dot.value = line_backward<Act>(d, now, weight, is_there, inner.at(row), activated.at(row));
+      dot.row = is_there && piece == 0 ? row : -1;
+      line += kStep;
+    };
+    if (!has_rows_of_warp(line)) load_first(after, next);
+    wait_until_filled(half.consumer());
+    // Two steps at a time, so that inputs need not be moved between registers.
+    Inputs other = {};
+    while (has_rows_of_warp(line)) {
+      step(next, other);
+      if (!has_rows_of_warp(line)) {
+        next = other;
+        break;
+      }
+      step(other, next);
     }
+    finish(dot, column);
     arrive(shared_.drained(half.consumer()));
   }
 
@@ -235,6 +296,8 @@ class Finisher {
   __device__ __forceinline__ float line_backward(const PackedLine& d, const Inputs& in,
                                                  float weight, bool is_there, Element* inner,
                                                  Element* activated) const {
+    float s[8];
+    sigmoids<Act>(in.gate, s);
     PackedLine d_gate;
     PackedLine d_up;
     PackedLine values;
@@ -245,8 +308,8 @@ class Finisher {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float d_value = d.get(pair, e);
-        const Derivatives slopes =
-            Act::derivatives(in.gate.get(pair, e), in.up.get(pair, e), args_.activations.constants);
+        const Derivatives slopes = Act::derivatives_of(
+            s[2 * pair + e], in.gate.get(pair, e), in.up.get(pair, e), args_.activations.constants);
         dot += d_value * slopes.value;
         results[0][e] = weight * slopes.value;
         results[1][e] = weight * d_value * slopes.d_gate;
@@ -262,17 +325,6 @@ class Finisher {
       store(inner + args_.columns, d_up);
     }
     return is_there ? dot : 0.0F;
-  }
-
-  // Adds up the dot products over the sixteen threads that share 128 columns, and stores the sum.
-  __device__ __forceinline__ void store_dot(const Half& half, int line, int column,
-                                            float dot) const {
-    const Activations& act = args_.activations;
-    if (act.dots == nullptr) return;
-#pragma unroll
-    for (int lanes = kPieces / 2; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0U, dot, lanes);
-    if (thread_ % kPieces != 0 || line >= half.rows || column >= args_.columns) return;
-    act.dots[std::int64_t{half.row + line} * act.dot_blocks + column / 128] = dot;
   }
 
   const KernelArgs& args_;

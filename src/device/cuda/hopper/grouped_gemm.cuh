@@ -39,9 +39,9 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
                                                  MainLoop<Variant> loop) {
   float sums[128];
   DeferredTile<Variant> last;
-  TileWalk<Variant> walk(args, rank);
+  Tiles<Variant> tiles(args, rank, loop.shared);
   Tile tile;
-  while (walk.next(tile)) {
+  while (tiles.next(tile)) {
     if (!has_rows<Variant>(tile, loop.consumer)) {
       loop.pass(tile);
       continue;
@@ -74,9 +74,9 @@ template <typename Variant>
 __device__ __forceinline__ void consume_directly(const KernelArgs& args, int rank,
                                                  MainLoop<Variant> loop) {
   float sums[128];
-  TileWalk<Variant> walk(args, rank);
+  Tiles<Variant> tiles(args, rank, loop.shared);
   Tile tile;
-  while (walk.next(tile)) {
+  while (tiles.next(tile)) {
     if (!has_rows<Variant>(tile, loop.consumer)) {
       loop.pass(tile);
       continue;
@@ -98,9 +98,9 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
                                                      MainLoop<Variant> loop) {
   float sums[128];
   HandOver<Variant> last(loop.shared, loop.consumer, loop.thread);
-  TileWalk<Variant> walk(args, rank);
+  Tiles<Variant> tiles(args, rank, loop.shared);
   Tile tile;
-  while (walk.next(tile)) {
+  while (tiles.next(tile)) {
     if (!has_rows<Variant>(tile, loop.consumer)) {
       last.flush();
       loop.pass(tile);

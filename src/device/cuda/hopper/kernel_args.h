@@ -51,6 +51,12 @@ struct Variant {
   // warps. Then registers are short: wgmma, which names all its accumulators, works on half the
   // columns at a time.
   static constexpr bool kMultipliesHalves = kThreads > 3 * kWarpgroup;
+  // Tiles come from a queue, see tile_queue.cuh. Weight gradients from tokens do without: all their
+  // producing threads copy, and while one announced a tile, the others would wait for it.
+  static constexpr bool kQueuesTiles = !(kIsWeightGradient && kReadsTokens);
+  // The warps that work on tiles: without tokens, one thread produces.
+  static constexpr int kTileWarps =
+      (kConsumers * kWarpgroup + (kReadsTokens ? kProducers : 32) + kFinishers) / 32;
   // A consumer thread holds 128 accumulators, and up to 64 rounded pairs of the previous tile (32
   // with a finisher).
   static constexpr int kConsumerRegisters = kMultipliesHalves ? 176
@@ -61,6 +67,11 @@ struct Variant {
                                          : kActivates      ? 136
                                          : kReadsTokens    ? 72
                                                            : 40;
+  // Registers move between warpgroups; what a launch leaves over is not theirs. A block that asked
+  // for more would wait for ever.
+  static constexpr int kWarpgroups = kThreads / kWarpgroup;
+  static_assert(kConsumers * kConsumerRegisters + (kWarpgroups - kConsumers) * kOtherRegisters <=
+                kWarpgroups * (65536 / kThreads / 8 * 8));
   // An activating tile covers 128 columns of the gate projection and the same 128 of the up
   // projection.
   static constexpr int kColumnsOfPart = kActivates ? kTileColumns / 2 : kTileColumns;
@@ -122,6 +133,7 @@ struct KernelArgs {
   const std::int32_t* row_offsets = nullptr;
   const std::int32_t* group_rows = nullptr;
   const std::int32_t* group_order = nullptr;  // [groups]: processing order; weight gradients only
+  std::int32_t* tickets = nullptr;            // see Groups
   int groups = 0;
   int part_blocks = 0;    // column tiles, k blocks or row tiles per part, by product
   int column_blocks = 0;  // column tiles of all parts

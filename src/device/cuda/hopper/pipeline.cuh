@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory layout of a block: the pipeline stages from producer to consumers, and the staging
-// boxes from consumers to the finisher.
+// Shared memory layout of a block: the pipeline stages from producer to consumers, the staging
+// boxes from consumers to the finisher, and the queue of tiles.
 #pragma once
 
 #include "device/cuda/hopper/kernel_args.h"
@@ -18,8 +18,12 @@ constexpr int kStageBytes = kABytes + kBBytes;
 constexpr int kStagingBoxes = 2;  // per consumer
 
 constexpr int kStagingOffset = kStages * kStageBytes;
-constexpr int kBarriersOffset = kStagingOffset + kConsumers * kStagingBoxes * kBoxBytes;
-constexpr int kNumBarriers = 2 * kStages + 2 * kConsumers;
+constexpr int kQueueOffset = kStagingOffset + kConsumers * kStagingBoxes * kBoxBytes;
+constexpr int kQueuedTiles = 8;
+constexpr int kQueuedTileBytes = 32;
+constexpr int kWalkOffset = kQueueOffset + kQueuedTiles * kQueuedTileBytes;
+constexpr int kBarriersOffset = kWalkOffset + 32;
+constexpr int kNumBarriers = 2 * kStages + 2 * kConsumers + 2 * kQueuedTiles;
 constexpr int kSharedAlignment = 1024;  // required by the 128-byte swizzle
 constexpr int kSharedBytes = kBarriersOffset + kNumBarriers * 8 + kSharedAlignment;
 static_assert(kSharedBytes <= 232448);
@@ -50,6 +54,20 @@ class SharedMemory {
     return barrier(2 * kStages + kConsumers + consumer);
   }
 
+  // A place in the queue is announced when its tile has been written, and taken when every warp
+  // that works on tiles, in both blocks, has read it. Only the first block's `taken` is used.
+  __device__ __forceinline__ std::uint32_t queued_tile(int place) const {
+    return base_ + kQueueOffset + place * kQueuedTileBytes;
+  }
+  // 32 bytes for the thread that announces tiles.
+  __device__ __forceinline__ std::uint32_t walk() const { return base_ + kWalkOffset; }
+  __device__ __forceinline__ std::uint32_t announced(int place) const {
+    return barrier(2 * kStages + 2 * kConsumers + place);
+  }
+  __device__ __forceinline__ std::uint32_t taken(int place) const {
+    return barrier(2 * kStages + 2 * kConsumers + kQueuedTiles + place);
+  }
+
   // Called by one thread, before the first cluster barrier.
   template <typename Variant>
   __device__ __forceinline__ void init_barriers() const {
@@ -60,6 +78,10 @@ class SharedMemory {
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       init_barrier(filled(consumer), kWarpgroup);
       if (Variant::kHasFinisher) init_barrier(drained(consumer), Variant::kFinishers);
+    }
+    for (int place = 0; place < kQueuedTiles; ++place) {
+      init_barrier(announced(place), 1);
+      init_barrier(taken(place), 2 * Variant::kTileWarps);
     }
     fence_barrier_init();
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
-#include "device/cuda/hopper/tile_walk.cuh"
+#include "device/cuda/hopper/tile_queue.cuh"
 #include "device/cuda/hopper/token_reader.cuh"
 
 namespace switchyard::cuda::hopper {
@@ -24,13 +24,15 @@ template <typename Variant>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const KernelArgs& args, int rank, SharedMemory shared)
-      : args_(args), rank_(rank), pipeline_(shared) {}
+      : args_(args), rank_(rank), shared_(shared), pipeline_(shared) {}
 
   // Run by one thread: all operands are loaded by TMA.
   __device__ __forceinline__ void run() {
-    TileWalk<Variant> walk(args_, rank_);
+    Announcer<Variant> announcer(args_, shared_, rank_ == 0);
+    Tiles<Variant> tiles(args_, rank_, shared_);
     Tile tile;
-    while (walk.next(tile)) {
+    while (tiles.next_alone(tile)) {
+      announcer.announce();
       acquire_maps(tile);
       for (int k = 0; k < tile.k_blocks; ++k) {
         pipeline_.wait_empty();
@@ -42,10 +44,13 @@ class Producer {
 
   // Run by all readers: every thread copies its pieces of A, and thread 0 also loads B by TMA.
   __device__ __forceinline__ void run_reading_tokens(int thread) {
-    TileWalk<Variant> walk(args_, rank_);
+    Announcer<Variant> announcer(args_, shared_, rank_ == 0 && thread == 0);
+    Tiles<Variant> tiles(args_, rank_, shared_);
     TokenReader<Variant> reader(args_.tokens, thread / 32);
     Tile tile;
-    while (walk.next(tile)) {
+    while (tiles.next(tile)) {
+      reader.look_up(tile);
+      announcer.announce();  // while the look-up waits for memory
       if (thread == 0) acquire_maps(tile);
       reader.begin(tile);
       for (int k = 0; k < tile.k_blocks; ++k) {
@@ -161,6 +166,7 @@ class Producer {
 
   const KernelArgs& args_;
   int rank_;
+  const SharedMemory shared_;
   Pipeline pipeline_;
 };
 

@@ -72,6 +72,30 @@ __device__ __forceinline__ void wait_for(std::uint32_t barrier, std::uint32_t pa
       : "memory");
 }
 
+// The address of the same variable in a block of the cluster, which may be this one.
+__device__ __forceinline__ std::uint32_t address_in(std::uint32_t block, std::uint32_t address) {
+  std::uint32_t there = 0;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+
+// Writes to the shared memory of a block of the cluster, and counts the bytes at the barrier, as a
+// TMA load does. `to` and `barrier` are from address_in(), like those of the next function.
+__device__ __forceinline__ void store_in_cluster(std::uint32_t to, const int4& value,
+                                                 std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void arrive_expecting_in_cluster(std::uint32_t barrier,
+                                                            std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+
 // Coordinates of a box in a 4-D tensor, for TMA copies. Elements outside the tensor are loaded as
 // zeros and never stored.
 struct Corner {
@@ -197,6 +221,12 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
                : "r"(from)
                : "memory");
   return value;
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t to, const int4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 __device__ __forceinline__ std::uint32_t load_word(std::uint32_t from) {

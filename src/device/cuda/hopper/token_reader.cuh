@@ -50,21 +50,22 @@ class AlongKReader {
   __device__ __forceinline__ AlongKReader(const Tokens& tokens, int warp)
       : rows_(tokens), first_row_(warp * kLinesOfWarp) {}
 
-  __device__ __forceinline__ void begin(const Tile& tile) {
-    constexpr int kRowsOfLane = kLinesOfWarp / 32;
+  // Asks for the sources of the tile's rows, which begin() uses.
+  __device__ __forceinline__ void look_up(const Tile& tile) {
     const int first_row = tile.row_block * kTileRows + first_row_;
-    std::uint32_t found[kRowsOfLane];
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      found[i] = rows_.source_of(tile, first_row + i * 32 + rows_.lane());
+      found_[i] = rows_.source_of(tile, first_row + i * 32 + rows_.lane());
     }
-#pragma unroll
-    for (std::uint32_t& place : found) place = rows_.token_of(place);
     num_rows_ = tile.rows - first_row;
+  }
+  __device__ __forceinline__ void begin(const Tile& /*tile*/) {
+#pragma unroll
+    for (std::uint32_t& place : found_) place = rows_.token_of(place);
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
       const int line = first_line() + i * kStep;
-      from_[i] = rows_.row_of(found[i * kStep / 32], line) + piece() * 16;
+      from_[i] = rows_.row_of(found_[i * kStep / 32], line) + piece() * 16;
     }
   }
 
@@ -89,6 +90,7 @@ class AlongKReader {
  private:
   static constexpr int kStep = 4;
   static constexpr int kLinesOfWarp = kTileRows / kWarps;
+  static constexpr int kRowsOfLane = kLinesOfWarp / 32;
   static constexpr int kLinesOfLane = kLinesOfWarp / kStep;
   static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
@@ -117,6 +119,7 @@ class AlongKReader {
   TokenRowsOfWarp rows_;
   const int first_row_;  // of the warp, in the tile
   int num_rows_ = 0;     // left in the group from there on
+  std::uint32_t found_[kRowsOfLane];
   const std::byte* from_[kLinesOfLane];
 };
 
@@ -130,6 +133,7 @@ class AcrossKReader {
         first_line_(warp * 2 + rows_.lane() / 16),
         found_line_(warp * 2 + rows_.lane() % 2 + rows_.lane() % 16 / 2 * kStep) {}
 
+  __device__ __forceinline__ void look_up(const Tile& /*tile*/) {}
   __device__ __forceinline__ void begin(const Tile& tile) {
     const int column = tile.row_block * kTileRows + piece() * 8;
     offset_ = column < rows_.columns() ? column * 2 : 0;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostAloneWarps = 32;
 constexpr int kLeastAloneWarps = 8;  // with room for fewer, several blocks are faster
-constexpr std::int64_t kMostAlonePicks = 8192;
+constexpr std::int64_t kMostAlonePicks = 2048;  // more take longer in one block than in several
 
 template <typename Id>
 struct Alone {

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue of tiles: one thread of a cluster walks over its tiles and announces them, some ahead,
+// to the warps of both blocks.
+#pragma once
+
+#include <type_traits>
+
+#include "device/cuda/hopper/pipeline.cuh"
+#include "device/cuda/hopper/tile_walk.cuh"
+
+namespace switchyard::cuda::hopper {
+
+// Run by one thread of the first block. Between a tile's announcement and the loading of its
+// operands, this thread may announce kAhead more tiles. No warp falls so far behind that this
+// thread would wait for it while it waits for operands: the queue is longer than that by more than
+// the two tiles that the finisher's last half may be late. Between announcements the state of the
+// walk is in shared memory, because the thread's registers are full of addresses.
+template <typename Variant>
+class TileAnnouncer {
+ public:
+  static constexpr int kAhead = 2;
+  static_assert(kQueuedTiles >= kAhead + 3);
+
+  // In other threads, `is_announcer` is false and nothing is announced.
+  __device__ __forceinline__ TileAnnouncer(const KernelArgs& args, SharedMemory shared,
+                                           bool is_announcer)
+      : args_(args), shared_(shared), order_(args.tickets), has_more_(is_announcer) {
+    if (!is_announcer) return;
+    WalkState state;
+    TileWalk<Variant>(args_, state).begin();
+    save(state, 0);
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) announce();
+  }
+
+  // Announces the next tile, or the end. Does nothing after the end.
+  __device__ __forceinline__ void announce() {
+    if (!has_more_) return;
+    int count = 0;
+    WalkState state = load(count);
+    Tile tile = {};
+    has_more_ = TileWalk<Variant>(args_, state).advance_to(order_.next(), tile);
+    if (!has_more_) order_.end();
+    const int place = count % kQueuedTiles;
+    // Every reader must have finished with the tile that was here before.
+    wait_for(shared_.taken(place), (count / kQueuedTiles & 1) ^ 1);
+    const int flags = (tile.same_rows ? kSameRows : 0) | (has_more_ ? 0 : kEnd);
+#pragma unroll
+    for (std::uint32_t block = 0; block < 2; ++block) {
+      const std::uint32_t to = address_in(block, shared_.queued_tile(place));
+      const std::uint32_t barrier = address_in(block, shared_.announced(place));
+      arrive_expecting_in_cluster(barrier, kQueuedTileBytes);
+      store_in_cluster(to, make_int4(tile.group, tile.first_row, tile.rows, flags), barrier);
+      store_in_cluster(to + 16, make_int4(tile.row_block, tile.column_block, tile.k_blocks, 0),
+                       barrier);
+    }
+    save(state, count + 1);
+  }
+
+  static constexpr int kSameRows = 1;
+  static constexpr int kEnd = 2;
+
+ private:
+  __device__ __forceinline__ WalkState load(int& count) const {
+    const uint4 first = load_shared(shared_.walk());
+    const uint4 second = load_shared(shared_.walk() + 16);
+    count = static_cast<int>(second.w);
+    return {static_cast<int>(first.x), static_cast<int>(first.y),  static_cast<int>(first.z),
+            static_cast<int>(first.w), static_cast<int>(second.x), static_cast<int>(second.y),
+            static_cast<int>(second.z)};
+  }
+  __device__ __forceinline__ void save(const WalkState& state, int count) const {
+    store_shared(shared_.walk(),
+                 make_int4(state.place, state.group, state.first_pair, state.first_row));
+    store_shared(shared_.walk() + 16,
+                 make_int4(state.rows, state.row_blocks, state.group_pairs, count));
+  }
+
+  const KernelArgs& args_;
+  const SharedMemory shared_;
+  PairOrder order_;
+  bool has_more_;
+};
+
+// Makes the tile of the first block that of the block of this rank.
+__device__ __forceinline__ void move_to_rank(Tile& tile, int rank, int columns) {
+  (tile.same_rows ? tile.column_block : tile.row_block) += rank;
+  tile.idle = tile.column_block >= columns;
+}
+
+// Reads the announced tiles, as the tiles of this thread's block.
+template <typename Variant>
+class TileQueue {
+ public:
+  __device__ __forceinline__ TileQueue(const KernelArgs& args, int rank, SharedMemory shared)
+      : columns_(args.column_blocks), rank_(rank), shared_(shared) {}
+
+  // Waits for the next tile. Returns false if there are no more. Called by all lanes of a warp.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const bool has_tile = read(tile);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) take();
+    ++count_;
+    return has_tile;
+  }
+  // The same for a warp of which only one thread takes part.
+  __device__ __forceinline__ bool next_alone(Tile& tile) {
+    const bool has_tile = read(tile);
+    take();
+    ++count_;
+    return has_tile;
+  }
+
+ private:
+  __device__ __forceinline__ bool read(Tile& tile) const {
+    const int place = count_ % kQueuedTiles;
+    wait_for(shared_.announced(place), count_ / kQueuedTiles & 1);
+    const uint4 group = load_shared(shared_.queued_tile(place));
+    const uint4 blocks = load_shared(shared_.queued_tile(place) + 16);
+    tile.group = static_cast<int>(group.x);
+    tile.first_row = static_cast<int>(group.y);
+    tile.rows = static_cast<int>(group.z);
+    tile.same_rows = (group.w & TileAnnouncer<Variant>::kSameRows) != 0;
+    tile.row_block = static_cast<int>(blocks.x);
+    tile.column_block = static_cast<int>(blocks.y);
+    tile.k_blocks = static_cast<int>(blocks.z);
+    move_to_rank(tile, rank_, columns_);
+    return (group.w & TileAnnouncer<Variant>::kEnd) == 0;
+  }
+  __device__ __forceinline__ void take() const {
+    arrive_at(shared_.taken(count_ % kQueuedTiles), 0);
+  }
+
+  const int columns_;
+  const int rank_;
+  const SharedMemory shared_;
+  int count_ = 0;
+};
+
+// Without the queue: every thread walks over the tiles by itself, in their fixed order.
+template <typename Variant>
+class OwnTiles {
+ public:
+  __device__ __forceinline__ OwnTiles(const KernelArgs& args, int rank, SharedMemory /*shared*/)
+      : args_(args), rank_(rank), order_(nullptr) {
+    TileWalk<Variant>(args_, state_).begin();
+  }
+  __device__ __forceinline__ bool next(Tile& tile) {
+    if (!TileWalk<Variant>(args_, state_).advance_to(order_.next(), tile)) return false;
+    move_to_rank(tile, rank_, args_.column_blocks);
+    return true;
+  }
+
+ private:
+  const KernelArgs& args_;
+  const int rank_;
+  PairOrder order_;
+  WalkState state_;
+};
+class NoAnnouncer {
+ public:
+  __device__ __forceinline__ NoAnnouncer(const KernelArgs&, SharedMemory, bool) {}
+  __device__ __forceinline__ void announce() const {}
+};
+
+template <typename Variant>
+using Tiles = std::conditional_t<Variant::kQueuesTiles, TileQueue<Variant>, OwnTiles<Variant>>;
+template <typename Variant>
+using Announcer = std::conditional_t<Variant::kQueuesTiles, TileAnnouncer<Variant>, NoAnnouncer>;
+
+}  // namespace switchyard::cuda::hopper
