@@ -203,7 +203,7 @@ struct TokenRange {
   }
 };
 
-// There are enough tokens for every block to have several tiles, some of the next tokens.
+// There are so many tokens that every block has several tiles, of more than one run of tokens.
 TEST_P(CudaRouteBackward, ATokensGradientDependsOnItAlone) {
   constexpr std::int64_t kTokens = 9001;
   for (const int experts : {8, 130, 330}) {

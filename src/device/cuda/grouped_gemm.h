@@ -20,8 +20,9 @@ struct Groups {
   const std::int32_t* group_rows = nullptr;   // device [count]
   int count = 0;
   std::int64_t row_capacity = 0;  // rows in the buffers; no group ends past it
-  // Device [2], zero before and after every product: with it, a block of Hopper's kernels takes the
-  // next tile when it has finished one. Null: each block has its tiles from the start.
+  // Device [2], zero before and after every product. With it, clusters of Hopper's kernels draw
+  // their tiles as they go. Null: each cluster's tiles are fixed from the start, as they always
+  // are for weight gradients from tokens.
   std::int32_t* tickets = nullptr;
 };
 

@@ -20,7 +20,7 @@ struct FastMath {
     asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(result));
     return result;
   }
-  // The sigmoids of several numbers, which hide each other's latencies.
+  // Replaces several numbers by their sigmoids, which hide each other's latency.
   template <int kCount>
   __device__ static void sigmoids(float (&x)[kCount]) {
 #pragma unroll

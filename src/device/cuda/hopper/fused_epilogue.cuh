@@ -106,8 +106,8 @@ class Finisher {
 #pragma unroll
       for (float& value : values_) value = __shfl_sync(~0U, value, lane);
     }
-    // Returns the weight of a consumer's row. All lanes call it together, each for its own row; a
-    // warp's rows are all in the same half of the consumer's.
+    // Returns the weight of a consumer's row. All lanes call it together, each for its own row. The
+    // rows of a warp must all be among the first 32 of the consumer's 64, or all among the last.
     __device__ __forceinline__ float of(int consumer, int line) const {
       const float first = consumer == 0 ? values_[0] : values_[2];
       const float second = consumer == 0 ? values_[1] : values_[3];
@@ -223,7 +223,7 @@ class Finisher {
   // That is done one step late, when other arithmetic hides the latency.
   struct PendingDot {
     float value = 0.0F;
-    int row = -1;  // of the thread that stores the sum; otherwise negative
+    int row = -1;  // in the thread that stores the sum; −1 in the others
   };
   __device__ __forceinline__ void finish(PendingDot dot, int column) const {
     const Activations& act = args_.activations;

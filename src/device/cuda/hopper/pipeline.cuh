@@ -54,13 +54,13 @@ class SharedMemory {
     return barrier(2 * kStages + kConsumers + consumer);
   }
 
-  // A place in the queue is announced when its tile has been written, and taken when every warp
-  // that works on tiles, in both blocks, has read it. Only the first block's `taken` is used.
   __device__ __forceinline__ std::uint32_t queued_tile(int place) const {
     return base_ + kQueueOffset + place * kQueuedTileBytes;
   }
-  // 32 bytes for the thread that announces tiles.
+  // 32 bytes, where the announcing thread keeps the state of its walk.
   __device__ __forceinline__ std::uint32_t walk() const { return base_ + kWalkOffset; }
+  // `announced` completes when the tile in this place has been written, `taken` when every warp
+  // that works on tiles, in both blocks, has read it. Only the first block's `taken` is used.
   __device__ __forceinline__ std::uint32_t announced(int place) const {
     return barrier(2 * kStages + 2 * kConsumers + place);
   }

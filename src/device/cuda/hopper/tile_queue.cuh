@@ -10,11 +10,11 @@
 
 namespace switchyard::cuda::hopper {
 
-// Run by one thread of the first block. Between a tile's announcement and the loading of its
-// operands, this thread may announce kAhead more tiles. No warp falls so far behind that this
-// thread would wait for it while it waits for operands: the queue is longer than that by more than
-// the two tiles that the finisher's last half may be late. Between announcements the state of the
-// walk is in shared memory, because the thread's registers are full of addresses.
+// Run by one thread of the first block, which also loads operands. When it loads the operands of a
+// tile, it has announced kAhead more. It must never wait here for a warp that itself waits for
+// operands. The finisher may be two tiles late, so the queue has places for at least kAhead + 3
+// tiles. Between announcements the walk's state is in shared memory, because this thread has no
+// registers left for it.
 template <typename Variant>
 class TileAnnouncer {
  public:

@@ -20,7 +20,9 @@ void gate_logits(const ConstTensorView& x, const RouterWeights& weights, const T
 // The gradient of the logits, [T, E]. For tokens in bf16 also as the sum of two bf16 terms, which
 // leaves a relative error of 2⁻¹⁷.
 struct DLogits {
-  TensorView values;     // from take_logits; unset if x and gate are bf16 and there is no gate bias
+  // From take_logits. Still the logits if x and gate are bf16 and no gradient of the gate's bias is
+  // asked for.
+  TensorView values;
   TensorView main = {};  // rows aligned to 16 bytes
   TensorView rest = {};  // likewise
 };

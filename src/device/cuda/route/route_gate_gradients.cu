@@ -24,7 +24,8 @@ bool fits_wgmma(const GateGradients& args, const Context& context) {
 }
 
 // Splits the tokens into parts, each with sums of its own, so that there are enough blocks to fill
-// a large GPU. The parts depend only on sizes, and so do the bits of a gradient.
+// a large GPU. With given kernels, the parts depend only on sizes, and so do the bits of a
+// gradient.
 struct Parts {
   unsigned count = 0;
   std::int64_t tokens = 0;  // per part, except the last
@@ -39,7 +40,7 @@ struct Parts {
     const std::int64_t columns = 128 * 128 / rows;
     const auto tiles = std::max<std::int64_t>(
         1, (gate[0] + rows - 1) / rows * ((gate[1] + columns - 1) / columns));
-    // With wgmma a block has a multiprocessor to itself. If 128 can be had, they take one wave.
+    // A wgmma block fills a multiprocessor, so 128 blocks run in one wave on Hopper.
     const std::int64_t blocks = is_wgmma && 128 % tiles == 0 ? 128 : 256;
     const auto most = std::max<std::int64_t>(
         1, std::min(blocks / tiles, (num_tokens + kFewestTokens - 1) / kFewestTokens));

@@ -12,8 +12,8 @@
 
 namespace switchyard::cuda::hopper::gate {
 
-// True if these kernels multiply bf16 tokens by a bf16 gate. Depends on sizes alone: operands that
-// TMA cannot address are copied.
+// True if these kernels multiply bf16 tokens by a bf16 gate. Alignment does not matter: operands
+// that TMA cannot address are copied.
 inline bool fits(const Context& context, std::int64_t hidden) {
   return context.uses_hopper_kernels() && hidden % 8 == 0 && hidden >= kBoxColumns;
 }
@@ -74,8 +74,8 @@ class Ring {
   __device__ __forceinline__ void release_previous(int thread) const {
     release(stage_ == 0 ? kStages - 1 : stage_ - 1, thread);
   }
-  // The same for this stage, where each block of a pair loads for both: the first two threads
-  // signal one each.
+  // Releases this stage in both blocks of a pair, because each block loads for both. The first two
+  // threads signal one block each.
   __device__ __forceinline__ void release_to_pair(int thread) const {
     if (thread < 2) arrive_at(empty(stage_), thread);
   }

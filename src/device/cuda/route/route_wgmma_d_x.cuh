@@ -157,10 +157,11 @@ class DxBlock {
   __device__ __forceinline__ bool keeps_d_logits() const {
     return args_.k_blocks <= Shape::kDLogitsSlots;
   }
-  // True if the tile's d_logits are loaded for it, or released after it.
+  // True if d_logits are loaded for this tile, not kept from the one before.
   __device__ __forceinline__ bool is_new(int tile) const {
     return !keeps_d_logits() || tile == first_ || tile % args_.column_tiles == 0;
   }
+  // True if they are released after this tile.
   __device__ __forceinline__ bool is_last(int tile) const {
     return tile + 1 == last_ || is_new(tile + 1);
   }
@@ -197,7 +198,8 @@ class DxBlock {
     commit_products();
   }
 
-  // Adds the sums to 64 tokens of a staging buffer. Loads go first, because none passes a store.
+  // Adds the sums to 64 tokens of a staging buffer. Loads come first, because the compiler moves
+  // none past a store.
   __device__ __forceinline__ void add_to_staging(const float (&sums)[64],
                                                  std::uint32_t lines) const {
     const int line = thread_ / 32 * 16 + thread_ % 32 / 4;

@@ -75,13 +75,13 @@ __device__ __forceinline__ GradientTile find_tile(const GradientArgs<Partials>& 
   return tile;
 }
 
-// One bit for each of a stage's tokens: 0 if x counts as 0.
+// The address of the bits of 32 of a stage's tokens. A token's bit is 0 if its x counts as 0.
 __device__ __forceinline__ std::uint32_t kept_tokens(std::uint32_t extra, int stage, int half) {
   return extra + stage * 8 + half * 4;
 }
 
-// Zeroes x of tokens without part, which may hold NaN. A line holds one token, and the swizzle
-// permutes pieces within a line only.
+// Zeroes x of tokens that take no part (see GateGradients), because it may hold NaN. A line holds
+// one token, and the swizzle only permutes pieces within a line.
 template <typename Shape>
 __device__ __forceinline__ void drop_tokens(const PairedBlock<Shape>& block, int stage,
                                             int consumer) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void drop_tokens(const PairedBlock<Shape>& block, int
   sync_threads(kBothConsumersBarrier, kConsumerThreads);
 }
 
-// Run by one warp. Reads which tokens have a part a stage early, to hide the latency.
+// Run by one warp. It reads has_part one stage ahead, to hide the latency.
 template <typename Shape, typename Partials>
 __device__ __forceinline__ void load_gradient(const GradientArgs<Partials>& args,
                                               const PairedBlock<Shape>& block,

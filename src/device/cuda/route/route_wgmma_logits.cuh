@@ -120,7 +120,8 @@ void launch_in_pairs(const ConstTensorView& x, const ConstTensorView& gate, cons
                args, "hopper::gate::logits_kernel", context);
 }
 
-// Tiles of 64 experts keep twice the blocks busy where there are few, but read the tokens twice.
+// Where tiles are few, tiles of 64 experts keep twice as many blocks busy, but they read the tokens
+// twice.
 template <typename Store>
 void logits(const ConstTensorView& x, const ConstTensorView& gate, const Store& store,
             Context& context) {
