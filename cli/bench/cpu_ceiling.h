@@ -26,7 +26,8 @@ struct CeilingOptions {
 // True if this build has a matrix library to measure.
 bool has_gemm_ceiling();
 
-// The speed of the matrix library, for products of 2048³.
+// The speed of the matrix library, for products of 2048³ in the dtype, or in f32 if that is bf16
+// and the CPU has no bf16 units, because the library then computes in f32 too.
 class GemmCeiling {
  public:
   explicit GemmCeiling(const CeilingOptions& options);

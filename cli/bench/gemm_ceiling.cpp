@@ -17,6 +17,14 @@ namespace {
 constexpr std::int64_t kSize = 2048;
 constexpr double kGigaflop = 2.0 * kSize * kSize * kSize * 1e-9;
 
+// The dtype that products of `dtype` are computed in. Without bf16 units the library uses f32, and
+// older CPUs have no bf16 product in oneDNN at all.
+Dtype computed_in(Dtype dtype) {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto units = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  return (isa & units) == units ? dtype : Dtype::f32;
+}
+
 // bf16 products are fast if the CPU has units for them, so more of them are timed.
 int num_products(Dtype dtype) { return dtype == Dtype::f32 ? 1 : 4; }
 
@@ -87,7 +95,8 @@ bool has_gemm_ceiling() { return true; }
 
 GemmCeiling::GemmCeiling(const CeilingOptions& options)
     : data_(std::make_unique<Data>(Data{options, {}})) {
-  for (int i = 0; i < options.threads; ++i) data_->products.emplace_back(options.dtype);
+  data_->options.dtype = computed_in(options.dtype);
+  for (int i = 0; i < options.threads; ++i) data_->products.emplace_back(data_->options.dtype);
 }
 GemmCeiling::~GemmCeiling() = default;
 
