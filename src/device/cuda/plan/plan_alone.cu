@@ -16,7 +16,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kMostAloneWarps = 32;
-constexpr int kLeastAloneWarps = 8;  // with room for fewer, several blocks are faster
+constexpr int kLeastAloneWarps = 8;             // with room for fewer, several blocks are faster
 constexpr std::int64_t kMostAlonePicks = 2048;  // more take longer in one block than in several
 
 template <typename Id>
