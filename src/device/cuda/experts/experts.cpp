@@ -40,7 +40,7 @@ TensorView take_tickets(const ExpertsOptions& options, Groups& groups, Context& 
   constexpr std::int64_t kWorthwhileRows = 16384;
   const bool is_used = context.uses_hopper_kernels() && options.dtype == Dtype::bf16;
   if (!is_used || groups.row_capacity < kWorthwhileRows) return {};
-  const TensorView tickets = context.take({2}, Dtype::i32);
+  TensorView tickets = context.take({2}, Dtype::i32);
   context.set_zero(tickets);
   groups.tickets = reinterpret_cast<std::int32_t*>(tickets.data());
   return tickets;
