@@ -188,7 +188,7 @@ TEST_P(RouteBackwardContract, NoTokensGiveZerosOrNothing) {
   EXPECT_TRUE(same_bits(*kept.bias, *start.bias));
 }
 
-// What a GPU's kernels promise besides.
+// Tests for GPUs only.
 class CudaRouteBackward : public testing::OnDevices {};
 INSTANTIATE_TEST_SUITE_P(CudaRoute, CudaRouteBackward, ::testing::Values("cuda"),
                          [](const auto& param) { return param.param; });

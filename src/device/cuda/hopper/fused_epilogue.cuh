@@ -220,7 +220,7 @@ class Finisher {
   }
 
   // A thread's part of a row's dot product, to be added up over the sixteen threads of the row.
-  // That is done one step late, when other arithmetic hides the latency.
+  // The next step adds it up, so that its arithmetic hides the latency.
   struct PendingDot {
     float value = 0.0F;
     int row = -1;  // in the thread that stores the sum; −1 in the others

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gate's products on Hopper share: one warp brings operands into a ring of stages by TMA,
+// Shared by the gate's products on Hopper. One warp loads operands into a ring of stages by TMA,
 // and two consumer warpgroups multiply them with wgmma.
 #pragma once
 

@@ -20,8 +20,8 @@ constexpr int kDxThreads = kConsumerThreads + 2 * 32;  // with the producer and 
 constexpr int kProducerThread = kConsumerThreads;
 constexpr int kMoverThread = kConsumerThreads + 32;
 
-// What fits into shared memory, in slots of 64 experts. If the slots for d_logits hold all experts,
-// they are loaded once for all tiles of the same tokens.
+// How a block divides its shared memory. A slot holds 64 experts. If the slots for d_logits hold
+// all experts, d_logits are loaded only once for all tiles of the same tokens.
 template <int kDLogitsSlotsOf, int kGateSlotsOf, int kStagingsOf>
 struct DxShape {
   static constexpr int kDLogitsSlots = kDLogitsSlotsOf;

@@ -53,7 +53,7 @@ struct GradientArgs {
   Partials partials;
 };
 
-// What a block computes.
+// The tile of one block, and the part of the tokens that it sums over.
 struct GradientTile {
   unsigned part = 0;
   int first_token = 0;
