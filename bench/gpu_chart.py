@@ -14,7 +14,7 @@ from gpu_floors import step_flops
 from gpu_report import OURS, floor_of, label_of, load_runs, merged, tflops
 
 WIDTH, LEFT, RIGHT = 850, 170, 250
-BAR, GAP, BETWEEN, TOP, BOTTOM = 16, 4, 22, 64, 30
+BAR, GAP, BETWEEN, TOP, BOTTOM = 13, 3, 13, 64, 30
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f }
 .small { font-size: 12px; fill: #57606a }

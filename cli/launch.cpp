@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <span>
 #include <vector>
 
-#include "switchyard/error.h"
 #include "switchyard/run_ranks.h"
 
 namespace switchyard::cli {
@@ -66,10 +66,10 @@ void launch(const LaunchOptions& options, const std::function<void(Communicator&
   const auto world =
       connect({.backend = options.comm, .timeout = options.timeout, .exit_if_init_hangs = true});
   if (options.ranks > 0 && options.ranks != world->size()) {
-    throw InvalidArgument(
-        fmt::format("--ranks {} differs from the {} processes that were started; with --comm {}, "
-                    "set the number by mpirun -n",
-                    options.ranks, world->size(), options.comm));
+    throw CLI::ValidationError(
+        "--ranks", fmt::format("{} is not the number of processes that were started, {}; with "
+                               "--comm {}, set it by mpirun -n",
+                               options.ranks, world->size(), options.comm));
   }
   body(*world);
 }

@@ -19,6 +19,7 @@ struct LaunchOptions {
 };
 
 // Runs `body` on every rank: on threads of this process, or in this process as one of mpirun's.
+// Throws CLI::ValidationError if mpirun started another number of processes than options.ranks.
 void launch(const LaunchOptions& options, const std::function<void(Communicator&)>& body);
 
 // Returns the number of cores that this process may use.

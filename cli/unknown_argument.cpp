@@ -32,9 +32,8 @@ std::string words_for(const std::string& argument, const CLI::App& command,
   const auto written = is_option ? argument.substr(0, argument.find('=')) : argument;
   const auto names = is_option ? options_of(command) : subcommands_of(command);
   if (names.empty()) return fmt::format("\"{}\" is an unexpected argument for {}", written, name);
-  return fmt::format("\"{}\" is not {} of {}; the closest is \"{}\"", written,
-                     is_option ? "an option" : "a subcommand", name,
-                     train::closest_to(written, names));
+  return fmt::format("\"{}\" is not {} of {}{}", written, is_option ? "an option" : "a subcommand",
+                     name, train::hint_at_closest(written, names));
 }
 
 }  // namespace

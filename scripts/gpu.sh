@@ -34,11 +34,23 @@ collect_headers() {
 }
 
 run_build() {
-  local options=()
-  [ ! -d build/headers ] || options=("-DSWITCHYARD_HEADERS=$root/build/headers")
+  local options architecture
+  architecture=$(find_architecture)
+  options=("-DSWITCHYARD_CUDA_ARCHITECTURES=$architecture")
+  [ ! -d build/headers ] || options+=("-DSWITCHYARD_HEADERS=$root/build/headers")
   [ -f "$binaries/build.ninja" ] || cmake --preset gpu "${options[@]}"
   say "Building for the GPU"
   build_targets
+}
+
+# Prints the architecture of this machine's GPU as CMake writes it; compiling for the default two
+# takes twice as long. Hopper's own instructions need 90a.
+find_architecture() {
+  local digits
+  digits=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u | tr -d .)
+  [[ $digits =~ ^[0-9]+$ ]] ||
+    { echo "nvidia-smi names no single architecture: ${digits:-nothing}" >&2; return 1; }
+  echo "${digits/#90/90a}"
 }
 
 build_targets() {
@@ -83,11 +95,28 @@ test_with() {
   local kernels=$1
   local verified="$results/verify-$kernels.txt"
   say "With $kernels kernels"
-  SWITCHYARD_TEST_CUDA_KERNELS=$kernels \
-    "$binaries/tests/switchyard_device_tests" --gtest_brief=1
+  SWITCHYARD_TEST_CUDA_KERNELS=$kernels run_shards
   "$binaries/cli/switchyard" verify tests/data/golden --device cuda --kernels "$kernels" \
     --ranks 1,2,4 >"$verified" || { cat "$verified"; return 1; }
   tail -n 3 "$verified"
+}
+
+# Runs the device suite in ten processes at once, which takes a third of the time of one process.
+run_shards() {
+  local shards=10 shard pids=() logs=() status=0
+  for ((shard = 0; shard < shards; ++shard)); do
+    logs+=("$results/shard-$shard.txt")
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+      "$binaries/tests/switchyard_device_tests" --gtest_brief=1 >"${logs[shard]}" 2>&1 &
+    pids+=($!)
+  done
+  for ((shard = 0; shard < shards; ++shard)); do
+    wait "${pids[shard]}" || { status=1; cat "${logs[shard]}"; }
+  done
+  awk '/^\[  PASSED  \]/ { passed += $4 } /^\[  SKIPPED \].* tests?\.$/ { skipped += $4 }
+       /^\[  FAILED  \].* tests?, listed/ { failed += $4 }
+       END { printf "%d passed, %d skipped, %d failed\n", passed, skipped, failed }' "${logs[@]}"
+  return "$status"
 }
 
 test_processes() {

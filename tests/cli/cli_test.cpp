@@ -133,6 +133,7 @@ TEST(Cli, UnknownArgumentsSuggestTheClosest) {
   expect_error("inspect --rank 2",
                "\"--rank\" is not an option of switchyard inspect; the closest "
                "is \"--ranks\"");
+  expect_error("bench layer --picks 2", "\"--picks\" is not an option of switchyard bench layer");
   expect_error("info twice", "\"twice\" is an unexpected argument for switchyard info");
   expect_error("inspect a b", "\"b\" is an unexpected argument for switchyard inspect");
 }
@@ -153,8 +154,9 @@ TEST(Cli, UnderMpiOnlyRankZeroPrints) {
 TEST(Cli, MpiRefusesWhatItCannotDo) {
   const auto ranks =
       run("bench dispatch --comm mpi --ranks 3", std::string(SWITCHYARD_MPIRUN) + " -n 1");
-  EXPECT_NE(ranks.status, 0);
-  EXPECT_NE(ranks.output.find("--ranks 3 differs from the 1 processes"), std::string::npos)
+  EXPECT_EQ(ranks.status, 2);
+  EXPECT_NE(ranks.output.find("--ranks: 3 is not the number of processes that were started, 1"),
+            std::string::npos)
       << ranks.output;
   const auto mover =
       run("bench dispatch --comm mpi --mover direct", std::string(SWITCHYARD_MPIRUN) + " -n 2");

@@ -24,9 +24,13 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string closest_to(std::string_view name, const std::vector<std::string>& names) {
-  return *std::ranges::min_element(names, {},
-                                   [&](const std::string& other) { return distance(other, name); });
+std::string hint_at_closest(std::string_view name, const std::vector<std::string>& names) {
+  const auto distance_to = [&](const std::string& other) { return distance(other, name); };
+  const auto closest = std::ranges::min_element(names, {}, distance_to);
+  const auto letters =
+      static_cast<std::size_t>(std::ranges::count_if(name, [](char c) { return c != '-'; }));
+  if (closest == names.end() || 2 * distance_to(*closest) >= letters) return {};
+  return "; the closest is \"" + *closest + '"';
 }
 
 }  // namespace switchyard::train

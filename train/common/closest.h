@@ -8,8 +8,8 @@
 
 namespace switchyard::train {
 
-// Returns the name with the smallest edit distance; the first of them on a tie. `names` must not be
-// empty.
-std::string closest_to(std::string_view name, const std::vector<std::string>& names);
+// Returns `; the closest is "…"` with the name of the smallest edit distance, the first of them on
+// a tie. Returns nothing if half of the letters or more would have to change.
+std::string hint_at_closest(std::string_view name, const std::vector<std::string>& names);
 
 }  // namespace switchyard::train

@@ -24,7 +24,7 @@ Option& find(std::vector<Option>& options, const std::string& name) {
   std::vector<std::string> names;
   for (const auto& option : options) names.push_back(option.name);
   throw InvalidArgument(
-      fmt::format("\"{}\" is not an option; the closest is \"{}\"", name, closest_to(name, names)));
+      fmt::format("\"{}\" is not an option{}", name, hint_at_closest(name, names)));
 }
 
 // Numbers and booleans keep their JSON type; everything else is a string.

@@ -107,7 +107,10 @@ def check_moe(x, pick_weights, plan, alignment, weights, activation, constants):
 def check_router(x, gate, gate_bias, score_bias):
     require_tokens(x, "x")
     require_tokens(gate, "gate")
-    require(gate, "gate", (gate.shape[0], x.shape[1]), x, gate.dtype)
+    if gate.shape[1] != x.shape[1]:
+        raise InvalidArgument(f"gate is {list(gate.shape)}, but must be [E,{x.shape[1]}] for x "
+                              f"{list(x.shape)}")
+    require(gate, "gate", gate.shape, x, gate.dtype)
     if gate_bias is not None:
         require(gate_bias, "gate_bias", (gate.shape[0],), gate)
     if score_bias is not None:
