@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums and prefix sums of integers over the lanes of a warp and the threads of a block.
+// Sums and prefix sums over the lanes of a warp and the threads of a block.
 #pragma once
 
 #include <cstdint>

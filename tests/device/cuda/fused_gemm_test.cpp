@@ -131,6 +131,24 @@ TEST_F(CudaFusedGemm, BitsDoNotDependOnOtherGroups) {
   }
 }
 
+TEST_F(CudaFusedGemm, TicketsChangeNoBitAndAreLeftZero) {
+  const FusedProblem problem({.intermediate = 264,
+                              .hidden = 200,
+                              .group_rows = {70, 0, 300, 1, 128, 193},
+                              .alignment = 16});
+  const FusedRuns runs(device, problem);
+  for (const Pass pass : {kForward.fused, kBackward.fused}) {
+    for (const bool from_tokens : {false, true}) {
+      FusedWay way{.from_tokens = from_tokens, .weights = RowWeights::of_assignments};
+      const auto fixed = (runs.*pass)(way);
+      way.has_tickets = true;
+      SCOPED_TRACE(::testing::Message() << way);
+      expect_same_bits((runs.*pass)(way), fixed);
+      EXPECT_TRUE(same_bits(runs.tickets(), Tensor::zeros({2}, Dtype::i32)));
+    }
+  }
+}
+
 // Eight elements apart bulk copies still reach them; otherwise they do not.
 TEST_F(CudaFusedGemm, BitsDoNotDependOnAlignment) {
   for (const auto& [intermediate, hidden] : {std::pair{72, 136}, std::pair{256, 128}}) {

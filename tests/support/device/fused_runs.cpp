@@ -27,7 +27,8 @@ std::ostream& operator<<(std::ostream& out, const FusedWay& way) {
   return out << (way.from_tokens ? "from tokens, " : "from rows, ")
              << weights[static_cast<int>(way.weights)]
              << (way.keeps_inner ? "" : ", inner not kept")
-             << (way.has_d_weights ? "" : ", without gradients of weights");
+             << (way.has_d_weights ? "" : ", without gradients of weights")
+             << (way.has_tickets ? ", by tickets" : "");
 }
 
 void expect_same_bits(const FusedResults& actual, const FusedResults& expected) {
@@ -44,6 +45,7 @@ FusedRuns::FusedRuns(const Device& device, const FusedProblem& problem, const La
       no_activated_(poisoned({problem.capacity(), problem.setup.intermediate}, Dtype::bf16)),
       row_offsets_(device.copy_of(problem.row_offsets)),
       group_rows_(device.copy_of(problem.group_rows)),
+      tickets_(device.copy_of(Tensor::zeros({2}, Dtype::i32))),
       sources_(place(as_row(problem.sources))),
       rows_(place(problem.rows)),
       tokens_(place(problem.tokens)),
@@ -55,12 +57,13 @@ FusedRuns::FusedRuns(const Device& device, const FusedProblem& problem, const La
       down_(device, problem.down,
             {problem.num_groups(), 1, problem.setup.hidden, problem.setup.intermediate}, layout) {}
 
-cuda::Groups FusedRuns::groups(int only) const {
+cuda::Groups FusedRuns::groups(int only, bool has_tickets) const {
   const int first = only < 0 ? 0 : only;
   return {.row_offsets = ints_of(row_offsets_) + first,
           .group_rows = ints_of(group_rows_) + first,
           .count = only < 0 ? problem_.num_groups() : 1,
-          .row_capacity = problem_.capacity()};
+          .row_capacity = problem_.capacity(),
+          .tickets = has_tickets ? reinterpret_cast<std::int32_t*>(tickets_.data()) : nullptr};
 }
 
 cuda::SourceRows FusedRuns::source_rows(bool from_tokens) const {
@@ -137,7 +140,7 @@ FusedResults FusedRuns::activate(FusedWay way) const {
   return run(way, no_inner_, [&](const Outputs& out, cuda::Context& context) {
     EXPECT_TRUE(cuda::hopper::grouped_gemm(
         cuda::ActivatedGemm{.options = problem_.options,
-                            .groups = groups(way.group),
+                            .groups = groups(way.group, way.has_tickets),
                             .a = source_rows(way.from_tokens),
                             .b = {matrices, 2, problem_.setup.intermediate, problem_.setup.hidden},
                             .inner = way.keeps_inner ? out.inner.rows() : cuda::Rows{},
@@ -176,7 +179,7 @@ FusedResults FusedRuns::activate_backward(FusedWay way) const {
     EXPECT_TRUE(cuda::hopper::grouped_gemm(
         cuda::ActivationGradientGemm{
             .options = problem_.options,
-            .groups = groups(way.group),
+            .groups = groups(way.group, way.has_tickets),
             .a = source_rows(way.from_tokens),
             .b = {matrices, 1, problem_.setup.hidden, problem_.setup.intermediate},
             .inner = out.inner.rows(),

@@ -24,6 +24,7 @@ struct FusedWay {
   bool keeps_inner = true;    // forward
   bool has_d_weights = true;  // backward: stored like the weights
   int group = -1;             // runs only this group, as if there were no others; −1: all
+  bool has_tickets = false;
 };
 std::ostream& operator<<(std::ostream& out, const FusedWay& way);
 
@@ -44,6 +45,8 @@ class FusedRuns {
   // Uses separate products and passes, reading rows and the weights of rows.
   FusedResults activate_in_steps(FusedWay way) const;
   FusedResults activate_backward_in_steps(FusedWay way) const;
+  // The tickets that all runs with them share, see cuda::Groups.
+  Tensor tickets() const { return device_.to_host(tickets_); }
   // [part · groups + group]
   std::vector<ConstTensorView> weight_gradients(const GradientWay& way) const;
 
@@ -51,7 +54,7 @@ class FusedRuns {
   struct Outputs;
   template <typename Launch>
   FusedResults run(const FusedWay& way, const Tensor& inner, const Launch& launch) const;
-  cuda::Groups groups(int only) const;
+  cuda::Groups groups(int only, bool has_tickets = false) const;
   cuda::SourceRows source_rows(bool from_tokens) const;
   cuda::RowNumbers<const float> weights(RowWeights by) const;
   const float* weights_of_rows(const FusedWay& way) const;
@@ -66,6 +69,7 @@ class FusedRuns {
   Layout layout_;
   Tensor no_inner_, no_activated_;  // NaN
   Tensor row_offsets_, group_rows_;
+  mutable Tensor tickets_;  // runs write there
   ApartRows sources_, rows_, tokens_, row_weights_, token_weights_, inner_;
   ApartMatrices gate_up_, down_;
 };

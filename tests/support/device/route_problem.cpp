@@ -141,6 +141,9 @@ std::vector<RouteCase> route_cases() {
       {"most_experts", many, 21, 48, bf16, bf16, true},
       {"ragged_bf16", RouterOptions::qwen3_moe(70, 8), 130, 2056, bf16, bf16, true},
       {"blocks_of_experts_bf16", RouterOptions::qwen3_moe(330, 9), 140, 136, bf16, bf16, true, 1},
+      {"odd_experts_bf16", RouterOptions::qwen3_moe(129, 8), 133, 136, bf16, bf16, true, 8},
+      {"seven_experts_bf16", RouterOptions::mixtral(7, 2), 65, 64, bf16, bf16, true},
+      {"one_expert_bf16", RouterOptions::torchtitan(1, 1), 70, 72, bf16, bf16, true},
       {"one_token", RouterOptions::mixtral(4, 2), 1, 8, bf16, bf16}};
 }
 

@@ -9,6 +9,7 @@
 #include "device/cuda/experts/lines.cuh"
 #include "device/cuda/experts/row_passes.h"
 #include "device/cuda/experts/row_teams.cuh"
+#include "device/cuda/portable/gemm_tile.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -117,11 +118,9 @@ __global__ void __launch_bounds__(kThreads) add_chunks_kernel(const AddChunks ar
   for (int first = 0; first < rows; first += kChunkRows, sums += args.columns) total += *sums;
   const int place = column - part * args.width;
   if (to.is_f32 != 0) {
-    float* const at = static_cast<float*>(to.data) + place;
-    *at = args.accumulate ? *at + total : total;
+    gemm::put(static_cast<float*>(to.data)[place], total, args.accumulate);
   } else {
-    __nv_bfloat16* const at = static_cast<__nv_bfloat16*>(to.data) + place;
-    *at = __float2bfloat16_rn(args.accumulate ? __bfloat162float(*at) + total : total);
+    gemm::put(static_cast<__nv_bfloat16*>(to.data)[place], total, args.accumulate);
   }
 }
 
@@ -199,13 +198,14 @@ void bias_gradients(const BiasGradients& args, Context& context) {
   sum_chunks(args, reinterpret_cast<float*>(sums.data()), context);
   const dim3 grid(static_cast<unsigned>(args.groups.count),
                   static_cast<unsigned>((columns + kThreads - 1) / kThreads));
-  add_chunks_kernel<<<grid, kThreads, 0, context.stream()>>>(
-      {.groups = args.groups,
-       .columns = static_cast<int>(columns),
-       .width = static_cast<int>(args.width),
-       .sums = reinterpret_cast<const float*>(sums.data()),
-       .gradients = static_cast<const BiasRef*>(context.constant(std::as_bytes(std::span(refs)))),
-       .accumulate = args.accumulate});
+  const AddChunks kernel{
+      .groups = args.groups,
+      .columns = static_cast<int>(columns),
+      .width = static_cast<int>(args.width),
+      .sums = reinterpret_cast<const float*>(sums.data()),
+      .gradients = static_cast<const BiasRef*>(context.constant(std::as_bytes(std::span(refs)))),
+      .accumulate = args.accumulate};
+  add_chunks_kernel<<<grid, kThreads, 0, context.stream()>>>(kernel);
   check(cudaGetLastError(), "add_chunks");
 }
 

@@ -7,6 +7,7 @@
 
 #include "device/cuda/grouped_gemm.h"
 #include "device/cuda/runtime/context.h"
+#include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda {
 
@@ -71,8 +72,7 @@ __device__ void for_each_row(const Groups& groups, int warps, Body body) {
 // Returns the sum over a team's threads to each of them, added in a fixed order. Called by the
 // whole team.
 __device__ inline float team_sum(float value, int warps) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0U, value, lanes);
+  value = warp_sum(value);
   if (warps == 1) return value;
   __shared__ float sums[kTeamBlockWarps];
   __syncthreads();  // the previous row's sums have been read

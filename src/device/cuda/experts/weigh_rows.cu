@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kTeamBlock) gather_kernel(const RowsKernel<T> 
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int line = first + i * step;
-        if (line < args.lines.count) values[i] = args.lines.load<false>(from, line);
+        if (line < args.lines.count) values[i] = args.lines.template load<false>(from, line);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

@@ -18,8 +18,7 @@ inline Activations activations_of(const ExpertsOptions& options, const Rows& inn
                                   const Rows& activated, const RowNumbers<const float>& weights) {
   return {.inner = inner,
           .activated = activated,
-          .weights = weights.data,
-          .weight_sources = weights.sources,
+          .weights = weights,
           .is_clamped = options.activation == Activation::clamped_swiglu,
           .constants = constants_of(options)};
 }

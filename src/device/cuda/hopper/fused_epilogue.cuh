@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "device/cuda/experts/activations.cuh"
+#include "device/cuda/experts/lines.cuh"
 #include "device/cuda/hopper/hand_over.cuh"
 #include "device/cuda/hopper/target.cuh"
 #include "device/cuda/hopper/tile_queue.cuh"
@@ -93,14 +94,14 @@ class Finisher {
   class Weights {
    public:
     __device__ __forceinline__ Weights(const Activations& act, const Tile& tile) {
-      if (act.weights == nullptr || tile.idle) return;
+      if (act.weights.data == nullptr || tile.idle) return;
       const auto lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
       for (int i = 0; i < kTileRows / 32; ++i) {
         const int in_group = tile.row_block * kTileRows + i * 32 + lane;
         if (in_group >= tile.rows) continue;
         const std::int64_t row = tile.first_row + in_group;
-        values_[i] = act.weights[act.weight_sources != nullptr ? act.weight_sources[row] : row];
+        values_[i] = number_of(act.weights, row);
       }
       // Waits for the loads here. Later, the wait would include loads issued after them.
 #pragma unroll

@@ -4,6 +4,7 @@
 // rows of the tile each, and with a fused epilogue three or six warps run the finisher.
 #pragma once
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/hopper/deferred_epilogue.cuh"
 #include "device/cuda/hopper/direct_epilogue.cuh"
 #include "device/cuda/hopper/fused_epilogue.cuh"
@@ -189,22 +190,12 @@ __global__ void __launch_bounds__(Variant::kThreads, 1)
 
 template <typename Variant>
 void launch(const KernelArgs& args, const Context& context) {
-  const auto kernel = grouped_gemm_kernel<Variant>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "cudaFuncSetAttribute");
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {2, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(context.num_multiprocessors() / 2 * 2));
-  config.blockDim = dim3(Variant::kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = context.stream();
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  check(cudaLaunchKernelEx(&config, kernel, args), "hopper::grouped_gemm_kernel");
+  launch_early(grouped_gemm_kernel<Variant>,
+               {.blocks = static_cast<unsigned>(context.num_multiprocessors() / 2 * 2),
+                .threads = Variant::kThreads,
+                .shared_bytes = kSharedBytes,
+                .cluster = 2},
+               args, "hopper::grouped_gemm_kernel", context);
 }
 
 }  // namespace switchyard::cuda::hopper

@@ -112,8 +112,7 @@ struct Tokens {
 struct Activations {
   Rows inner;  // null data: not kept
   Rows activated;
-  const float* weights = nullptr;  // indexed by row, or by source; null: all 1
-  const std::int32_t* weight_sources = nullptr;
+  RowNumbers<const float> weights;  // null data: all 1
   float* dots = nullptr;  // out [R, dot_blocks]: partial d_weights, one per 128 columns
   int dot_blocks = 0;
   bool is_clamped = false;

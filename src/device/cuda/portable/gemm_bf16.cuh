@@ -37,6 +37,19 @@ __device__ inline void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Returns eight elements of a row that need not be aligned, with zeros from `count` on.
+__device__ inline uint4 load_eight(const __nv_bfloat16* from, int count) {
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+  std::uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t low = 2 * i < count ? bits[2 * i] : 0;
+    const std::uint32_t high = 2 * i + 1 < count ? bits[2 * i + 1] : 0;
+    pairs[i] = low | high << 16;
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 // Writes 8 elements to shared memory, with zeros from `count` on. Both variants write the same
 // values.
 template <bool kAligned>
@@ -44,16 +57,9 @@ __device__ void copy_chunk(unsigned to, const __nv_bfloat16* from, int count) {
   if constexpr (kAligned) {
     copy_async_16(to, from, count * 2);
   } else {
-    const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-    std::uint32_t pairs[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const std::uint32_t low = 2 * j < count ? bits[2 * j] : 0;
-      const std::uint32_t high = 2 * j + 1 < count ? bits[2 * j + 1] : 0;
-      pairs[j] = low | high << 16;
-    }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(pairs[0]),
-                 "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+    const uint4 words = load_eight(from, count);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
                  : "memory");
   }
 }

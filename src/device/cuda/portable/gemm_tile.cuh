@@ -84,6 +84,12 @@ __device__ inline __nv_bfloat16 rounded<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
+// to (+)= sum
+template <typename T>
+__device__ inline void put(T& to, float sum, bool accumulate) {
+  to = rounded<T>(accumulate ? to_f32(to) + sum : sum);
+}
+
 // A piece of a row of c, accessed in units of 16 bytes if it is whole and aligned.
 template <typename C>
 struct alignas(16) RowPiece {

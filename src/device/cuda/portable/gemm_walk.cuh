@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/cuda/portable/gemm_tile.cuh"
+#include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda::gemm {
 
@@ -44,7 +45,7 @@ class GroupWalk {
       if (next_ >= count) return false;
       const int mine = next_ + lane;
       const int tiles = mine < count ? tiles_over(group_rows[mine], kTileRows) * column_tiles : 0;
-      lane_end_ = end + sum_up_to(lane, tiles);
+      lane_end_ = end + warp_sum_up_to(tiles);
       lane_begin_ = lane_end_ - tiles;
       end = __shfl_sync(kAllLanes, lane_end_, 31);
       next_ += 32;
@@ -55,17 +56,6 @@ class GroupWalk {
   }
 
  private:
-  static constexpr unsigned kAllLanes = 0xffffffffU;
-
-  static __device__ int sum_up_to(int lane, int value) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(kAllLanes, value, step);
-      if (lane >= step) value += before;
-    }
-    return value;
-  }
-
   int next_ = 0;        // first group after the 32 examined last, one per lane
   int lane_begin_ = 0;  // tile range of this lane's group
   int lane_end_ = 0;

@@ -26,15 +26,7 @@ struct Eight {
 
   __device__ uint4 load() const {
     if (is_aligned && count >= 8) return *reinterpret_cast<const uint4*>(at);
-    const auto* bits = reinterpret_cast<const std::uint16_t*>(at);
-    unsigned pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned low = 2 * i < count ? bits[2 * i] : 0;
-      const unsigned high = 2 * i + 1 < count ? bits[2 * i + 1] : 0;
-      pairs[i] = low | high << 16;
-    }
-    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    return gemm::load_eight(at, count);
   }
   __device__ void store(uint4 words) const {
     if (is_aligned && count >= 8) {
@@ -206,8 +198,7 @@ struct AddTo {
   std::int64_t row_stride;
 
   __device__ void operator()(std::int64_t row, std::int64_t column, float sum) const {
-    T& to = data[row * row_stride + column];
-    to = gemm::rounded<T>(gemm::to_f32(to) + sum);
+    gemm::put(data[row * row_stride + column], sum, true);
   }
 };
 

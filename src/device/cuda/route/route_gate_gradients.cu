@@ -115,8 +115,7 @@ __global__ __launch_bounds__(kAddThreads) void add_parts_kernel(AddParts<T> p) {
   float sum = 0.0F;
 #pragma unroll 8
   for (unsigned part = 0; part < p.parts; ++part) sum += *p.from.at(part, row, column);
-  T& to = p.gradient[row * p.row_stride + column];
-  to = gemm::rounded<T>(p.accumulates ? gemm::to_f32(to) + sum : sum);
+  gemm::put(p.gradient[row * p.row_stride + column], sum, p.accumulates);
 }
 
 template <typename T>

@@ -29,6 +29,9 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kThreads = kConsumerThreads + kWarpgroup;  // registers move between warpgroups
 constexpr int kConsumerRegisters = 232;
 constexpr int kProducerRegisters = 40;
+// As in Variant: a block that asks for more registers than its launch gave it would wait forever.
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+              kThreads / kWarpgroup * (65536 / kThreads / 8 * 8));
 constexpr int kBothConsumersBarrier = 1;
 
 __device__ __forceinline__ std::uint32_t aligned_stages() {
