@@ -16,8 +16,10 @@ using namespace switchyard;
 
 struct Sizes {
   std::int64_t num_tokens, hidden, intermediate, num_experts, top_k, alignment;
-  std::int64_t portable;  // 1: use the kernels that run on every GPU
-  std::int64_t form;      // a Form
+  std::int64_t portable;    // 1: use the kernels that run on every GPU
+  std::int64_t form;        // a Form
+  std::int64_t is_exact;    // 1: exact sizing; otherwise bounded
+  std::int64_t makes_rows;  // 1: dispatch makes rows even if the experts could read tokens
 };
 enum Form : std::int64_t {
   kSwiglu,
@@ -69,12 +71,13 @@ struct Layer {
             Device::cuda({.stream = {stream},
                           .kernels = s.portable != 0 ? CudaKernels::portable : CudaKernels::best})),
         comm(connect({.backend = "threads"})),
-        dispatcher(*comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
-                   {.plan = {.hidden = s.hidden,
-                             .dtype = Dtype::bf16,
-                             .alignment = s.alignment,
-                             .sizing = Sizing::bounded(most_rows())}},
-                   device),
+        dispatcher(
+            *comm, ExpertPlacement::contiguous(static_cast<int>(s.num_experts), 1),
+            {.plan = {.hidden = s.hidden,
+                      .dtype = Dtype::bf16,
+                      .alignment = s.alignment,
+                      .sizing = s.is_exact != 0 ? Sizing::exact() : Sizing::bounded(most_rows())}},
+            device),
         experts({.hidden = s.hidden,
                  .intermediate = s.intermediate,
                  .dtype = Dtype::bf16,
@@ -85,6 +88,8 @@ struct Layer {
                 device) {}
 
   bool has_biases() const { return s.form == kGptOss; }
+
+  bool reads_tokens() const { return s.makes_rows == 0 && experts.reads_tokens(); }
 
   // Returns enough rows for any routing.
   std::int64_t most_rows() const {
@@ -161,7 +166,7 @@ void Layer::forward(const Tensors& t, bool training) {
   const auto& matrices = weights_of(t);
   const auto groups = RowGroups::of(*plan);
   Tensor rows;
-  if (experts.reads_tokens()) {
+  if (reads_tokens()) {
     rows = take_rows(s.hidden);
     experts.forward(matrices, groups, {.tokens = token_rows(t)}, {.out = rows, .inner = kept});
   } else {
@@ -172,7 +177,7 @@ void Layer::forward(const Tensors& t, bool training) {
 }
 
 void Layer::backward(const Tensors& t) {
-  if (experts.reads_tokens()) {
+  if (reads_tokens()) {
     backward_of_tokens(t);
   } else {
     backward_of_rows(t);

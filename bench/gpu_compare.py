@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times Switchyard's layer beside torch's, on the same inputs and in one run.
 
+bits     checks that ours has the same bits from run to run, in a graph, and at every alignment and
+         sizing, whether experts read tokens or rows
 compare  forward and forward+backward of both at the shapes of known models, beside their floors
 skew     ours under skewed routing and with experts that have no rows
 small    ours with few tokens, as in inference, beside the limit set by memory bandwidth
@@ -27,6 +29,7 @@ import time
 
 import torch
 
+from gpu_bits import bits
 from gpu_floors import dense_sizes
 from gpu_layers import Batch, Switchyard, Weights, check_best, check_step, load_library, route
 from gpu_report import BEST, COMPILED, OURS, PARTS, TABLES, heading
@@ -130,21 +133,24 @@ def skew(name, library, options):
     return {"sizes": shape, "ceiling": ceiling, "routings": routings}
 
 
-def small_part(name, library, options):
-    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-        return small(name, library, options, say)
+def on_a_stream(part):
+    """Returns the part on a stream of its own, since the default stream cannot be captured."""
+    def run(name, library, options):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return part(name, library, options, say)
+    return run
 
 
 def groups_of(part, options):
     """Returns the groups of shapes of a part."""
-    if part == "compare":
-        return options.shapes
-    return [options.skew_shapes if part == "skew" else options.small_shapes]
+    return {"bits": options.shapes, "compare": options.shapes, "skew": [options.skew_shapes],
+            "small": [options.small_shapes]}[part]
 
 
 def run_part(part, library, options, run):
     """Yields the result of one shape after the other."""
-    work = {"compare": compare, "skew": skew, "small": small_part}[part]
+    work = {"bits": on_a_stream(bits), "compare": compare, "skew": skew,
+            "small": on_a_stream(small)}[part]
     groups = groups_of(part, options)
     total, done = sum(len(names) for names in groups), 0
     for number, names in enumerate(groups, 1):
@@ -178,7 +184,8 @@ def parse_options(arguments=None):
                         help="gpt-oss: biases and a clamped SwiGLU, at gpt-oss's shape by default")
     parser.add_argument("--rows", type=names_among(ROWS), default=["switchyard", "compile"],
                         help="of compare: a,b of " + ", ".join(ROWS))
-    parser.add_argument("--shapes", type=parse_groups, help="of compare: a,b/c,d; all by default")
+    parser.add_argument("--shapes", type=parse_groups,
+                        help="of bits and compare: a,b/c,d; all by default")
     parser.add_argument("--skew-shapes", type=parse_names, default=["qwen3-30b", "olmoe"])
     parser.add_argument("--small-shapes", type=parse_names, default=["qwen3-30b"])
     parser.add_argument("--small-tokens", default=SMALL_TOKENS,

@@ -2,6 +2,7 @@
 """Switchyard's layer, the inputs of all layers, and checks that their results agree."""
 import copy
 import ctypes
+import dataclasses
 import sys
 
 import torch
@@ -82,7 +83,8 @@ def structure(kind, names):
 
 # These match the structs in gpu_compare.cpp.
 Sizes = structure(ctypes.c_int64,
-                  "num_tokens hidden intermediate num_experts top_k alignment portable form")
+                  "num_tokens hidden intermediate num_experts top_k alignment portable form "
+                  "is_exact makes_rows")
 Tensors = structure(ctypes.c_void_p,
                     "x ids weights gate_up down y d_y d_x d_weights d_gate_up d_down "
                     "gate_up_bias down_bias d_gate_up_bias d_down_bias")
@@ -107,17 +109,30 @@ def nans_like(tensor):
     return torch.full_like(tensor, torch.nan)
 
 
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a layer places its rows, which changes no bit of its results."""
+    alignment: int = 1  # of each expert's rows
+    is_exact: bool = False  # sizing; otherwise bounded
+    makes_rows: bool = False  # otherwise experts read tokens if they can
+
+    def __str__(self):
+        return (f"{'exact' if self.is_exact else 'bounded'} sizing, alignment {self.alignment}, "
+                f"{'rows' if self.makes_rows else 'tokens'}")
+
+
 class Switchyard:
     """The same layer through the library's C functions, on torch's current stream."""
 
-    def __init__(self, library, weights, batch, options, training=True):
+    def __init__(self, library, weights, batch, options, training=True, way=None):
         t, h, i, e, k = batch.shape
+        way = way or Way(options.alignment)
         self.library = library
         # The default stream is 1 for CUDA and 0 for torch.
         stream = torch.cuda.current_stream().cuda_stream or 1
         self.layer = library.switchyard_make(
-            ctypes.byref(Sizes(t, h, i, e, k, options.alignment, options.kernels == "portable",
-                               weights.form.code)), stream)
+            ctypes.byref(Sizes(t, h, i, e, k, way.alignment, options.kernels == "portable",
+                               weights.form.code, way.is_exact, way.makes_rows)), stream)
         if not self.layer:
             sys.exit("switchyard_make failed")
         self.y = nans_like(batch.x)
@@ -163,8 +178,20 @@ class Switchyard:
         self.forward()  # so that its memory is allocated
         self.call(self.library.switchyard_capture, self.arguments, 0)
 
+    def capture_step(self):
+        """Captures a step. One must have run before."""
+        self.call(self.library.switchyard_capture, self.arguments, 1)
+
     def replay(self):
         self.call(self.library.switchyard_replay)
+
+    def results(self):
+        """Returns what a step writes, by name."""
+        return {"y": self.y, "d_x": self.d_x, "d_weights": self.d_weights, **self.gradients}
+
+    def forget_results(self):
+        for tensor in self.results().values():
+            tensor.fill_(torch.nan)
 
     def numbers(self):
         result = Numbers()

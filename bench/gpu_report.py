@@ -18,7 +18,7 @@ BEST = "torch, best"  # the best that a user of torch can write
 GRAPH = "torch, graph"
 GATHERED = "torch, gathered"  # the picked experts' matrices, copied
 EAGER = "switchyard, eager"
-PARTS = ("compare", "skew", "small")
+PARTS = ("bits", "compare", "skew", "small")
 
 
 def tflops(flops, times):
@@ -63,6 +63,14 @@ def name_of(result):
 
 def floor_of(result):
     return step_floor(result["sizes"], result["busy_experts"], result["ceilings"])
+
+
+def bits_table(results):
+    """Returns how many steps had the bits of the first, and how many numbers were compared."""
+    rows = [[name_of(result), result["run"], routing, case["steps"], f"{case['numbers']:.2e}"]
+            for result in results for routing, case in result["routings"].items()]
+    return "Steps with the same bits.\n\n" + table(
+        ["T, H, I, E, K", "run", "routing", "steps", "numbers compared"], rows)
 
 
 def time_table(results):
@@ -172,7 +180,8 @@ def small_table(results):
     return "Forward in graphs, µs.\n\n" + table(header, rows) + "\n\n" + "\n".join(speeds)
 
 
-TABLES = {"compare": compare_tables, "skew": skew_table, "small": small_table}
+TABLES = {"bits": bits_table, "compare": compare_tables, "skew": skew_table,
+          "small": small_table}
 
 
 def heading(run):

@@ -258,6 +258,14 @@ class Merging(unittest.TestCase):
         self.assertEqual(cells(memory, "shape")[2:4], ["switchyard", "torch.compile"])
         self.assertEqual(cells(memory, "one")[2:4], ["3", "-"])
 
+    def test_bits_are_counted_by_routing(self):
+        text = gpu_report.bits_table([{"shape": "odd", "run": "r1-1", "sizes": (9, 8, 8, 4, 2),
+                                       "routings": {"balanced": {"steps": 22, "numbers": 123456},
+                                                    "zipf 1.0": {"steps": 21, "numbers": 9}}}])
+        self.assertEqual(cells(text, "balanced")[:5],
+                         ["odd 9,8,8,4,2", "r1-1", "balanced", "22", "1.23e+05"])
+        self.assertEqual(cells(text, "zipf 1.0")[3], "21")
+
     def test_parts_that_were_not_run_are_left_out(self):
         text = gpu_report.report(self.runs())
         self.assertNotIn("Forward in graphs", text)
