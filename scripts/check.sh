@@ -8,6 +8,8 @@
 #                        CI does so only for changes to the packaging
 #   check.sh faults      breaks every collective of a training step in every way, kills MPI ranks at
 #                        every call, and runs the long forms of other tests; takes an hour
+#   check.sh emulation   runs all tests of the CUDA kernels on the emulated GPU, in several orders;
+#                        CI runs the quick ones in one order
 #   check.sh mutants     breaks each promise once, and expects its test to fail; takes minutes
 #   SWITCHYARD_FUZZ_SECONDS=300 check.sh fuzz     300 s per fuzzer instead of 7
 . "$(dirname "$0")/lib.sh"
@@ -137,6 +139,31 @@ check_faults() {
   say "Soaking over threads and MPI"
   "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}"
   mpirun -n 4 --mca orte_allowed_exit_without_sync 1 "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}" --comm mpi
+}
+
+# Runs what gpu.sh test runs of the device suite, with the best and with the portable kernels, on the
+# emulated GPU. Seeds choose the order of threads, and when asynchronous copies and products happen.
+check_emulation() {
+  build_preset dev
+  local seed
+  for seed in 0 1 2 3; do
+    emulate best "$seed" 'Cuda*'
+  done
+  emulate portable 1 'Cuda*'
+}
+
+# emulate KERNELS SEED TESTS
+emulate() {
+  local shard pids=() status=0
+  say "Emulated GPU, $1 kernels, seed $2"
+  for ((shard = 0; shard < $(nproc); ++shard)); do
+    SWITCHYARD_TEST_CUDA_KERNELS=$1 EMULATION_SEED=$2 \
+      GTEST_TOTAL_SHARDS=$(nproc) GTEST_SHARD_INDEX=$shard \
+      build/dev/tests/emulation/switchyard_emulated_tests --gtest_brief=1 --gtest_filter="$3:-*Large*:*Soak*" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  return "$status"
 }
 
 # Applies each patch in tests/mutations to a copy of the sources, one at a time. Its "Test:" line

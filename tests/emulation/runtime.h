@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of the emulated runtime share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace emulation {
+
+// Keeps an error for cudaGetLastError(), and returns it.
+cudaError_t noted(cudaError_t error);
+// Waits until all streams have done their work.
+void wait_for_streams();
+
+}  // namespace emulation
