@@ -224,6 +224,26 @@ TEST_F(CudaGroupedGemm, ManyGroups) {
   }
 }
 
+// As decoding has them. Hopper's kernel looks at 32 groups at a time.
+TEST_F(CudaGroupedGemm, FewRowsInManyGroups) {
+  std::vector<GemmGroup> groups;
+  for (std::uint64_t id = 0; id < 100; ++id) groups.push_back({id, 0});
+  for (const auto& [id, rows] : {std::pair{3, 1}, {31, 200}, {32, 2}, {33, 130}, {97, 64}}) {
+    groups[static_cast<std::size_t>(id)].rows = rows;
+  }
+  for (const auto form : kForms) {
+    for (const bool has_tickets : {false, true}) {
+      const GroupedSetup setup{
+          .form = form, .matrix_rows = 264, .matrix_columns = 136, .has_tickets = has_tickets};
+      const auto results = run_grouped(device, setup, groups);
+      for (const auto& group : groups) {
+        if (group.rows == 0) continue;
+        expect_same_bits(results[group.id], run_grouped(device, setup, {group})[0], setup);
+      }
+    }
+  }
+}
+
 // A cluster of Hopper's kernel takes several of these tiles, each of at least four blocks of the
 // reduction: only then does it store a tile behind the next one's products.
 TEST_F(CudaGroupedGemm, BitsOfTilesThatAreStoredBehindTheNext) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper grouped GEMM kernel: persistent and warp-specialised, one block per SM, clusters of
-// two. In each block one thread or one to four warps produce, two consumer warpgroups multiply 64
-// rows of the tile each, and with a fused epilogue three or six warps run the finisher.
+// two. In each block one to four warps produce, two consumer warpgroups multiply 64 rows of the
+// tile each, and with a fused epilogue three or six warps run the finisher.
 #pragma once
 
 #include "device/cuda/early_launch.cuh"
@@ -141,7 +141,7 @@ __device__ __forceinline__ void produce(const KernelArgs& args, int rank, Shared
   if constexpr (Variant::kReadsTokens) {
     producer.run_reading_tokens(thread);
   } else {
-    if (thread == 0) producer.run();
+    if (__shfl_sync(~0U, thread, 0) < 32) producer.run();
   }
 }
 

@@ -43,7 +43,7 @@ struct Variant {
   static constexpr bool kHasFinisher = kActivates || kEpilogue == Epilogue::activate_backward;
 
   // Behind the consumers come the threads that produce, then those that run the finisher, if there
-  // is one. All producing threads read tokens; without tokens, one of them does all the work.
+  // is one. All producing threads read tokens; without tokens, one warp does all the work.
   static constexpr int kProducers = kActivates ? 32 : kHasFinisher ? 64 : kWarpgroup;
   static constexpr int kFinishers = kActivates ? 96 : kHasFinisher ? 192 : 0;
   static constexpr int kThreads = kConsumers * kWarpgroup + kProducers + kFinishers;
@@ -54,7 +54,7 @@ struct Variant {
   // Tiles come from a queue, see tile_queue.cuh. Weight gradients from tokens were 3–5% slower with
   // it: all their producing threads copy, and the others wait while one announces a tile.
   static constexpr bool kQueuesTiles = !(kIsWeightGradient && kReadsTokens);
-  // The warps that work on tiles: without tokens, one thread produces.
+  // The warps that work on tiles: without tokens, one warp produces.
   static constexpr int kTileWarps =
       (kConsumers * kWarpgroup + (kReadsTokens ? kProducers : 32) + kFinishers) / 32;
   // A consumer thread holds 128 accumulators, and up to 64 rounded pairs of the previous tile (32

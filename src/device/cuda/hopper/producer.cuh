@@ -26,25 +26,21 @@ class Producer {
   __device__ __forceinline__ Producer(const KernelArgs& args, int rank, SharedMemory shared)
       : args_(args), rank_(rank), shared_(shared), pipeline_(shared) {}
 
-  // Run by one thread: all operands are loaded by TMA.
+  // Run by one warp, whose first thread loads all operands by TMA.
   __device__ __forceinline__ void run() {
     Announcer<Variant> announcer(args_, shared_, rank_ == 0);
     Tiles<Variant> tiles(args_, rank_, shared_);
     Tile tile;
-    while (tiles.next_alone(tile)) {
+    while (tiles.next(tile)) {
       announcer.announce();
-      acquire_maps(tile);
-      for (int k = 0; k < tile.k_blocks; ++k) {
-        pipeline_.wait_empty();
-        load(tile, k);
-        pipeline_.advance();
-      }
+      if (lane_of_thread() == 0) load_tile(tile);
+      __syncwarp();
     }
   }
 
   // Run by all readers: every thread copies its pieces of A, and thread 0 also loads B by TMA.
   __device__ __forceinline__ void run_reading_tokens(int thread) {
-    Announcer<Variant> announcer(args_, shared_, rank_ == 0 && thread == 0);
+    Announcer<Variant> announcer(args_, shared_, rank_ == 0 && thread / 32 == 0);
     Tiles<Variant> tiles(args_, rank_, shared_);
     TokenReader<Variant> reader(args_.tokens, thread / 32);
     Tile tile;
@@ -69,6 +65,15 @@ class Producer {
 
  private:
   static constexpr Product kProduct = Variant::kProduct;
+
+  __device__ __forceinline__ void load_tile(const Tile& tile) {
+    acquire_maps(tile);
+    for (int k = 0; k < tile.k_blocks; ++k) {
+      pipeline_.wait_empty();
+      load(tile, k);
+      pipeline_.advance();
+    }
+  }
 
   // Each block loads half of the operand that the two share, and multicasts it to both.
   __device__ __forceinline__ void load(const Tile& tile, int k) {

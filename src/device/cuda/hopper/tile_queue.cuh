@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of tiles: one thread of a cluster walks over its tiles and announces them, some ahead,
-// to the warps of both blocks.
+// The queue of tiles: one warp of a cluster walks over its tiles and announces them, some ahead, to
+// the warps of both blocks.
 #pragma once
 
 #include <type_traits>
@@ -10,25 +10,23 @@
 
 namespace switchyard::cuda::hopper {
 
-// Run by one thread of the first block, which also loads operands. When it loads the operands of a
-// tile, it has announced kAhead more. It must never wait here for a warp that itself waits for
-// operands. The finisher may be two tiles late, so the queue has places for at least kAhead + 3
-// tiles. Between announcements the walk's state is in shared memory, because this thread has no
-// registers left for it.
+// Run by all lanes of one warp of the first block, which also loads operands. When it loads the
+// operands of a tile, it has announced kAhead more. It must never wait here for a warp that itself
+// waits for operands. The finisher may be two tiles late, so the queue has places for at least
+// kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because this warp
+// has no registers left for it.
 template <typename Variant>
 class TileAnnouncer {
  public:
   static constexpr int kAhead = 2;
   static_assert(kQueuedTiles >= kAhead + 3);
 
-  // In other threads, `is_announcer` is false and nothing is announced.
+  // In other warps, `is_announcer` is false and nothing is announced.
   __device__ __forceinline__ TileAnnouncer(const KernelArgs& args, SharedMemory shared,
                                            bool is_announcer)
       : args_(args), shared_(shared), order_(args.tickets), has_more_(is_announcer) {
     if (!is_announcer) return;
-    WalkState state;
-    TileWalk<Variant>(args_, state).begin();
-    save(state, 0);
+    save(WalkState{}, 0);
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) announce();
   }
@@ -45,8 +43,7 @@ class TileAnnouncer {
     // Every reader must have finished with the tile that was here before.
     wait_for(shared_.taken(place), (count / kQueuedTiles & 1) ^ 1);
     const int flags = (tile.same_rows ? kSameRows : 0) | (has_more_ ? 0 : kEnd);
-#pragma unroll
-    for (std::uint32_t block = 0; block < 2; ++block) {
+    if (const auto block = static_cast<std::uint32_t>(lane_of_thread()); block < 2) {
       const std::uint32_t to = address_in(block, shared_.queued_tile(place));
       const std::uint32_t barrier = address_in(block, shared_.announced(place));
       arrive_expecting_in_cluster(barrier, kQueuedTileBytes);
@@ -70,10 +67,14 @@ class TileAnnouncer {
             static_cast<int>(second.z)};
   }
   __device__ __forceinline__ void save(const WalkState& state, int count) const {
-    store_shared(shared_.walk(),
-                 make_int4(state.place, state.group, state.first_pair, state.first_row));
-    store_shared(shared_.walk() + 16,
-                 make_int4(state.rows, state.row_blocks, state.group_pairs, count));
+    __syncwarp();  // all lanes have loaded
+    if (lane_of_thread() == 0) {
+      store_shared(shared_.walk(),
+                   make_int4(state.next_place, state.group, state.first_pair, state.first_row));
+      store_shared(shared_.walk() + 16,
+                   make_int4(state.rows, state.row_blocks, state.group_pairs, count));
+    }
+    __syncwarp();
   }
 
   const KernelArgs& args_;
@@ -99,14 +100,7 @@ class TileQueue {
   __device__ __forceinline__ bool next(Tile& tile) {
     const bool has_tile = read(tile);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) take();
-    ++count_;
-    return has_tile;
-  }
-  // The same for a warp of which only one thread takes part.
-  __device__ __forceinline__ bool next_alone(Tile& tile) {
-    const bool has_tile = read(tile);
-    take();
+    if (lane_of_thread() == 0) arrive_at(shared_.taken(count_ % kQueuedTiles), 0);
     ++count_;
     return has_tile;
   }
@@ -127,9 +121,6 @@ class TileQueue {
     move_to_rank(tile, rank_, columns_);
     return (group.w & TileAnnouncer<Variant>::kEnd) == 0;
   }
-  __device__ __forceinline__ void take() const {
-    arrive_at(shared_.taken(count_ % kQueuedTiles), 0);
-  }
 
   const int columns_;
   const int rank_;
@@ -137,14 +128,12 @@ class TileQueue {
   int count_ = 0;
 };
 
-// Without the queue: every thread walks over the tiles by itself, in their fixed order.
+// Without the queue: every warp walks over the tiles by itself, in their fixed order.
 template <typename Variant>
 class OwnTiles {
  public:
   __device__ __forceinline__ OwnTiles(const KernelArgs& args, int rank, SharedMemory /*shared*/)
-      : args_(args), rank_(rank), order_(nullptr) {
-    TileWalk<Variant>(args_, state_).begin();
-  }
+      : args_(args), rank_(rank), order_(nullptr) {}
   __device__ __forceinline__ bool next(Tile& tile) {
     if (!TileWalk<Variant>(args_, state_).advance_to(order_.next(), tile)) return false;
     move_to_rank(tile, rank_, args_.column_blocks);
@@ -155,7 +144,7 @@ class OwnTiles {
   const KernelArgs& args_;
   const int rank_;
   PairOrder order_;
-  WalkState state_;
+  WalkState state_{};
 };
 class NoAnnouncer {
  public:

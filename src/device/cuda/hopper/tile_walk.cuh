@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/cuda/hopper/kernel_args.h"
+#include "device/cuda/whole_sums.cuh"
 
 namespace switchyard::cuda::hopper {
 
@@ -19,9 +20,9 @@ struct Tile {
   bool idle;       // no tile is left for this block; it still takes part in the copies
 };
 
-// Where a walk is, between two of its steps.
+// Where a walk is, between two of its steps: in this group, or before the first one.
 struct WalkState {
-  int place;  // in the processing order of groups
+  int next_place;  // after the group, in the processing order
   int group;
   int first_pair;
   int first_row;
@@ -32,7 +33,7 @@ struct WalkState {
 
 // Which pair of tiles a cluster takes next. With tickets, clusters take pairs as they become free.
 // Otherwise they take turns in serpentine order: when pairs get smaller, as with the longest groups
-// first, no cluster always gets the larger one.
+// first, no cluster always gets the larger one. Used by whole warps; with tickets, by one of them.
 class PairOrder {
  public:
   __device__ __forceinline__ explicit PairOrder(std::int32_t* tickets)
@@ -42,20 +43,21 @@ class PairOrder {
 
   // The first pair is the cluster's own. A ticket is drawn one call ahead, to hide the latency.
   __device__ __forceinline__ int next() {
-    const int pair = clusters_ + next_;
     if (tickets_ != nullptr) {
-      next_ = atomicAdd(tickets_, 1);
-    } else {
-      const int to_last = clusters_ - 1 - static_cast<int>(blockIdx.x / 2);
-      next_ += 1 + 2 * (goes_back_ ? clusters_ - 1 - to_last : to_last);
-      goes_back_ = !goes_back_;
+      const int pair = clusters_ + __shfl_sync(kAllLanes, next_, 0);
+      if (lane_of_thread() == 0) next_ = atomicAdd(tickets_, 1);
+      return pair;
     }
+    const int pair = clusters_ + next_;
+    const int to_last = clusters_ - 1 - static_cast<int>(blockIdx.x / 2);
+    next_ += 1 + 2 * (goes_back_ ? clusters_ - 1 - to_last : to_last);
+    goes_back_ = !goes_back_;
     return pair;
   }
 
   // Called when the pairs are used up. The last cluster resets the tickets for the next kernel.
   __device__ __forceinline__ void end() {
-    if (tickets_ == nullptr) return;
+    if (tickets_ == nullptr || lane_of_thread() != 0) return;
     __threadfence();  // after this cluster's last ticket
     if (atomicAdd(tickets_ + 1, 1) != clusters_ - 1) return;
     tickets_[0] = 0;
@@ -70,28 +72,18 @@ class PairOrder {
 };
 
 // Walks over the pairs of tiles of one cluster. The two blocks of a cluster take two row tiles of
-// the same columns. The odd last row tile of a group is paired along columns instead.
+// the same columns. The odd last row tile of a group is paired along columns instead. Used by whole
+// warps.
 template <typename Variant>
 class TileWalk {
  public:
   __device__ __forceinline__ TileWalk(const KernelArgs& args, WalkState& state)
       : args_(args), at_(state) {}
 
-  __device__ __forceinline__ void begin() {
-    at_ = {};
-    load_group();
-  }
-
   // Advances to this pair, and sets `tile` to that of the first block. Returns false if there is no
   // such pair; the walk is then over.
   __device__ __forceinline__ bool advance_to(int pair, Tile& tile) {
-    while (pair >= at_.first_pair + at_.group_pairs) {
-      at_.first_pair += at_.group_pairs;
-      ++at_.place;
-      if (!Variant::kIsWeightGradient && at_.rows == 0) skip_empty_groups();
-      if (at_.place >= args_.groups) return false;
-      load_group();
-    }
+    if (pair >= at_.first_pair + at_.group_pairs && !find_group(pair)) return false;
     tile.group = at_.group;
     tile.first_row = at_.first_row;
     tile.rows = at_.rows;
@@ -105,35 +97,58 @@ class TileWalk {
   // still in L2.
   static constexpr int kBand = 8;
 
-  // Moves on to the next group with rows. Called after an empty group, because with few tokens most
-  // groups are empty. Several are looked at together, since each look waits for memory.
-  __device__ __forceinline__ void skip_empty_groups() {
-    constexpr int kAtOnce = 8;
-    while (at_.place < args_.groups && args_.group_rows[at_.place] == 0) {
-      std::int32_t rows[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int group = at_.place + 1 + i;
-        rows[i] = group < args_.groups ? args_.group_rows[group] : 1;
-      }
-      ++at_.place;
-      bool is_empty = true;
-#pragma unroll
-      for (const std::int32_t count : rows) {
-        is_empty = is_empty && count == 0;
-        if (is_empty) ++at_.place;
-      }
+  __device__ __forceinline__ bool find_group(int pair) {
+    if constexpr (Variant::kIsWeightGradient) {
+      return find_among_equals(pair);
+    } else {
+      return find_among_rows(pair);
     }
   }
 
-  __device__ __forceinline__ void load_group() {
-    at_.group = args_.group_order == nullptr ? at_.place : args_.group_order[at_.place];
+  // All groups of a weight gradient have equally many pairs.
+  __device__ __forceinline__ bool find_among_equals(int pair) {
+    at_.row_blocks = args_.row_blocks;
+    at_.group_pairs = pairs_of(args_.row_blocks);
+    const int place = pair / at_.group_pairs;
+    if (place >= args_.groups) return false;
+    at_.first_pair = place * at_.group_pairs;
+    at_.group = args_.group_order == nullptr ? place : args_.group_order[place];
     at_.first_row = args_.row_offsets[at_.group];
     at_.rows = args_.group_rows[at_.group];
-    at_.row_blocks =
-        Variant::kIsWeightGradient ? args_.row_blocks : (at_.rows + kTileRows - 1) / kTileRows;
-    at_.group_pairs = at_.row_blocks / 2 * args_.column_blocks +
-                      (at_.row_blocks % 2 != 0 ? (args_.column_blocks + 1) / 2 : 0);
+    return true;
+  }
+
+  // Looks at 32 groups at a time, one per lane. One after the other, the groups of a layer with
+  // many experts would take longer than their tiles.
+  __device__ __forceinline__ bool find_among_rows(int pair) {
+    int end = at_.first_pair + at_.group_pairs;
+    for (; at_.next_place < args_.groups; at_.next_place += kWarpLanes) {
+      const int group = at_.next_place + lane_of_thread();
+      const bool exists = group < args_.groups;
+      const int rows = exists ? args_.group_rows[group] : 0;
+      const int first_row = exists ? args_.row_offsets[group] : 0;
+      const int pairs = pairs_of((rows + kTileRows - 1) / kTileRows);
+      const int end_here = end + warp_sum_up_to(pairs);
+      const unsigned beyond = __ballot_sync(kAllLanes, pair < end_here);
+      if (beyond != 0) {
+        const int lane = __ffs(beyond) - 1;
+        at_.group = at_.next_place + lane;
+        at_.next_place = at_.group + 1;
+        at_.rows = __shfl_sync(kAllLanes, rows, lane);
+        at_.first_row = __shfl_sync(kAllLanes, first_row, lane);
+        at_.row_blocks = (at_.rows + kTileRows - 1) / kTileRows;
+        at_.group_pairs = pairs_of(at_.row_blocks);
+        at_.first_pair = __shfl_sync(kAllLanes, end_here, lane) - at_.group_pairs;
+        return true;
+      }
+      end = __shfl_sync(kAllLanes, end_here, kWarpLanes - 1);
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ int pairs_of(int row_blocks) const {
+    return row_blocks / 2 * args_.column_blocks +
+           (row_blocks % 2 != 0 ? (args_.column_blocks + 1) / 2 : 0);
   }
 
   __device__ __forceinline__ void place(Tile& tile, int pair) const {
