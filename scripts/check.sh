@@ -141,25 +141,28 @@ check_faults() {
   mpirun -n 4 --mca orte_allowed_exit_without_sync 1 "$command" soak --minutes "${SWITCHYARD_SOAK_MINUTES:-10}" --comm mpi
 }
 
-# Runs what gpu.sh test runs of the device suite, with the best and with the portable kernels, on the
-# emulated GPU. Seeds choose the order of threads, and when asynchronous copies and products happen.
+# Runs the device suite, with the best and with the portable kernels, on the emulated GPU. Seeds
+# choose the order of threads, and when asynchronous copies and products happen.
 check_emulation() {
   build_preset dev
   local seed
   for seed in 0 1 2 3; do
-    emulate best "$seed" 'Cuda*'
+    emulate best "$seed"
   done
-  emulate portable 1 'Cuda*'
+  emulate portable 1
 }
 
-# emulate KERNELS SEED TESTS
+# emulate KERNELS SEED
 emulate() {
-  local shard pids=() status=0
+  local shards shard pids=() pid status=0
+  shards=$(nproc)
   say "Emulated GPU, $1 kernels, seed $2"
-  for ((shard = 0; shard < $(nproc); ++shard)); do
+  for ((shard = 0; shard < shards; ++shard)); do
     SWITCHYARD_TEST_CUDA_KERNELS=$1 EMULATION_SEED=$2 \
-      GTEST_TOTAL_SHARDS=$(nproc) GTEST_SHARD_INDEX=$shard \
-      build/dev/tests/emulation/switchyard_emulated_tests --gtest_brief=1 --gtest_filter="$3:-*Large*:*Soak*" &
+      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+      build/dev/tests/emulation/switchyard_emulated_tests \
+      --gtest_filter='*Cuda*:-*Large*:*Soak*' |
+      grep --line-buffered -E '^\[ +[A-Z]+ +\] .*(tests?\.|ms\))' &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
@@ -170,22 +173,32 @@ emulate() {
 # gives a program in build/…/tests and its arguments, which must pass without the patch and fail
 # with it. A "Target:" line names the build target if it differs from the program's name.
 check_mutants() {
-  local copy=$root/build/mutants patch missed=()
+  local copy=$root/build/mutants patch patches=() missed=()
   mkdir -p "$copy"
   git ls-files -z | rsync -a --from0 --files-from=- ./ "$copy/"
-  (cd "$copy" && { [ -f build/dev/build.ninja ] || cmake --preset dev -DSWITCHYARD_CUDA=OFF; } &&
+  (cd "$copy" && { [ -f build/dev/build.ninja ] || cmake --preset dev; } &&
     cmake --build build/dev)
-  say "Without mutants"
   for patch in tests/mutations/*.patch; do
+    if [ -x "$copy/build/dev/tests/$(program_of "$patch")" ]; then
+      patches+=("$patch")
+    else
+      echo "$patch is left out: its test needs CUDA's toolkit"
+    fi
+  done
+  say "Without mutants"
+  for patch in "${patches[@]}"; do
     mutant_passes "$copy" "$patch" || { echo "$patch: its test fails without it" >&2; return 1; }
   done
-  for patch in tests/mutations/*.patch; do
+  for patch in "${patches[@]}"; do
     say "$(basename "$patch" .patch)"
     is_noticed "$copy" "$patch" || missed+=("$(basename "$patch")")
   done
   [ ${#missed[@]} -eq 0 ] || { printf '\nNot noticed: %s\n' "${missed[*]}" >&2; return 1; }
   printf '\nEvery mutant was noticed.\n'
 }
+
+# Prints the program that runs a patch's test.
+program_of() { sed -n 's/^Test: \([^ ]*\).*/\1/p' "$1"; }
 
 # Runs a patch's test in the copy.
 mutant_passes() {
@@ -198,12 +211,12 @@ mutant_passes() {
 is_noticed() {
   local copy=$1 patch=$2 log=$1/build/mutant.log target result=1
   target=$(sed -n 's/^Target: //p' "$patch")
-  target=${target:-$(sed -n 's/^Test: \([^ ]*\).*/\1/p' "$patch")}
+  target=${target:-$(program_of "$patch")}
   patch -s -p1 -d "$copy" <"$patch" || return 1
   if ! cmake --build "$copy/build/dev" --target "$target" >"$log" 2>&1; then
     tail -n 20 "$log" >&2
   elif ! mutant_passes "$copy" "$patch"; then
-    grep -m 1 -E 'FAILED' "$log"
+    grep -m 1 -E 'FAILED|^emulated GPU' "$log"
     result=0
   fi
   patch -s -R -p1 -d "$copy" <"$patch"
