@@ -179,7 +179,8 @@ def parse_options(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/gpu/bench/libswitchyard_gpu_compare.so")
-    parser.add_argument("--only", type=names_among(PARTS), default=list(PARTS), help="parts, a,b")
+    parser.add_argument("--only", type=names_among(PARTS), default=["compare", "skew", "small"],
+                        help="a,b of " + ", ".join(PARTS) + "; all but bits by default")
     parser.add_argument("--form", choices=FORMS, default="swiglu",
                         help="gpt-oss: biases and a clamped SwiGLU, at gpt-oss's shape by default")
     parser.add_argument("--rows", type=names_among(ROWS), default=["switchyard", "compile"],

@@ -186,7 +186,8 @@ class Switchyard:
         self.call(self.library.switchyard_replay)
 
     def results(self):
-        """Returns what a step writes, by name."""
+        """Waits for what a step writes, and returns it by name."""
+        torch.cuda.synchronize()
         return {"y": self.y, "d_x": self.d_x, "d_weights": self.d_weights, **self.gradients}
 
     def forget_results(self):

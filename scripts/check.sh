@@ -158,11 +158,13 @@ emulate() {
   shards=$(nproc)
   say "Emulated GPU, $1 kernels, seed $2"
   for ((shard = 0; shard < shards; ++shard)); do
-    SWITCHYARD_TEST_CUDA_KERNELS=$1 EMULATION_SEED=$2 \
-      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
-      build/dev/tests/emulation/switchyard_emulated_tests \
-      --gtest_filter='*Cuda*:-*Large*:*Soak*' |
-      grep --line-buffered -E '^\[ +[A-Z]+ +\] .*(tests?\.|ms\))' &
+    {
+      SWITCHYARD_TEST_CUDA_KERNELS=$1 EMULATION_SEED=$2 \
+        GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+        build/dev/tests/emulation/switchyard_emulated_tests \
+        --gtest_filter='*Cuda*:-*Large*:*Soak*' |
+        grep --line-buffered -E '^\[ +[A-Z]+ +\] .*(tests?\.|ms\))'
+    } &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds, tests and benchmarks on a machine with a GPU, and ends with a short summary.
-#   gpu.sh [build] [test] [sanitize] [bench] [compare] [python]    without arguments: all but sanitize
+#   gpu.sh [build] [test] [sanitize] [bits] [bench] [compare] [python]
+#                        without arguments: all but sanitize
 #   gpu.sh verified      checks that the CUDA code is the code that bench/gpu-verified records
 #   gpu.sh headers       copies the installed headers of fmt, CLI11 and nlohmann-json to
 #                        build/headers, for building on a machine without these packages
@@ -9,8 +10,8 @@
 # and with the portable ones. Then it tests ranks as processes, time-sliced and under MPS, and jobs
 # that fail. It ends with a checksum of the CUDA code; bench/gpu-verified holds that of the code
 # that last ran. bench runs the layer on one rank and several, and dispatch and combine alone on 8,
-# with ranks as threads and as processes. compare runs all of bench/gpu_compare.py, which needs a
-# python3 with torch. python runs the Python package's tests there, bench/gpu_torch_ranks.py and
+# with ranks as threads and as processes. compare times all that bench/gpu_compare.py does, and bits
+# runs its comparison of bits; both need a python3 with torch. python runs the Python package's tests there, bench/gpu_torch_ranks.py and
 # bench/gpu_torch.py. sanitize runs the kernel tests under compute-sanitizer.
 . "$(dirname "$0")/lib.sh"
 
@@ -250,6 +251,13 @@ bench_torch_ranks() {
     --json "$results/torch-ranks.json" | tee "$results/torch-ranks.txt"
 }
 
+run_bits() {
+  has_torch || return 0
+  say "The bits of whole layers"
+  python3 bench/gpu_compare.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
+    --only bits --json "$results/bits.json" | tee "$results/bits.txt"
+}
+
 run_compare() {
   has_torch || return 0
   say "Beside torch"
@@ -271,7 +279,7 @@ say_verified() {
 [ "${1:-}" = verified ] && { say_verified; exit; }
 mkdir -p "$results"
 [ "${1:-}" = headers ] && { collect_headers; exit; }
-[ $# -gt 0 ] || set -- build test bench compare python
+[ $# -gt 0 ] || set -- build test bits bench compare python
 for step in "$@"; do "run_$step"; done
 say "In short"
 for step in verify-best verify-portable memcheck racecheck; do

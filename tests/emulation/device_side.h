@@ -71,12 +71,18 @@ auto exchange(unsigned mask, Value value, const Choose& choose) {
   return mine.result;
 }
 
+template <typename Value>
+const Value& of_lane(const Value* const* values, int lane) {
+  if (lane >= kWarpLanes || values[lane] == nullptr) fail("a value of a lane that is not there");
+  return *values[lane];
+}
+
 }  // namespace emulation
 
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (* /*kernel*/)(Parameters...), cudaFuncAttribute attribute,
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute,
                                  int value) {
-  return cudaFuncSetAttribute(static_cast<const void*>(nullptr), attribute, value);
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
 template <typename T>
@@ -89,21 +95,20 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   return emulation::exchange(
       mask, Asked{value, source}, [width](const Asked* const* all, int lane) {
         const int from = lane / width * width + (all[lane]->source & (width - 1));
-        return all[from] == nullptr ? all[lane]->value : all[from]->value;
+        return emulation::of_lane(all, from).value;
       });
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int distance) {
   return emulation::exchange(mask, value, [distance](const T* const* all, int lane) {
-    const int from = lane ^ distance;
-    return from < 32 && all[from] != nullptr ? *all[from] : *all[lane];
+    return emulation::of_lane(all, lane ^ distance);
   });
 }
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
   return emulation::exchange(mask, value, [distance](const T* const* all, int lane) {
     const int from = lane - static_cast<int>(distance);
-    return from >= 0 && all[from] != nullptr ? *all[from] : *all[lane];
+    return from < 0 ? *all[lane] : emulation::of_lane(all, from);
   });
 }
 template <typename T>

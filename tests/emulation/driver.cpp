@@ -82,6 +82,10 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const C
   if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  void* const memory = mmap(nullptr, bytes, PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::memset(memory, 0xFF, bytes);  // NaN, as all memory of this GPU
+  munmap(memory, bytes);
   *handle = handle_of(descriptor);
   return CUDA_SUCCESS;
 }

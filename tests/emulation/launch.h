@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "emulation/machine.h"
+#include "emulation/runtime.h"
 
 namespace emulation {
 
@@ -40,11 +41,18 @@ auto launch(Kernel kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cuda
 template <typename... Parameters, typename... Args>
 cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                    const Args&... args) {
-  Launch launch{index_of(config->gridDim), index_of(config->blockDim), 1, config->dynamicSmemBytes};
+  const std::size_t most = most_dynamic_bytes(reinterpret_cast<const void*>(kernel));
+  if (config->dynamicSmemBytes > most) return noted(cudaErrorInvalidValue);
+  Launch launch{.grid = index_of(config->gridDim),
+                .block = index_of(config->blockDim),
+                .shared_bytes = config->dynamicSmemBytes,
+                .most_shared = most > kSharedBytesWithoutAsking ? kSharedBytes : most};
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) {
       launch.cluster = attribute.val.clusterDim.x;
+    } else if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      launch.starts_early = attribute.val.programmaticStreamSerializationAllowed != 0;
     }
   }
   launch_on_stream(launch, config->stream, kernel,

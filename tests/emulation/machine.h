@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <vector>
 
@@ -28,11 +29,19 @@ struct Index {
   unsigned z = 0;
 };
 
+// Shared memory of a block. It begins at an address that is not 0 and a multiple of 128 only, so
+// that kernels must align what needs more.
+constexpr std::size_t kSharedBytes = std::size_t{227} << 10;
+constexpr std::size_t kSharedBytesWithoutAsking = std::size_t{48} << 10;
+constexpr std::uint32_t kFirstAddress = 1024 + 128;
+
 struct Launch {
   Index grid{1, 1, 1};
   Index block{1, 1, 1};
   unsigned cluster = 1;  // blocks in each
   std::size_t shared_bytes = 0;
+  std::size_t most_shared = kSharedBytes;  // with static variables
+  bool starts_early = false;               // before the kernels that precede it have ended
 };
 
 // Runs `kernel` in every thread of a grid, and returns when all have ended.
@@ -41,21 +50,17 @@ void run_grid(const Launch& launch, const std::function<void()>& kernel);
 // Prints what is wrong with the kernel, and ends the program.
 [[noreturn]] void fail(const std::string& what);
 
-// Shared memory of a block. It begins at an address that is not 0, and no multiple of more than a
-// kernel may expect.
-constexpr std::size_t kSharedBytes = std::size_t{228} << 10;
-constexpr std::uint32_t kFirstAddress = 1024 + 128;
-
 constexpr int kWarpLanes = 32;
 constexpr int kGroupThreads = 128;  // of a warpgroup
 
 struct Block;
 struct Machine;
 
-// Threads that do something together: lanes of a warp, or the threads of a warpgroup. The last one
-// to arrive does it for all.
+// Threads that do something together: lanes of a warp, or the threads of a warpgroup. The first one
+// to run after all have arrived does it for all.
 struct Together {
-  std::vector<void*> operands;  // by number in the group; null: not arrived
+  std::vector<void*> operands;             // by number in the group; null: not arrived
+  const std::type_info* action = nullptr;  // of those that have arrived
   int arrived = 0;
   unsigned generation = 0;
 };
@@ -83,7 +88,7 @@ struct Warp {
   std::unordered_map<unsigned, Together> some;  // by mask
 };
 
-// A copy that a thread has issued. `copy` has run once it is empty.
+// What a thread has issued, and what must still happen.
 using Copies = std::vector<std::function<void()>>;
 
 struct Thread {
@@ -125,6 +130,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> groups;
   int alive = 0;
+  bool has_waited = false;  // for the kernels before
   std::unique_ptr<std::byte[]> memory;
   std::byte* shared = nullptr;   // what address 0 of shared memory would be
   std::size_t static_bytes = 0;  // taken by static variables
@@ -163,7 +169,7 @@ struct Machine {
   Random random;
   bool is_eager = false;  // asynchronous work happens when it is issued
   std::uint64_t round = 0;
-  std::uint64_t progress = 0;  // counts what may let a thread continue
+  std::uint64_t progress = 0;  // counts events that may let a waiting thread continue
   struct Pending {
     std::uint64_t due;
     std::function<void()> run;
@@ -194,6 +200,8 @@ void yield();
 
 // Returns the address in host memory of a shared address of this block, or of one that mapa made.
 std::byte* shared_at(std::uint32_t address, std::size_t bytes);
+// The same for an address of that block.
+std::byte* shared_in(const Block& block, std::uint32_t offset, std::size_t bytes);
 Block& block_of(std::uint32_t address);
 std::uint32_t shared_address_of(const void* pointer);
 std::byte* static_variable(const void* tag, std::size_t bytes);

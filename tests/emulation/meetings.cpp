@@ -26,7 +26,7 @@ void sync_block(int number, int threads) {
 
 int sync_block_and_count(bool vote) {
   Block& block = *self().block;
-  const unsigned parity = block.named[0].generation % 2;
+  const unsigned parity = block.named[0].generation / 2 % 2;  // every call syncs twice
   if (vote) ++block.votes[parity];
   sync_block(0, 0);
   const int count = block.votes[parity];
@@ -61,6 +61,8 @@ void meet(Together& group, int number, int size, void* mine, const std::function
           const char* what, const HowMany& how_many) {
   if (group.operands.empty()) group.operands.assign(static_cast<std::size_t>(size), nullptr);
   if (group.operands[number] != nullptr) fail("a thread meets others twice at once");
+  if (group.arrived == 0) group.action = &act.target_type();
+  if (*group.action != act.target_type()) fail("threads that must meet call different functions");
   group.operands[number] = mine;
   ++group.arrived;
   const unsigned generation = group.generation;

@@ -29,7 +29,7 @@ void read_operand(const Block& block, std::uint64_t descriptor, bool is_across, 
   const auto leading = static_cast<std::uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
   const auto eight = static_cast<std::uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
   const auto at = [&](std::uint32_t linear) {
-    return block.shared + (linear ^ (linear >> 7 & 7) << 4);
+    return shared_in(block, linear ^ (linear >> 7 & 7) << 4, kPiece * sizeof(std::uint16_t));
   };
   if (is_across) {
     for (int k = 0; k < kDepth; ++k) {
@@ -114,7 +114,7 @@ void commit_products() {
 }
 
 void finish_products(int pending) {
-  // All threads of the warpgroup wait; the products happen when the first one does.
+  // All threads of the warpgroup wait, and the products happen when all have come.
   Thread& thread = self();
   auto& committed = my_warpgroup().committed;
   int mine = 0;

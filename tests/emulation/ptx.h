@@ -16,18 +16,11 @@ struct CUtensorMap_st;
 
 namespace emulation {
 
-// Copies the box at these coordinates between a tensor and shared memory, whose addresses are
-// swizzled. Coordinates outside of the tensor are read as zeros, and not written.
-struct Box {
-  const CUtensorMap_st* map;
-  int corner[4];
-};
+// Copies between a tensor and shared memory, whose addresses are swizzled. Elements outside of the
+// tensor are read as zeros, and not written.
 std::size_t bytes_of_box(const CUtensorMap_st& map);
-void load_box(const CUtensorMap_st& map, const int (&corner)[4], std::byte* shared,
-              std::uint32_t to);
-void store_box(const CUtensorMap_st& map, const int (&corner)[4], const std::byte* shared,
-               std::uint32_t from);
-// Loads it at some time into this block, or into all blocks of the cluster, and counts its bytes.
+// Loads the box at this corner at some time, into this block or all of the cluster, and counts its
+// bytes at the barrier.
 void load_box_later(const CUtensorMap_st* map, const int (&corner)[4], std::uint32_t to,
                     std::uint32_t barrier, bool for_both);
 void store_box_later(const CUtensorMap_st* map, const int (&corner)[4], std::uint32_t from);
@@ -91,13 +84,13 @@ inline void st_async_weak_shared_cluster_mbarrier_complete_tx_bytes_v4_u32(std::
 inline void mov_u32_cluster_ctarank(std::uint32_t& rank) { rank = self().block->rank; }
 inline void barrier_cluster_arrive_aligned__barrier_cluster_wait_aligned() { sync_cluster(); }
 
-// Fences order what here is in order.
+// Fences do nothing: memory is always in order here.
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared_cta() {}
 template <typename Map>
 void fence_proxy_tensormap_generic_acquire_sys(const Map* /*map*/) {}
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_wait() { self().block->has_waited = true; }
 inline void setmaxnreg_inc_sync_aligned_u32(int /*registers*/) {}
 inline void setmaxnreg_dec_sync_aligned_u32(int /*registers*/) {}
 inline void prefetch_global_L2(const void* /*address*/) {}
@@ -224,6 +217,7 @@ inline void st_shared_u32(std::uint32_t to, std::uint32_t value) {
 inline void setp_ne_s32__ld_global_v4_u32(std::uint32_t& x, std::uint32_t& y, std::uint32_t& z,
                                           std::uint32_t& w, std::size_t address, int wanted) {
   if (wanted == 0) return;
+  if (address % 16 != 0) fail("a load of 16 bytes from a misaligned address");
   std::uint32_t values[4];
   std::memcpy(values, reinterpret_cast<const void*>(address), 16);
   x = values[0], y = values[1], z = values[2], w = values[3];
@@ -235,7 +229,7 @@ inline void setp_ne_s32__ld_global_cs_v4_u32(std::uint32_t& x, std::uint32_t& y,
 inline void st_release_sys_global_u64(std::uint64_t* at, std::uint64_t value) {
   __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
-// What another rank's kernel writes, on another thread of the host.
+// Reads what a kernel of another rank writes, on another thread of the host.
 inline void ld_acquire_sys_global_u64(std::uint64_t& value, const std::uint64_t* at) {
   yield();
   value = __atomic_load_n(at, __ATOMIC_ACQUIRE);

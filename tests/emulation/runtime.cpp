@@ -54,7 +54,24 @@ Allocations& allocations() {
   return *all;
 }
 
+// What kernels have asked for.
+struct DynamicSizes {
+  std::mutex mutex;
+  std::map<const void*, std::size_t> by_kernel;
+};
+DynamicSizes& dynamic_sizes() {
+  static auto* const all = new DynamicSizes;
+  return *all;
+}
+
 }  // namespace
+
+std::size_t most_dynamic_bytes(const void* kernel) {
+  auto& sizes = dynamic_sizes();
+  const std::scoped_lock lock(sizes.mutex);
+  const auto found = sizes.by_kernel.find(kernel);
+  return found == sizes.by_kernel.end() ? kSharedBytesWithoutAsking : found->second;
+}
 
 cudaError_t noted(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -134,11 +151,21 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->totalGlobalMem = emulation::kMemoryBytes;
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      static_cast<std::size_t>(value) > emulation::kSharedBytes) {
+    return noted(cudaErrorInvalidValue);
+  }
+  auto& sizes = emulation::dynamic_sizes();
+  const std::scoped_lock lock(sizes.mutex);
+  sizes.by_kernel[kernel] = static_cast<std::size_t>(value);
+  return cudaSuccess;
+}
 
 // Memory
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *total = emulation::kMemoryBytes;
+  const std::scoped_lock lock(allocations().mutex);
   *free = emulation::kMemoryBytes - allocations().taken;
   return cudaSuccess;
 }

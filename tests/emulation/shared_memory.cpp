@@ -8,33 +8,49 @@
 #include "emulation/machine.h"
 
 namespace emulation {
+namespace {
+
+std::size_t rounded_up(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
+
+// Static variables lie behind the dynamic memory, whose size is known from the launch.
+std::size_t begin_of_variables(const Block& block) {
+  return kFirstAddress + rounded_up(block.machine->launch.shared_bytes);
+}
+std::size_t end_of_shared(const Block& block) {
+  return begin_of_variables(block) + block.static_bytes;
+}
+
+}  // namespace
 
 Block& block_of(std::uint32_t address) {
   Block& mine = *self().block;
   const std::uint32_t rank = address >> 24;
   if (rank == 0) return mine;
-  if (rank > mine.cluster->blocks.size()) fail("an address in a block that the cluster has not");
+  if (rank > mine.cluster->blocks.size()) fail("an address in a block that is not in the cluster");
   Block& block = *mine.cluster->blocks[rank - 1];
   if (block.alive == 0) fail("an access to the shared memory of a block that has ended");
   return block;
 }
 
 std::byte* shared_at(std::uint32_t address, std::size_t bytes) {
-  const std::uint32_t offset = address & 0xFFFFFF;
-  if (offset < kFirstAddress || offset + bytes > kFirstAddress + kSharedBytes) {
-    fail(fmt::format("address {} is outside of shared memory", offset));
+  return shared_in(block_of(address), address & 0xFFFFFF, bytes);
+}
+
+std::byte* shared_in(const Block& block, std::uint32_t offset, std::size_t bytes) {
+  if (offset < kFirstAddress || offset + bytes > end_of_shared(block)) {
+    fail(fmt::format("address {} is outside of the shared memory of its block", offset));
   }
   if (bytes > 1 && bytes <= 16 && offset % bytes != 0) {
     fail(fmt::format("address {} is misaligned for {} bytes", offset, bytes));
   }
-  return block_of(address).shared + offset;
+  return block.shared + offset;
 }
 
 std::uint32_t shared_address_of(const void* pointer) {
-  const auto offset = static_cast<const std::byte*>(pointer) - self().block->shared;
-  if (offset < kFirstAddress ||
-      offset > static_cast<std::ptrdiff_t>(kFirstAddress + kSharedBytes)) {
-    fail("a pointer into shared memory that is none");
+  const Block& block = *self().block;
+  const auto offset = static_cast<const std::byte*>(pointer) - block.shared;
+  if (offset < kFirstAddress || offset > static_cast<std::ptrdiff_t>(end_of_shared(block))) {
+    fail("a pointer that is not into shared memory");
   }
   return static_cast<std::uint32_t>(offset);
 }
@@ -42,11 +58,13 @@ std::uint32_t shared_address_of(const void* pointer) {
 std::byte* static_variable(const void* tag, std::size_t bytes) {
   Block& block = *self().block;
   const auto [found, is_new] = block.variables.try_emplace(tag, block.static_bytes);
-  if (is_new) block.static_bytes += (bytes + 127) / 128 * 128;
-  // Behind the dynamic memory, whose size is known from the launch.
-  const std::size_t dynamic = (block.machine->launch.shared_bytes + 127) / 128 * 128;
-  if (dynamic + block.static_bytes > kSharedBytes) fail("more shared memory than a block has");
-  return block.shared + kFirstAddress + dynamic + found->second;
+  if (is_new) block.static_bytes += rounded_up(bytes);
+  const Launch& launch = block.machine->launch;
+  if (launch.shared_bytes + block.static_bytes > launch.most_shared) {
+    fail(fmt::format("{} bytes of shared memory with static variables, more than {}",
+                     launch.shared_bytes + block.static_bytes, launch.most_shared));
+  }
+  return block.shared + begin_of_variables(block) + found->second;
 }
 
 std::byte* dynamic_memory() { return self().block->shared + kFirstAddress; }

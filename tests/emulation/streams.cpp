@@ -120,10 +120,12 @@ Streams& streams() {
 
 }  // namespace
 
+bool is_legacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
+
 void wait_for_streams() { streams().wait(); }
 
 void do_on_stream(cudaStream_t stream, std::function<void()> work) {
-  if (stream == nullptr || stream == cudaStreamLegacy) {
+  if (is_legacy(stream)) {
     streams().wait_for_blocking();
     work();
   } else if (stream->captured != nullptr) {
@@ -138,7 +140,7 @@ bool can_launch(const Launch& launch) {
   const auto blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   const bool can = threads > 0 && threads <= 1024 && blocks > 0 && launch.grid.x <= 0x7FFFFFFF &&
                    launch.grid.y <= 65535 && launch.grid.z <= 65535 &&
-                   launch.shared_bytes <= std::size_t{227} << 10;
+                   launch.shared_bytes <= kSharedBytes;
   if (!can) noted(cudaErrorInvalidConfiguration);
   return can;
 }
@@ -146,6 +148,8 @@ bool can_launch(const Launch& launch) {
 }  // namespace emulation
 
 using emulation::do_on_stream;
+using emulation::is_legacy;
+using emulation::noted;
 using emulation::streams;
 
 extern "C" {
@@ -168,10 +172,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  stream == nullptr ? streams().wait_for_blocking() : stream->wait();
+  if (is_legacy(stream)) {
+    streams().wait_for_blocking();
+  } else if (stream->captured != nullptr) {
+    return noted(cudaErrorStreamCaptureUnsupported);
+  } else {
+    stream->wait();
+  }
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (is_legacy(stream)) return noted(cudaErrorInvalidValue);
+  if (stream->captured != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
   return stream->is_idle() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -227,8 +239,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
                                      const cudaGraphEdgeData**, std::size_t*) {
-  const bool captures =
-      stream != nullptr && stream != cudaStreamLegacy && stream->captured != nullptr;
+  const bool captures = !is_legacy(stream) && stream->captured != nullptr;
   *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   if (captures) *id = stream->capture;
   return cudaSuccess;

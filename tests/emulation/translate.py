@@ -3,7 +3,7 @@
 """Turns CUDA C++ into C++ for the emulated GPU.
 
   translate.py FROM TO    translates a folder: name.cu and name.cpp become name.cu.cpp and
-                          name.cpp.cpp; leaves files alone that stay the same
+                          name.cpp.cpp; does not rewrite a translation that is the same
 
 Kernel launches, shared variables and inline PTX are what C++ has no syntax for. A launch becomes a
 call of emulation::launch, a shared variable a reference into the block's shared memory, and an asm
@@ -19,7 +19,7 @@ SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:__align__\(\d+\)\s+)?([^;=]*?)
 BUILT_IN = re.compile(r"(?<![.\w])(threadIdx|blockIdx|blockDim|gridDim)\b")
 ASM = re.compile(r"\basm\b(?:\s+volatile)?\s*\(")
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-# An operand, or those that a macro of wgmma.cuh writes: accumulators from a certain one on.
+# An operand, or a macro of wgmma.cuh that stands for several accumulators.
 OPERAND = re.compile(r"\"[^\"]*\"\s*\(|\b\w+_SUMS\(")
 # Directives and labels of PTX, which are no instructions.
 NO_INSTRUCTION = re.compile(r"^(\.|\w+%?=?:$|[{}]*$)")

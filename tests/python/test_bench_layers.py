@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import gpu_bits  # noqa: E402
 import gpu_compare  # noqa: E402
 import gpu_layers  # noqa: E402
 import gpu_small  # noqa: E402
@@ -145,3 +146,21 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         gpu_compare.parse_options(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_a_comparison_of_bits_counts_and_names_what_differs():
+    results = {"y": torch.zeros(4, 3, dtype=torch.bfloat16), "d_weights": torch.ones(4, 2)}
+    comparison = gpu_bits.Comparison("odd")
+    for what in ("first", "second", "third"):
+        comparison.add(what, results)
+    assert (comparison.steps, comparison.numbers) == (3, 2 * (12 + 8))
+    with pytest.raises(SystemExit, match="odd, a graph: other bits of y$"):
+        comparison.add("a graph", results | {"y": -results["y"]})
+    with pytest.raises(SystemExit, match="odd, first: d_weights is not finite"):
+        gpu_bits.Comparison("odd").add("first", results | {"d_weights": torch.full((1,), torch.nan)})
+
+
+def test_bits_are_compared_in_every_way():
+    ways = gpu_bits.all_ways()
+    assert ways[0] == gpu_layers.Way() and len(set(ways)) == len(ways) == 20
+    assert str(ways[-1]) == "exact sizing, alignment 128, rows"

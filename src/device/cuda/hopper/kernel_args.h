@@ -52,7 +52,7 @@ struct Variant {
   // columns at a time.
   static constexpr bool kMultipliesHalves = kThreads > 3 * kWarpgroup;
   // Tiles come from a queue, see tile_queue.cuh. Weight gradients from tokens were 3–5% slower with
-  // it: all their producing threads copy, and the others wait while one announces a tile.
+  // it: all their producing threads copy, and the others wait while one warp announces a tile.
   static constexpr bool kQueuesTiles = !(kIsWeightGradient && kReadsTokens);
   // The warps that work on tiles: without tokens, one warp produces.
   static constexpr int kTileWarps =
@@ -113,7 +113,7 @@ struct Activations {
   Rows inner;  // null data: not kept
   Rows activated;
   RowNumbers<const float> weights;  // null data: all 1
-  float* dots = nullptr;  // out [R, dot_blocks]: partial d_weights, one per 128 columns
+  float* dots = nullptr;            // out [R, dot_blocks]: partial d_weights, one per 128 columns
   int dot_blocks = 0;
   bool is_clamped = false;
   ActivationConstants constants;

@@ -57,7 +57,7 @@ class SharedMemory {
   __device__ __forceinline__ std::uint32_t queued_tile(int place) const {
     return base_ + kQueueOffset + place * kQueuedTileBytes;
   }
-  // 32 bytes, where the announcing thread keeps the state of its walk.
+  // 32 bytes, where the announcing warp keeps the state of its walk.
   __device__ __forceinline__ std::uint32_t walk() const { return base_ + kWalkOffset; }
   // `announced` completes when the tile in this place has been written, `taken` when every warp
   // that works on tiles, in both blocks, has read it. Only the first block's `taken` is used.

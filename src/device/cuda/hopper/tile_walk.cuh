@@ -20,7 +20,7 @@ struct Tile {
   bool idle;       // no tile is left for this block; it still takes part in the copies
 };
 
-// Where a walk is, between two of its steps: in this group, or before the first one.
+// The group that a walk has reached; all zero before the first.
 struct WalkState {
   int next_place;  // after the group, in the processing order
   int group;
@@ -33,7 +33,8 @@ struct WalkState {
 
 // Which pair of tiles a cluster takes next. With tickets, clusters take pairs as they become free.
 // Otherwise they take turns in serpentine order: when pairs get smaller, as with the longest groups
-// first, no cluster always gets the larger one. Used by whole warps; with tickets, by one of them.
+// first, no cluster always gets the larger one. Used by whole warps; with tickets, by one warp per
+// cluster.
 class PairOrder {
  public:
   __device__ __forceinline__ explicit PairOrder(std::int32_t* tickets)
