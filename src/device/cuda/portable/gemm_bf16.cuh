@@ -58,8 +58,8 @@ __device__ void copy_chunk(unsigned to, const __nv_bfloat16* from, int count) {
     copy_async_16(to, from, count * 2);
   } else {
     const uint4 words = load_eight(from, count);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words.x),
-                 "r"(words.y), "r"(words.z), "r"(words.w)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
                  : "memory");
   }
 }
