@@ -80,7 +80,8 @@ class Finisher {
   __device__ __forceinline__ Half find_half(const Tile& tile, int number) const {
     constexpr int kColumns = Variant::kColumnsOfPart / 2;
     if (!has_rows<Variant>(tile, number % kConsumers)) ++number;
-    if (number >= 2 * kConsumers || !has_rows<Variant>(tile, 0)) return {};
+    const int halves = has_right_half<Variant>(args_, tile) ? 2 : 1;
+    if (number >= halves * kConsumers || !has_rows<Variant>(tile, 0)) return {};
     const Target target = find_target<Variant>(args_, tile, number % kConsumers);
     return {number, target.row, min(target.rows, 64),
             target.column + number / kConsumers * kColumns};

@@ -47,6 +47,7 @@ __device__ __forceinline__ void consume_deferred(const KernelArgs& args, int ran
       loop.pass(tile);
       continue;
     }
+    loop.begin(args, tile);
     const Target target = find_target<Variant>(args, tile, loop.consumer);
     int k = 0;
     if (last.pending() && tile.k_blocks >= kChunks) {
@@ -82,6 +83,7 @@ __device__ __forceinline__ void consume_directly(const KernelArgs& args, int ran
       loop.pass(tile);
       continue;
     }
+    loop.begin(args, tile);
     const Target target = find_target<Variant>(args, tile, loop.consumer);
     if (Variant::kIsWeightGradient && tile.k_blocks == 0) {
       if (args.accumulate) continue;
@@ -107,6 +109,7 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
       loop.pass(tile);
       continue;
     }
+    loop.begin(args, tile);
     const int middle = tile.k_blocks / 2;
     for (int k = 0; k < middle; ++k) {
       loop.start(sums, tile, k);
@@ -117,7 +120,7 @@ __device__ __forceinline__ void consume_for_finisher(const KernelArgs& args, int
     loop.finish(middle);
     const Target target = find_target<Variant>(args, tile, loop.consumer);
     complete(sums, args, tile, target, loop, middle + 1);
-    last.end_tile(sums);
+    last.end_tile(sums, has_right_half<Variant>(args, tile));
   }
   last.flush();
 }

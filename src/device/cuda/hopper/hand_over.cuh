@@ -14,15 +14,15 @@ __device__ constexpr int chunk_of(int half, int box) {
   return Variant::kActivates ? 2 * box + half : 2 * half + box;
 }
 
-// The first half is handed over at the end of a tile. The second waits in registers until the
-// middle of the next tile, when the finisher should have room for it.
+// The first half is handed over at the end of a tile. The second, if there is one, waits in
+// registers until the middle of the next tile, when the finisher should have room for it.
 template <typename Variant>
 class HandOver {
  public:
   __device__ __forceinline__ HandOver(SharedMemory shared, int consumer, int thread)
       : shared_(shared), consumer_(consumer), thread_(thread) {}
 
-  __device__ __forceinline__ void end_tile(const float (&sums)[128]) {
+  __device__ __forceinline__ void end_tile(const float (&sums)[128], bool has_second_half) {
     wait_until_drained();
 #pragma unroll
     for (int box = 0; box < kStagingBoxes; ++box) {
@@ -35,7 +35,7 @@ class HandOver {
     for (int box = 0; box < kStagingBoxes; ++box) {
       round_chunk(sums, chunk_of<Variant>(1, box), pairs_[box]);
     }
-    pending_ = true;
+    pending_ = has_second_half;
   }
 
   // Hands over the second half if it is pending. Called before a tile without rows too: if the

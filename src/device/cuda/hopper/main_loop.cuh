@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
-#include "device/cuda/hopper/tile_walk.cuh"
+#include "device/cuda/hopper/target.cuh"
 #include "device/cuda/hopper/wgmma.cuh"
 
 namespace switchyard::cuda::hopper {
@@ -18,16 +18,23 @@ class MainLoop {
   __device__ __forceinline__ MainLoop(SharedMemory shared, int warpgroup)
       : shared(shared), consumer(warpgroup), thread(threadIdx.x % kWarpgroup), pipeline_(shared) {}
 
+  // Called before the first block of a tile.
+  __device__ __forceinline__ void begin(const KernelArgs& args, const Tile& tile) {
+    has_right_half_ = Variant::kActivates || has_right_half<Variant>(args, tile);
+  }
+
   // Issues the products of block k. The caller may do other work before finish(k).
   __device__ __forceinline__ void start(float (&sums)[128], const Tile& tile, int k) {
+    const Operands operands = describe_operands();
     wait_full();
     if (Variant::kIsWeightGradient && tile.rows - k * kBlock < kBlock) {
       zero_lines(tile.rows - k * kBlock, kBlock);
     }
-    fence_sums(sums);
-#pragma unroll
-    for (int i = 0; i < kBlock / kSlice; ++i) multiply_slice(sums, i, (k | i) != 0);
-    commit_products();
+    if (has_right_half_) {
+      multiply_block<true>(sums, operands, k);
+    } else if constexpr (!Variant::kActivates) {
+      multiply_block<false>(sums, operands, k);
+    }
   }
 
   // Does the same for a block of a weight gradient in which the group has fewer than 64 rows, and
@@ -35,11 +42,12 @@ class MainLoop {
   __device__ __forceinline__ void start_short(float (&sums)[128], const Tile& tile, int k) {
     const int rows = tile.rows - k * kBlock;
     const int slices = (rows + kSlice - 1) / kSlice;
+    const Operands operands = describe_operands();
     wait_full();
     zero_lines(rows, slices * kSlice);
     for (int i = 0; i < slices; ++i) {
       fence_sums(sums);
-      multiply_slice(sums, i, (k | i) != 0);
+      multiply_slice<true>(sums, operands, i, (k | i) != 0);
       commit_products();
     }
   }
@@ -91,14 +99,35 @@ class MainLoop {
     if constexpr (Variant::kReadsTokens) fence_async_proxy();  // A was written by cp.async
   }
 
-  __device__ __forceinline__ void multiply_slice(float (&sums)[128], int slice,
-                                                 int continues) const {
-    const std::uint64_t a =
-        describe<kA>(pipeline_.a() + consumer * kBoxBytes) + slice * kNextSlice<kA>;
-    const std::uint64_t b = describe<kB>(pipeline_.b()) + slice * kNextSlice<kB>;
-    if constexpr (Variant::kMultipliesHalves) {
+  // Descriptors of the stage's operands.
+  struct Operands {
+    std::uint64_t a;
+    std::uint64_t b;
+  };
+  __device__ __forceinline__ Operands describe_operands() const {
+    return {describe<kA>(pipeline_.a() + consumer * kBoxBytes), describe<kB>(pipeline_.b())};
+  }
+
+  template <bool kHasRightHalf>
+  __device__ __forceinline__ static void multiply_block(float (&sums)[128],
+                                                        const Operands& operands, int k) {
+    fence_sums(sums);
+#pragma unroll
+    for (int i = 0; i < kBlock / kSlice; ++i) {
+      multiply_slice<kHasRightHalf>(sums, operands, i, (k | i) != 0);
+    }
+    commit_products();
+  }
+
+  template <bool kHasRightHalf>
+  __device__ __forceinline__ static void multiply_slice(float (&sums)[128],
+                                                        const Operands& operands, int slice,
+                                                        int continues) {
+    const std::uint64_t a = operands.a + slice * kNextSlice<kA>;
+    const std::uint64_t b = operands.b + slice * kNextSlice<kB>;
+    if constexpr (Variant::kMultipliesHalves || !kHasRightHalf) {
       multiply_half<kA, kB, 0>(sums, a, b, continues);
-      multiply_half<kA, kB, 64>(sums, a, b + kHalfOfB, continues);
+      if constexpr (kHasRightHalf) multiply_half<kA, kB, 64>(sums, a, b + kHalfOfB, continues);
     } else {
       multiply<kA, kB>(sums, a, b, continues);
     }
@@ -122,6 +151,7 @@ class MainLoop {
   }
 
   Pipeline pipeline_;
+  bool has_right_half_ = true;
 };
 
 }  // namespace switchyard::cuda::hopper

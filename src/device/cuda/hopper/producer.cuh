@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/cuda/hopper/pipeline.cuh"
+#include "device/cuda/hopper/target.cuh"
 #include "device/cuda/hopper/tile_queue.cuh"
 #include "device/cuda/hopper/token_reader.cuh"
 
@@ -52,7 +53,7 @@ class Producer {
       for (int k = 0; k < tile.k_blocks; ++k) {
         pipeline_.wait_empty();
         if (thread == 0) {
-          arrive_expecting(pipeline_.full(), tile.idle ? 0 : kBBytes);
+          arrive_expecting(pipeline_.full(), bytes_of_b(tile));
           load_all_b(tile, k);
         }
         if (!tile.idle) reader.copy(k, pipeline_.a());
@@ -77,7 +78,7 @@ class Producer {
 
   // Each block loads half of the operand that the two share, and multicasts it to both.
   __device__ __forceinline__ void load(const Tile& tile, int k) {
-    arrive_expecting(pipeline_.full(), tile.idle ? kABytes : kStageBytes);
+    arrive_expecting(pipeline_.full(), kABytes + bytes_of_b(tile));
     if (tile.same_rows) {
       load_a<true>(tile, k, rank_);
     } else {
@@ -87,12 +88,20 @@ class Producer {
     load_all_b(tile, k);
   }
 
+  __device__ __forceinline__ int halves_of_b(const Tile& tile) const {
+    if (tile.idle) return 0;
+    return Variant::kActivates || has_right_half<Variant>(args_, tile) ? 2 : 1;
+  }
+  __device__ __forceinline__ std::uint32_t bytes_of_b(const Tile& tile) const {
+    return halves_of_b(tile) * (kBBytes / 2);
+  }
+
   __device__ __forceinline__ void load_all_b(const Tile& tile, int k) {
-    if (tile.idle) return;
+    const int halves = halves_of_b(tile);
     if (tile.same_rows) {
-      load_b<false>(tile, k, 0);
-      load_b<false>(tile, k, 1);
-    } else {
+      if (halves > 0) load_b<false>(tile, k, 0);
+      if (halves > 1) load_b<false>(tile, k, 1);
+    } else if (rank_ < halves) {
       load_b<true>(tile, k, rank_);
     }
   }
