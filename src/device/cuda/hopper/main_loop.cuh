@@ -31,9 +31,9 @@ class MainLoop {
       zero_lines(tile.rows - k * kBlock, kBlock);
     }
     if (has_right_half_) {
-      multiply_block<true>(sums, operands, k);
+      multiply_slices<true, kSlices>(sums, operands, 0, k);
     } else if constexpr (!Variant::kActivates) {
-      multiply_block<false>(sums, operands, k);
+      multiply_slices<false, kSlices>(sums, operands, 0, k);
     }
   }
 
@@ -46,9 +46,11 @@ class MainLoop {
     wait_full();
     zero_lines(rows, slices * kSlice);
     for (int i = 0; i < slices; ++i) {
-      fence_sums(sums);
-      multiply_slice<true>(sums, operands, i, (k | i) != 0);
-      commit_products();
+      if (has_right_half_) {
+        multiply_slices<true, 1>(sums, operands, i, k);
+      } else {
+        multiply_slices<false, 1>(sums, operands, i, k);
+      }
     }
   }
 
@@ -90,7 +92,8 @@ class MainLoop {
 
  private:
   static constexpr Lines kA = Variant::kIsWeightGradient ? Lines::across_k : Lines::along_k;
-  static constexpr std::uint64_t kHalfOfB = kBBytes / 2 / 16;  // in units of a descriptor
+  static constexpr std::uint32_t kHalfOfB = kBBytes / 2 / 16;  // in units of a descriptor
+  static constexpr int kSlices = kBlock / kSlice;
   static constexpr Lines kB =
       Variant::kProduct == Product::forward ? Lines::along_k : Lines::across_k;
 
@@ -108,29 +111,28 @@ class MainLoop {
     return {describe<kA>(pipeline_.a() + consumer * kBoxBytes), describe<kB>(pipeline_.b())};
   }
 
-  template <bool kHasRightHalf>
-  __device__ __forceinline__ static void multiply_block(float (&sums)[128],
-                                                        const Operands& operands, int k) {
+  // Issues the products of some slices as one group. Every path has a fence of its own, because the
+  // compiler would otherwise put wgmma after wgmma in order (C7520).
+  template <bool kHasRightHalf, int kCount>
+  __device__ __forceinline__ static void multiply_slices(float (&sums)[128],
+                                                         const Operands& operands, int first,
+                                                         int k) {
     fence_sums(sums);
 #pragma unroll
-    for (int i = 0; i < kBlock / kSlice; ++i) {
-      multiply_slice<kHasRightHalf>(sums, operands, i, (k | i) != 0);
+    for (int i = first; i < first + kCount; ++i) {
+      const std::uint64_t a = advance(operands.a, i * kNextSlice<kA>);
+      const std::uint64_t b = advance(operands.b, i * kNextSlice<kB>);
+      const int continues = (k | i) != 0;
+      if constexpr (Variant::kMultipliesHalves || !kHasRightHalf) {
+        multiply_half<kA, kB, 0>(sums, a, b, continues);
+        if constexpr (kHasRightHalf) {
+          multiply_half<kA, kB, 64>(sums, a, advance(b, kHalfOfB), continues);
+        }
+      } else {
+        multiply<kA, kB>(sums, a, b, continues);
+      }
     }
     commit_products();
-  }
-
-  template <bool kHasRightHalf>
-  __device__ __forceinline__ static void multiply_slice(float (&sums)[128],
-                                                        const Operands& operands, int slice,
-                                                        int continues) {
-    const std::uint64_t a = operands.a + slice * kNextSlice<kA>;
-    const std::uint64_t b = operands.b + slice * kNextSlice<kB>;
-    if constexpr (Variant::kMultipliesHalves || !kHasRightHalf) {
-      multiply_half<kA, kB, 0>(sums, a, b, continues);
-      if constexpr (kHasRightHalf) multiply_half<kA, kB, 64>(sums, a, b + kHalfOfB, continues);
-    } else {
-      multiply<kA, kB>(sums, a, b, continues);
-    }
   }
 
   // Zeroes rows past the end of the group, which may hold anything, in both operands. The swizzle

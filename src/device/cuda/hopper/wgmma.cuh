@@ -26,7 +26,14 @@ constexpr int kSlice = 16;  // of k, in one wgmma
 
 // Descriptor step between consecutive slices: 32 bytes in every line, or 16 lines.
 template <Lines kLines>
-constexpr std::uint64_t kNextSlice = kLines == Lines::along_k ? 2 : 128;
+constexpr std::uint32_t kNextSlice = kLines == Lines::along_k ? 2 : 128;
+
+// Returns the descriptor of what lies this many units further. Only the low word changes, so that
+// no carry is computed.
+__device__ __forceinline__ std::uint64_t advance(std::uint64_t descriptor, std::uint32_t units) {
+  constexpr std::uint64_t kHighWord = std::uint64_t{0xFFFFFFFF} << 32;
+  return (descriptor & kHighWord) | (static_cast<std::uint32_t>(descriptor) + units);
+}
 
 // A compiler barrier for the accumulators. The compiler does not know that wgmma writes them until
 // it has been waited for, and must not move, copy or read them across this point.
