@@ -111,8 +111,8 @@ class MainLoop {
     return {describe<kA>(pipeline_.a() + consumer * kBoxBytes), describe<kB>(pipeline_.b())};
   }
 
-  // Issues the products of some slices as one group. Every path has a fence of its own, because the
-  // compiler would otherwise put wgmma after wgmma in order (C7520).
+  // Issues the products of some slices as one group, behind a fence. With one fence before the
+  // branch on has_right_half_, ptxas would serialise them (C7520).
   template <bool kHasRightHalf, int kCount>
   __device__ __forceinline__ static void multiply_slices(float (&sums)[128],
                                                          const Operands& operands, int first,
