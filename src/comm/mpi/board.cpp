@@ -259,7 +259,9 @@ std::vector<int> Board::find_missing(std::uint64_t phase) const {
   for (int r = 0; r < static_cast<int>(hellos_.size()); ++r) {
     const Entry* entry = peer(r);
     if (entry == nullptr || entry->completed.load() >= phase) continue;
-    const bool absent = entry->entered.load() < phase;
+    const auto entered = entry->entered.load();
+    const bool waits_elsewhere = entered > entry->completed.load();  // in an earlier phase
+    const bool absent = entered < phase && !waits_elsewhere;
     const bool silent = Clock::now() - entry->last_beat.load() > kSilent;
     if (absent || silent) missing.push_back(r);
   }

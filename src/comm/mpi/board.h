@@ -66,8 +66,8 @@ class Board {
   Trouble find_trouble(std::uint64_t phase) const;
   // True if every visible peer has entered the phase.
   bool has_all(std::uint64_t phase) const;
-  // Returns the peers to name at the deadline: those that have not entered the phase or show no
-  // sign of life in it.
+  // Returns the peers to name at the deadline: those that have not entered the phase, unless they
+  // wait in an earlier one, and those that show no sign of life.
   std::vector<int> find_missing(std::uint64_t phase) const;
   // Returns the peers that cannot be seen: they are on other hosts.
   std::vector<int> find_unseen() const;

@@ -291,9 +291,10 @@ std::string MpiCommunicator::words_for_unknown() const {
                                  : "which ranks have not arrived cannot be seen from here";
   }
   const auto unseen = board_->find_unseen();
-  if (unseen.empty()) return "all ranks entered it and are alive";
+  if (unseen.empty()) return "all ranks entered it or wait in an earlier call, and are alive";
   return fmt::format(
-      "all ranks on this host entered it; rank{} {} on other hosts cannot be seen from here",
+      "all ranks on this host entered it or wait in an earlier call; rank{} {} on other hosts "
+      "cannot be seen from here",
       unseen.size() == 1 ? "" : "s", fmt::join(unseen, ", "));
 }
 
