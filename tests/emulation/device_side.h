@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What nvcc knows without an include: built-in variables, functions of warps and blocks, atomics.
+// Built-in variables, warp and block functions and atomics, which nvcc declares by itself.
 // Included first in every translated source.
 #pragma once
 

@@ -62,7 +62,7 @@ Fiber::~Fiber() { munmap(stack_, kStackBytes + kPage); }
 void Fiber::start(std::function<void()> body) {
   body_ = std::move(body);
   is_done_ = false;
-  // What emulation_switch() pops: r15, r14, r13, r12, rbx, rbp, and where it returns to.
+  // emulation_switch() pops these, last one first: r15, r14, r13, r12, rbx, rbp, return address.
   auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kPage + kStackBytes - 16);
   *--top = reinterpret_cast<std::uintptr_t>(&emulation_begin);
   *--top = reinterpret_cast<std::uintptr_t>(&Fiber::enter);

@@ -88,7 +88,7 @@ struct Warp {
   std::unordered_map<unsigned, Together> some;  // by mask
 };
 
-// What a thread has issued, and what must still happen.
+// Copies that a thread has issued and that have not happened yet.
 using Copies = std::vector<std::function<void()>>;
 
 struct Thread {
@@ -181,7 +181,7 @@ struct Machine {
   void later(std::function<void()> work);
 };
 
-// Of the thread that is running.
+// Returns the thread that is running.
 Thread& self();
 
 // Suspends the running thread until `is_ready()`.

@@ -54,7 +54,7 @@ Allocations& allocations() {
   return *all;
 }
 
-// What kernels have asked for.
+// The dynamic shared memory that kernels have asked for.
 struct DynamicSizes {
   std::mutex mutex;
   std::map<const void*, std::size_t> by_kernel;

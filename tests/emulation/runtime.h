@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of the emulated runtime share.
+// Functions that the parts of the emulated runtime share.
 #pragma once
 
 #include <cuda_runtime.h>
