@@ -102,15 +102,19 @@ struct Streams {
   std::mutex mutex;
   std::set<cudaStream_t> all;
 
-  void wait() {
-    const std::scoped_lock lock(mutex);
-    for (CUstream_st* const stream : all) stream->wait();
-  }
-  void wait_for_blocking() {
-    const std::scoped_lock lock(mutex);
-    for (CUstream_st* const stream : all) {
-      if (stream->is_blocking) stream->wait();
+  // Waits for what streams were given so far. Ranks may make and end streams meanwhile.
+  void wait(bool only_blocking) {
+    std::vector<std::shared_ptr<Mark>> marks;
+    {
+      const std::scoped_lock lock(mutex);
+      for (CUstream_st* const stream : all) {
+        if (stream->is_idle() || (only_blocking && !stream->is_blocking)) continue;
+        const auto mark = std::make_shared<Mark>();
+        stream->add([mark] { mark->pass(); });
+        marks.push_back(mark);
+      }
     }
+    for (const auto& mark : marks) mark->wait();
   }
 };
 Streams& streams() {
@@ -122,11 +126,11 @@ Streams& streams() {
 
 bool is_legacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
 
-void wait_for_streams() { streams().wait(); }
+void wait_for_streams() { streams().wait(false); }
 
 void do_on_stream(cudaStream_t stream, std::function<void()> work) {
   if (is_legacy(stream)) {
-    streams().wait_for_blocking();
+    streams().wait(true);
     work();
   } else if (stream->captured != nullptr) {
     stream->captured->work.push_back(std::move(work));
@@ -173,7 +177,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (is_legacy(stream)) {
-    streams().wait_for_blocking();
+    streams().wait(true);
   } else if (stream->captured != nullptr) {
     return noted(cudaErrorStreamCaptureUnsupported);
   } else {
