@@ -38,19 +38,16 @@ class MainLoop {
   }
 
   // Does the same for a block of a weight gradient in which the group has fewer than 64 rows, and
-  // leaves out slices without rows.
+  // leaves out slices without rows; but not in half tiles, for which there are no registers.
   __device__ __forceinline__ void start_short(float (&sums)[128], const Tile& tile, int k) {
+    if (!has_right_half_) return start(sums, tile, k);
     const int rows = tile.rows - k * kBlock;
     const int slices = (rows + kSlice - 1) / kSlice;
     const Operands operands = describe_operands();
     wait_full();
     zero_lines(rows, slices * kSlice);
     for (int i = 0; i < slices; ++i) {
-      if (has_right_half_) {
-        multiply_slices<true, 1>(sums, operands, i, k);
-      } else {
-        multiply_slices<false, 1>(sums, operands, i, k);
-      }
+      multiply_slices<true, 1>(sums, operands, i, k);
     }
   }
 
