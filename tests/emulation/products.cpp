@@ -4,11 +4,13 @@
 
 #include "emulation/machine.h"
 #include "emulation/ptx.h"
+#include "emulation/work.h"
 
 namespace emulation {
 namespace {
 
-constexpr int kDepth = 16;  // of a wgmma
+constexpr int kRows = 64;   // of a wgmma
+constexpr int kDepth = 16;  // likewise
 constexpr int kPiece = 8;   // elements that the swizzle keeps together
 constexpr int kMostColumns = 256;
 
@@ -51,7 +53,6 @@ void read_operand(const Block& block, std::uint64_t descriptor, bool is_across, 
 }  // namespace
 
 void run_product(Block& block, const Product& product) {
-  constexpr int kRows = 64;
   static thread_local float left[kDepth * kMostColumns];
   static thread_local float right[kDepth * kMostColumns];
   static thread_local float sums[kRows][kMostColumns];
@@ -97,6 +98,7 @@ void multiply(int columns, float* sums, std::uint64_t a, std::uint64_t b, int co
       all.sums[t] = part.sums[t];
     }
     group.open.push_back(all);
+    work_done().products += std::uint64_t{kRows} * kDepth * static_cast<unsigned>(columns);
   });
 }
 

@@ -2,6 +2,7 @@
 #include "emulation/ptx.h"
 
 #include "emulation/tensor_map.h"
+#include "emulation/work.h"
 
 namespace emulation {
 namespace {
@@ -42,6 +43,11 @@ void walk_box(const TensorMap& map, const int (&corner)[4], std::uint32_t shared
 
 }  // namespace
 
+WorkDone& work_done() {
+  static WorkDone work;
+  return work;
+}
+
 std::size_t bytes_of_box(const CUtensorMap_st& map) {
   const TensorMap& decoded = decode(map);
   return std::size_t{2} * decoded.box[0] * decoded.box[1] * decoded.box[2] * decoded.box[3];
@@ -53,6 +59,7 @@ void load_box_later(const CUtensorMap_st* map, const int (&corner)[4], std::uint
   const TensorMap decoded = decode(*map);
   const auto bytes = static_cast<int>(bytes_of_box(*map));
   shared_at(to, static_cast<std::size_t>(bytes));
+  work_done().loaded_bytes += static_cast<std::uint64_t>(bytes);
   const auto copy_to = [&](Block& block) {
     thread.block->machine->later([decoded, corner0 = corner[0], corner1 = corner[1],
                                   corner2 = corner[2], corner3 = corner[3], to, barrier, bytes,
@@ -97,6 +104,7 @@ void copy_later(std::uint32_t to, const void* from, std::size_t bytes, std::size
   if (reinterpret_cast<std::uintptr_t>(from) % bytes != 0 && wanted != 0) {
     fail("cp.async from a misaligned address");
   }
+  work_done().copied_bytes += wanted;
   auto copy = [at, from, bytes, wanted] {
     if (wanted != 0) std::memcpy(at, from, wanted);
     std::memset(at + wanted, 0, bytes - wanted);

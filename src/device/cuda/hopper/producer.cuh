@@ -48,13 +48,14 @@ class Producer {
     while (tiles.next(tile)) {
       reader.look_up(tile);
       announcer.announce();  // while the look-up waits for memory
+      const Halves halves = halves_of(tile);
       if (thread == 0) acquire_maps(tile);
       reader.begin(tile);
       for (int k = 0; k < tile.k_blocks; ++k) {
         pipeline_.wait_empty();
         if (thread == 0) {
-          arrive_expecting(pipeline_.full(), bytes_of_b(tile));
-          load_all_b(tile, k);
+          arrive_expecting(pipeline_.full(), halves.b * kBBytes / 2);
+          load_b(tile, k, halves);
         }
         if (!tile.idle) reader.copy(k, pipeline_.a());
         arrive_after_copies(pipeline_.full());
@@ -67,42 +68,44 @@ class Producer {
  private:
   static constexpr Product kProduct = Variant::kProduct;
 
+  // How many halves of a tile's operands are loaded: rows that only the second consumer would have,
+  // and columns outside of the matrix, are left out.
+  struct Halves {
+    int a;
+    int b;
+  };
+  __device__ __forceinline__ Halves halves_of(const Tile& tile) const {
+    const bool has_b = Variant::kActivates || has_right_half<Variant>(args_, tile);
+    return {find_target<Variant>(args_, tile, 1).rows > 0 ? 2 : 1, tile.idle ? 0 : has_b ? 2 : 1};
+  }
+
   __device__ __forceinline__ void load_tile(const Tile& tile) {
+    const Halves halves = halves_of(tile);
     acquire_maps(tile);
     for (int k = 0; k < tile.k_blocks; ++k) {
       pipeline_.wait_empty();
-      load(tile, k);
+      arrive_expecting(pipeline_.full(), halves.a * kABytes / 2 + halves.b * kBBytes / 2);
+      load_a(tile, k, halves);
+      load_b(tile, k, halves);
       pipeline_.advance();
     }
   }
 
-  // Each block loads half of the operand that the two share, and multicasts it to both.
-  __device__ __forceinline__ void load(const Tile& tile, int k) {
-    arrive_expecting(pipeline_.full(), kABytes + bytes_of_b(tile));
-    if (tile.same_rows) {
-      load_a<true>(tile, k, rank_);
-    } else {
-      load_a<false>(tile, k, 0);
-      load_a<false>(tile, k, 1);
+  // Of an operand that the two blocks share, each loads one half and multicasts it to both.
+  __device__ __forceinline__ void load_a(const Tile& tile, int k, Halves halves) {
+    if (!tile.same_rows) {
+      load_half_of_a<false>(tile, k, 0);
+      if (halves.a > 1) load_half_of_a<false>(tile, k, 1);
+    } else if (rank_ < halves.a) {
+      load_half_of_a<true>(tile, k, rank_);
     }
-    load_all_b(tile, k);
   }
-
-  __device__ __forceinline__ int halves_of_b(const Tile& tile) const {
-    if (tile.idle) return 0;
-    return Variant::kActivates || has_right_half<Variant>(args_, tile) ? 2 : 1;
-  }
-  __device__ __forceinline__ std::uint32_t bytes_of_b(const Tile& tile) const {
-    return halves_of_b(tile) * (kBBytes / 2);
-  }
-
-  __device__ __forceinline__ void load_all_b(const Tile& tile, int k) {
-    const int halves = halves_of_b(tile);
+  __device__ __forceinline__ void load_b(const Tile& tile, int k, Halves halves) {
     if (tile.same_rows) {
-      if (halves > 0) load_b<false>(tile, k, 0);
-      if (halves > 1) load_b<false>(tile, k, 1);
-    } else if (rank_ < halves) {
-      load_b<true>(tile, k, rank_);
+      if (halves.b > 0) load_half_of_b<false>(tile, k, 0);
+      if (halves.b > 1) load_half_of_b<false>(tile, k, 1);
+    } else if (rank_ < halves.b) {
+      load_half_of_b<true>(tile, k, rank_);
     }
   }
 
@@ -118,7 +121,7 @@ class Producer {
 
   // Loads 64 of the tile's 128 rows.
   template <bool kForBoth>
-  __device__ __forceinline__ void load_a(const Tile& tile, int k, int half) {
+  __device__ __forceinline__ void load_half_of_a(const Tile& tile, int k, int half) {
     const int in_tile = half * 64;
     Corner from{};
     if constexpr (Variant::kIsWeightGradient) {
@@ -136,7 +139,7 @@ class Producer {
 
   // Loads 128 of the tile's 256 columns: one box of 128 lines along k, or two of 64 across k.
   template <bool kForBoth>
-  __device__ __forceinline__ void load_b(const Tile& tile, int k, int half) {
+  __device__ __forceinline__ void load_half_of_b(const Tile& tile, int k, int half) {
     const std::uint32_t to = pipeline_.b() + half * 2 * kBoxBytes;
     if constexpr (kProduct == Product::forward) {
       const PartBlock n = Variant::kActivates ? PartBlock{half, tile.column_block}
