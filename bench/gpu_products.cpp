@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times each grouped product of an MoE layer on a GPU, called as the layer calls it, next to a
 // dense product with the same reduction length and to its floor:
-// gpu_products [--only PART_OF_NAME] [SHAPE …]
+// gpu_products [--only PART_OF_NAME] [--even] [SHAPE …]
+// With --even every expert has equally many rows.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -72,7 +73,7 @@ struct Work {
 // The tensors of one layer, filled with random numbers, and its products.
 class Products {
  public:
-  Products(const LayerShape& shape, const Device& device)
+  Products(const LayerShape& shape, cli::RoutingKind routing, const Device& device)
       : s_(shape),
         device_(device),
         context_(cuda::context_of(device)),
@@ -81,7 +82,8 @@ class Products {
         planner_(*comm_, ExpertPlacement::contiguous(static_cast<int>(s_.num_experts), 1),
                  {.hidden = s_.hidden, .dtype = Dtype::bf16}, device),
         plan_(planner_.plan(
-            device.copy_of(cli::make_routing({.num_tokens = s_.num_tokens,
+            device.copy_of(cli::make_routing({.kind = routing,
+                                              .num_tokens = s_.num_tokens,
                                               .top_k = s_.top_k,
                                               .num_experts = static_cast<int>(s_.num_experts)})))) {
     const auto rows = plan_.row_capacity();
@@ -96,7 +98,15 @@ class Products {
     down_ = make({s_.num_experts, s_.hidden, s_.intermediate});
     zeros_ = device.empty({2}, Dtype::i32);
     device.set_zero(zeros_);
-    tickets_ = reinterpret_cast<std::int32_t*>(zeros_.data());
+    groups_ = {.row_offsets = reinterpret_cast<const std::int32_t*>(plan_.row_offsets().data()),
+               .group_rows = reinterpret_cast<const std::int32_t*>(plan_.group_rows().data()),
+               .count = static_cast<int>(s_.num_experts),
+               .row_capacity = rows,
+               .tickets = reinterpret_cast<std::int32_t*>(zeros_.data())};
+    order_ = device.empty({s_.num_experts}, Dtype::i32);
+    auto* const order = reinterpret_cast<std::int32_t*>(order_.data());
+    cuda::hopper::order_groups(groups_, order, context_);
+    groups_.order = order;
     inner_ = refs_to(gate_up_, 2, s_.intermediate, s_.hidden);
     outer_ = refs_to(down_, 1, s_.hidden, s_.intermediate);
   }
@@ -150,11 +160,6 @@ class Products {
     return refs;
   }
 
-  cuda::Groups groups() const {
-    return {reinterpret_cast<const std::int32_t*>(plan_.row_offsets().data()),
-            reinterpret_cast<const std::int32_t*>(plan_.group_rows().data()),
-            static_cast<int>(s_.num_experts), plan_.row_capacity(), tickets_};
-  }
   static Rows rows_of(const Tensor& tensor) { return {tensor.data(), tensor.shape()[1]}; }
   SourceRows rows() const { return {rows_of(wide_)}; }
   SourceRows sources() const {
@@ -221,7 +226,7 @@ class Products {
 
   void up() {
     cuda::grouped_gemm(cuda::ForwardGemm{.dtype = Dtype::bf16,
-                                         .groups = groups(),
+                                         .groups = groups_,
                                          .a = rows(),
                                          .b = inner(),
                                          .c = rows_of(inner_rows_)},
@@ -229,7 +234,7 @@ class Products {
   }
   void activated(const SourceRows& a) {
     cuda::hopper::grouped_gemm(cuda::ActivatedGemm{.options = options_,
-                                                   .groups = groups(),
+                                                   .groups = groups_,
                                                    .a = a,
                                                    .b = inner(),
                                                    .inner = rows_of(inner_rows_),
@@ -238,7 +243,7 @@ class Products {
   }
   void down() {
     cuda::grouped_gemm(cuda::ForwardGemm{.dtype = Dtype::bf16,
-                                         .groups = groups(),
+                                         .groups = groups_,
                                          .a = rows_of(activated_),
                                          .b = outer(),
                                          .c = rows_of(out_)},
@@ -246,7 +251,7 @@ class Products {
   }
   void down_backward() {
     cuda::grouped_gemm(cuda::InputGradientGemm{.dtype = Dtype::bf16,
-                                               .groups = groups(),
+                                               .groups = groups_,
                                                .a = rows(),
                                                .b = outer(),
                                                .c = rows_of(activated_)},
@@ -255,7 +260,7 @@ class Products {
   void activation_gradient(const SourceRows& a) {
     cuda::hopper::grouped_gemm(
         cuda::ActivationGradientGemm{.options = options_,
-                                     .groups = groups(),
+                                     .groups = groups_,
                                      .a = a,
                                      .b = outer(),
                                      .inner = rows_of(inner_rows_),
@@ -266,7 +271,7 @@ class Products {
   }
   void up_backward() {
     cuda::grouped_gemm(cuda::InputGradientGemm{.dtype = Dtype::bf16,
-                                               .groups = groups(),
+                                               .groups = groups_,
                                                .a = rows_of(inner_rows_),
                                                .b = inner(),
                                                .c = rows_of(out_)},
@@ -274,7 +279,7 @@ class Products {
   }
   void up_gradient(const SourceRows& x) {
     cuda::grouped_gemm(cuda::WeightGradientGemm{.dtype = Dtype::bf16,
-                                                .groups = groups(),
+                                                .groups = groups_,
                                                 .a = {rows_of(inner_rows_)},
                                                 .b = x,
                                                 .narrow = Side::b,
@@ -284,7 +289,7 @@ class Products {
   }
   void down_gradient(const SourceRows& d_out) {
     cuda::grouped_gemm(cuda::WeightGradientGemm{.dtype = Dtype::bf16,
-                                                .groups = groups(),
+                                                .groups = groups_,
                                                 .a = d_out,
                                                 .b = {rows_of(activated_)},
                                                 .narrow = Side::a,
@@ -301,8 +306,8 @@ class Products {
   Planner planner_;
   Plan plan_;
   Tensor tokens_, weights_, d_weights_, wide_, out_, inner_rows_, activated_, gate_up_, down_,
-      zeros_;
-  std::int32_t* tickets_ = nullptr;
+      zeros_, order_;
+  cuda::Groups groups_;
   std::vector<MatrixRef> inner_, outer_;
 };
 
@@ -342,13 +347,32 @@ void measure_dense(const LayerShape& shape, void* stream, Ceilings& ceilings) {
   }
 }
 
-void time_shape(const LayerShape& shape, const std::string& only, const Device& device,
+struct Options {
+  std::string only;
+  cli::RoutingKind routing = cli::RoutingKind::uniform;
+  std::vector<std::string> shapes;
+};
+Options parse(const std::vector<std::string>& arguments) {
+  Options options;
+  for (auto argument = arguments.begin(); argument != arguments.end(); ++argument) {
+    if (*argument == "--only" && argument + 1 != arguments.end()) {
+      options.only = *++argument;
+    } else if (*argument == "--even") {
+      options.routing = cli::RoutingKind::balanced;
+    } else {
+      options.shapes.push_back(*argument);
+    }
+  }
+  return options;
+}
+
+void time_shape(const LayerShape& shape, const Options& options, const Device& device,
                 Ceilings ceilings) {
   void* const stream = device.stream().handle;
   measure_dense(shape, stream, ceilings);
-  Products products(shape, device);
+  Products products(shape, options.routing, device);
   for (const auto& product : products.all()) {
-    if (std::string(product.name).find(only) == std::string::npos) continue;
+    if (std::string(product.name).find(options.only) == std::string::npos) continue;
     products.refill();
     const double flops = product.work.thirds * products.flops_of_third();
     print_product(shape, product, flops, cli::time_on_gpu(stream, product.run), ceilings);
@@ -370,13 +394,8 @@ std::vector<LayerShape> find_shapes(const std::vector<std::string>& names) {
 
 int main(int argc, char** argv) {
   try {
-    std::vector<std::string> names(argv + 1, argv + argc);
-    std::string only;
-    if (names.size() >= 2 && names[0] == "--only") {
-      only = names[1];
-      names.erase(names.begin(), names.begin() + 2);
-    }
-    const auto shapes = find_shapes(names);
+    const Options options = parse({argv + 1, argv + argc});
+    const auto shapes = find_shapes(options.shapes);
     const Device device = Device::cuda();
     void* const stream = device.stream().handle;
     const Ceilings ceilings{.copy = cli::copy_ceiling(stream, 0, [&](const auto& copy) {
@@ -386,7 +405,7 @@ int main(int argc, char** argv) {
                ceilings.copy.cool * 1e-9, ceilings.copy.hot * 1e-9);
     fmt::print("{:<15} {:<35} {:>8} {:>7} {:>7} {:>13} {:>9} {:>6}\n", "", "", "ms cool", "TF cool",
                "hot", "of dense", "floor, ms", "of it");
-    for (const LayerShape& shape : shapes) time_shape(shape, only, device, ceilings);
+    for (const LayerShape& shape : shapes) time_shape(shape, options, device, ceilings);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "gpu_products: {}\n", error.what());

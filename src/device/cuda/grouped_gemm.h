@@ -24,6 +24,9 @@ struct Groups {
   // their tiles as they go. Null: each cluster's tiles are fixed from the start, as they always
   // are for weight gradients from tokens.
   std::int32_t* tickets = nullptr;
+  // Device [count]: the groups in the order in which Hopper's weight gradients compute them. Null:
+  // by number.
+  const std::int32_t* order = nullptr;
 };
 
 // Rows in device memory, `stride` elements apart.
@@ -136,6 +139,9 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context);
 // True if these kernels take all products of such experts and can read their rows from tokens.
 // Depends only on the options, their sizes and the GPU.
 bool reads_tokens(const ExpertsOptions& options, const Context& context);
+// Writes the groups to `order` (device [count]), those with most rows first: a long group that
+// comes last would leave most of the GPU without work.
+void order_groups(const Groups& groups, std::int32_t* order, Context& context);
 }  // namespace hopper
 
 }  // namespace switchyard::cuda

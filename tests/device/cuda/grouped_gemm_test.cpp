@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -259,8 +262,8 @@ TEST_F(CudaGroupedGemm, BitsOfTilesThatAreStoredBehindTheNext) {
   }
 }
 
-// With tickets, clusters of Hopper's kernel take tiles in another order.
-TEST_F(CudaGroupedGemm, TicketsChangeNoBitAndAreLeftZero) {
+// With tickets or an order of groups, clusters of Hopper's kernels take other tiles.
+TEST_F(CudaGroupedGemm, TicketsAndOrderChangeNoBitAndAreLeftZero) {
   std::vector<GemmGroup> groups;
   for (std::uint64_t id = 0; id < 70; ++id) {
     groups.push_back({id, id % 9 == 0 ? 0 : static_cast<std::int64_t>(id * 91 % 600)});
@@ -274,6 +277,23 @@ TEST_F(CudaGroupedGemm, TicketsChangeNoBitAndAreLeftZero) {
       expect_same_bits(results[g], expected[g], setup);
     }
     expect_same_bits(run_grouped(device, setup, {groups[1]})[0], expected[1], setup);
+  }
+}
+
+TEST_F(CudaGroupedGemm, GroupsWithMostRowsAreFirst) {
+  for (const int count : {1, 40, 300}) {
+    std::vector<std::int32_t> rows;
+    for (int i = 0; i < count; ++i) rows.push_back(i * 7 % 10);
+    std::vector<std::int32_t> expected(rows.size());
+    std::iota(expected.begin(), expected.end(), 0);
+    std::ranges::stable_sort(expected, std::greater{}, [&](int group) { return rows[group]; });
+    const Tensor rows_there = device.copy_of(Tensor::from<std::int32_t>({count}, rows));
+    Tensor order = device.copy_of(Tensor::zeros({count}, Dtype::i32));
+    cuda::hopper::order_groups(
+        {.group_rows = reinterpret_cast<const std::int32_t*>(rows_there.data()), .count = count},
+        reinterpret_cast<std::int32_t*>(order.data()), cuda::context_of(device));
+    const Tensor result = device.to_host(order);
+    EXPECT_TRUE(std::ranges::equal(result.span<std::int32_t>(), expected)) << count << " groups";
   }
 }
 

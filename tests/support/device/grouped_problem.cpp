@@ -42,9 +42,16 @@ class Problem {
     const auto count = static_cast<std::int64_t>(groups.size());
     offsets_on_device_ = device.copy_of(Tensor::from<std::int32_t>({count}, offsets_));
     rows_on_device_ = device.copy_of(Tensor::from<std::int32_t>({count}, rows_));
+    device_groups_ = {.row_offsets = integers_of(offsets_on_device_),
+                      .group_rows = integers_of(rows_on_device_),
+                      .count = static_cast<int>(count),
+                      .row_capacity = capacity_};
     if (setup.has_tickets) {
       zeros_ = device.copy_of(Tensor::zeros({2}, Dtype::i32));
-      tickets_ = reinterpret_cast<std::int32_t*>(zeros_.data());
+      device_groups_.tickets = integers_of(zeros_);
+      order_ = device.copy_of(Tensor::zeros({count}, Dtype::i32));
+      cuda::hopper::order_groups(device_groups_, integers_of(order_), cuda::context_of(device));
+      device_groups_.order = integers_of(order_);
     }
     place_matrices();
   }
@@ -55,7 +62,7 @@ class Problem {
     if (setup_.form == GemmForm::weight_gradient) {
       const Tensor b = device_.copy_of(rows_with(b_of, other_columns(setup_)));
       const cuda::WeightGradientGemm args{.dtype = setup_.dtype,
-                                          .groups = device_groups(),
+                                          .groups = device_groups_,
                                           .a = {device_rows(a)},
                                           .b = {device_rows(b)},
                                           .c = matrices(),
@@ -68,7 +75,7 @@ class Problem {
     const Tensor c = device_.copy_of(before);
     if (setup_.form == GemmForm::input_gradient) {
       const cuda::InputGradientGemm args{.dtype = setup_.dtype,
-                                         .groups = device_groups(),
+                                         .groups = device_groups_,
                                          .a = device_rows(a),
                                          .b = matrices(),
                                          .c = device_rows(c)};
@@ -83,7 +90,7 @@ class Problem {
   template <typename Gemm>
   void multiply(const Gemm& args, cuda::Context& context) const {
     run_product(args, context);
-    if (tickets_ == nullptr) return;
+    if (device_groups_.tickets == nullptr) return;
     run_product(args, context);  // finds the tickets as the first one has left them
     const Tensor after = device_.to_host(zeros_);
     EXPECT_TRUE(same_bits(after, Tensor::zeros(after.shape(), after.dtype()))) << setup_;
@@ -117,7 +124,7 @@ class Problem {
     const Tensor factors_on_device = device_.copy_of(factors);
     const auto* data = reinterpret_cast<const float*>(factors_on_device.data());
     const cuda::ForwardGemm args{.dtype = setup_.dtype,
-                                 .groups = device_groups(),
+                                 .groups = device_groups_,
                                  .a = device_rows(a),
                                  .b = matrices(),
                                  .c = device_rows(c),
@@ -163,12 +170,8 @@ class Problem {
     return all;
   }
 
-  cuda::Groups device_groups() const {
-    return {.row_offsets = reinterpret_cast<const std::int32_t*>(offsets_on_device_.data()),
-            .group_rows = reinterpret_cast<const std::int32_t*>(rows_on_device_.data()),
-            .count = static_cast<int>(groups_.size()),
-            .row_capacity = capacity_,
-            .tickets = tickets_};
+  static std::int32_t* integers_of(Tensor& tensor) {
+    return reinterpret_cast<std::int32_t*>(tensor.data());
   }
   static cuda::SourceRows device_rows(const Tensor& tensor) {
     return {{tensor.data(), tensor.shape()[1]}};
@@ -218,7 +221,8 @@ class Problem {
   Tensor offsets_on_device_;
   Tensor rows_on_device_;
   Tensor zeros_;
-  std::int32_t* tickets_ = nullptr;
+  Tensor order_;
+  cuda::Groups device_groups_;
   std::vector<Tensor> stacks_;
   std::vector<Tensor> stacks_before_;
   std::vector<cuda::MatrixRef> refs_;

@@ -45,6 +45,7 @@ void matrix_gradients(const ExpertPass& pass, const ExpertPassGradients& out,
     gemm.groups.row_offsets = pass.groups.row_offsets + i % num_groups;
     gemm.groups.group_rows = pass.groups.group_rows + i % num_groups;
     gemm.groups.count = 1;
+    gemm.groups.order = nullptr;
     gemm.a.data = static_cast<const std::byte*>(args.left.data) +
                   part * args.rows * size_of(pass.options.dtype);
     gemm.c.refs = std::span(refs).subspan(i, 1);

@@ -58,6 +58,7 @@ inline KernelArgs args_of(const Groups& groups) {
   args.group_rows = groups.group_rows;
   args.groups = groups.count;
   args.tickets = groups.tickets;
+  args.group_order = groups.order;
   return args;
 }
 

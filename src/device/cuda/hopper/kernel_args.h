@@ -131,8 +131,8 @@ struct KernelArgs {
   Tokens tokens;
   const std::int32_t* row_offsets = nullptr;
   const std::int32_t* group_rows = nullptr;
-  const std::int32_t* group_order = nullptr;  // [groups]: processing order; weight gradients only
   std::int32_t* tickets = nullptr;            // see Groups
+  const std::int32_t* group_order = nullptr;  // likewise
   int groups = 0;
   int part_blocks = 0;    // column tiles, k blocks or row tiles per part, by product
   int column_blocks = 0;  // column tiles of all parts

@@ -68,28 +68,6 @@ bool have_pairs(const GroupMatrices& matrices) {
   });
 }
 
-// Sets order[i] to the group with the i-th most rows. Ties go to the lower group.
-__global__ void order_groups(const std::int32_t* group_rows, int count, std::int32_t* order) {
-  for (int g = static_cast<int>(threadIdx.x); g < count; g += static_cast<int>(blockDim.x)) {
-    const std::int32_t rows = group_rows[g];
-    int before = 0;
-    for (int other = 0; other < count; ++other) {
-      const std::int32_t others = group_rows[other];
-      before += others > rows || (others == rows && other < g) ? 1 : 0;
-    }
-    order[before] = g;
-  }
-}
-
-TensorView longest_first(const Groups& groups, Context& context) {
-  constexpr int kThreads = 1024;
-  const TensorView order = context.take({groups.count}, Dtype::i32);
-  order_groups<<<1, std::min(groups.count, kThreads), 0, context.stream()>>>(
-      groups.group_rows, groups.count, reinterpret_cast<std::int32_t*>(order.data()));
-  check(cudaGetLastError(), "order_groups");
-  return order;
-}
-
 template <Epilogue kEpilogue>
 void launch_side(const WeightGradientGemm& args, const KernelArgs& to, const Context& context) {
   constexpr Product kPlain = Product::weight_gradient;
@@ -115,11 +93,6 @@ bool grouped_gemm(const WeightGradientGemm& args, Context& context) {
   aligned.b = copies.of(args.b, args.groups.row_capacity, args.c.columns);
   KernelArgs to = args_of(args.groups);
   args.narrow == Side::a ? set_tiles(aligned, to) : set_transposed_tiles(aligned, to);
-  TensorView order;
-  if (args.groups.count > 1) {
-    order = longest_first(args.groups, context);
-    to.group_order = reinterpret_cast<const std::int32_t*>(order.data());
-  }
   if (args.c_dtype == Dtype::bf16 && !args.accumulate && can_map(args.c)) {
     to.c = matrix_maps(args.c, args.groups.count, 64, context);
     launch_side<Epilogue::deferred>(aligned, to, context);
