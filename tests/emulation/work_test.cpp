@@ -59,8 +59,7 @@ TEST_F(CudaWork, ProductsLoadAndMultiplyWhatTheirTilesNeed) {
     std::uint64_t lines;  // of both operands
   };
   constexpr std::int64_t kDepth = 192;
-  for (const auto form :
-       {GemmForm::forward, GemmForm::input_gradient, GemmForm::weight_gradient}) {
+  for (const auto form : {GemmForm::forward, GemmForm::input_gradient, GemmForm::weight_gradient}) {
     for (const Case& c : {Case{256, 256, 256 + 256},             // tiles share columns
                           Case{128, 512, 128 + 512},             // tiles share rows
                           Case{128, 256, 128 + 256},             // one tile
