@@ -67,6 +67,7 @@ if(SWITCHYARD_HAS_CUDA)
   endif()
   enable_language(CUDA)
   if(SWITCHYARD_WERROR)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/strict_nvcc.sh)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${PROJECT_SOURCE_DIR}/cmake/strict_nvcc.sh
+      ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
 endif()
