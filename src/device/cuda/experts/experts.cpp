@@ -51,8 +51,9 @@ TensorView take_tickets(const ExpertsOptions& options, Groups& groups, Context& 
 }
 
 // Weight gradients take less time in this order.
-TensorView take_order(const ExpertsOptions& options, Groups& groups, Context& context) {
-  if (!uses_hopper(options, context) || groups.count < 2) return {};
+TensorView take_order(const ExpertsBackward& args, Groups& groups, Context& context) {
+  const bool are_frozen = args.out.gradients.empty();
+  if (are_frozen || !uses_hopper(args.options, context) || groups.count < 2) return {};
   TensorView order = context.take({groups.count}, Dtype::i32);
   auto* const to = reinterpret_cast<std::int32_t*>(order.data());
   hopper::order_groups(groups, to, context);
@@ -94,7 +95,7 @@ void experts_backward(const ExpertsBackward& args, Context& context) {
       args.row_offsets, args.group_rows,
       {num_rows, in.inner.rows(), out.d_rows.rows(), in.tokens ? num_rows : in.d_out.rows()});
   const TensorView tickets = take_tickets(args.options, groups, context);
-  const TensorView order = take_order(args.options, groups, context);
+  const TensorView order = take_order(args, groups, context);
   expert_backward({.options = args.options,
                    .weights = args.weights,
                    .groups = groups,

@@ -38,7 +38,8 @@ class MainLoop {
   }
 
   // Does the same for a block of a weight gradient in which the group has fewer than 64 rows, and
-  // leaves out slices without rows; but not in half tiles, for which there are no registers.
+  // leaves out slices without rows; but not in tiles without a right half, because with products of
+  // both widths there are too few registers (C7511).
   __device__ __forceinline__ void start_short(float (&sums)[128], const Tile& tile, int k) {
     if (!has_right_half_) return start(sums, tile, k);
     const int rows = tile.rows - k * kBlock;
