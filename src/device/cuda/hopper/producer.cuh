@@ -33,10 +33,11 @@ class Producer {
     Tiles<Variant> tiles(args_, rank_, shared_);
     Tile tile;
     while (tiles.next(tile)) {
-      announcer.announce();
       if (lane_of_thread() == 0) load_tile(tile);
       __syncwarp();
+      announcer.announce_ahead();
     }
+    announcer.end();
   }
 
   // Run by all readers: every thread copies its pieces of A, and thread 0 also loads B by TMA.
@@ -47,7 +48,6 @@ class Producer {
     Tile tile;
     while (tiles.next(tile)) {
       reader.look_up(tile);
-      announcer.announce();  // while the look-up waits for memory
       const Halves halves = halves_of(tile);
       if (thread == 0) acquire_maps(tile);
       reader.begin(tile);
@@ -62,7 +62,9 @@ class Producer {
         if (!tile.idle) reader.find_next(tile, k);
         pipeline_.advance();
       }
+      announcer.announce_ahead();
     }
+    announcer.end();
   }
 
  private:

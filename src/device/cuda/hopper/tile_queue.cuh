@@ -10,35 +10,53 @@
 
 namespace switchyard::cuda::hopper {
 
-// Run by all lanes of one warp of the first block, which also loads operands. When it loads the
-// operands of a tile, it has announced kAhead more. It must never wait here for a warp that itself
-// waits for operands. The finisher may be two tiles late, so the queue has places for at least
-// kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because this warp
-// has no registers left for it.
+// Run by all lanes of one warp of the first block, which also loads operands. When it has loaded
+// the operands of a tile, it announces the one after the next. It must never wait here for a warp
+// that itself waits for operands. The finisher may be two tiles late, so the queue has places for
+// at least kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because
+// this warp has no registers left for it.
 template <typename Variant>
 class TileAnnouncer {
  public:
   static constexpr int kAhead = 2;
   static_assert(kQueuedTiles >= kAhead + 3);
 
-  // In other warps, `is_announcer` is false and nothing is announced.
+  // Announces only the first tile, so that its operands are asked for as soon as possible. In other
+  // warps, `is_announcer` is false and nothing is announced.
   __device__ __forceinline__ TileAnnouncer(const KernelArgs& args, SharedMemory shared,
                                            bool is_announcer)
-      : args_(args), shared_(shared), order_(args.tickets), has_more_(is_announcer) {
+      : args_(args),
+        shared_(shared),
+        order_(args.tickets),
+        is_announcer_(is_announcer),
+        has_more_(is_announcer) {
     if (!is_announcer) return;
     save(WalkState{}, 0);
-#pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) announce();
+    announce();
   }
 
-  // Announces the next tile, or the end. Does nothing after the end.
+  // Called after the operands of each tile.
+  __device__ __forceinline__ void announce_ahead() {
+#pragma unroll 1
+    for (; missing_ > 0 && has_more_; --missing_) announce();
+    missing_ = 1;
+  }
+
+  // Called after the last tile.
+  __device__ __forceinline__ void end() {
+    if (is_announcer_) order_.end();
+  }
+
+  static constexpr int kSameRows = 1;
+  static constexpr int kEnd = 2;
+
+ private:
+  // Announces the next tile, or the end.
   __device__ __forceinline__ void announce() {
-    if (!has_more_) return;
     int count = 0;
     WalkState state = load(count);
     Tile tile = {};
     has_more_ = TileWalk<Variant>(args_, state).advance_to(order_.next(), tile);
-    if (!has_more_) order_.end();
     const int place = count % kQueuedTiles;
     // Every reader must have finished with the tile that was here before.
     wait_for(shared_.taken(place), (count / kQueuedTiles & 1) ^ 1);
@@ -54,10 +72,6 @@ class TileAnnouncer {
     save(state, count + 1);
   }
 
-  static constexpr int kSameRows = 1;
-  static constexpr int kEnd = 2;
-
- private:
   __device__ __forceinline__ WalkState load(int& count) const {
     const uint4 first = load_shared(shared_.walk());
     const uint4 second = load_shared(shared_.walk() + 16);
@@ -80,7 +94,9 @@ class TileAnnouncer {
   const KernelArgs& args_;
   const SharedMemory shared_;
   PairOrder order_;
+  const bool is_announcer_;
   bool has_more_;
+  int missing_ = kAhead;  // announcements due after this tile
 };
 
 // Makes the tile of the first block that of the block of this rank.
@@ -149,7 +165,8 @@ class OwnTiles {
 class NoAnnouncer {
  public:
   __device__ __forceinline__ NoAnnouncer(const KernelArgs&, SharedMemory, bool) {}
-  __device__ __forceinline__ void announce() const {}
+  __device__ __forceinline__ void announce_ahead() const {}
+  __device__ __forceinline__ void end() const {}
 };
 
 template <typename Variant>
