@@ -94,6 +94,8 @@ inline void griddepcontrol_wait() { self().block->has_waited = true; }
 inline void setmaxnreg_inc_sync_aligned_u32(int /*registers*/) {}
 inline void setmaxnreg_dec_sync_aligned_u32(int /*registers*/) {}
 inline void prefetch_global_L2(const void* /*address*/) {}
+template <typename Map>
+void prefetch_tensormap(const Map* /*map*/) {}
 
 inline void bar_sync(int barrier, int threads) { sync_block(barrier, threads); }
 

@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(Variant::kThreads, 1)
   const int warpgroup = __shfl_sync(~0U, threadIdx.x / kWarpgroup, 0);
   const int rank = static_cast<int>(rank_in_cluster());
   if (threadIdx.x == 0) shared.init_barriers<Variant>();
+  if (threadIdx.x == 32) Producer<Variant>::prefetch_maps(args);
   sync_cluster();
   let_next_launch();
   wait_for_kernels_before();

@@ -27,6 +27,12 @@ class Producer {
   __device__ __forceinline__ Producer(const KernelArgs& args, int rank, SharedMemory shared)
       : args_(args), rank_(rank), shared_(shared), pipeline_(shared) {}
 
+  // Called by one thread, before the kernels that write the operands have ended.
+  __device__ __forceinline__ static void prefetch_maps(const KernelArgs& args) {
+    if (!Variant::kReadsTokens) prefetch_map(&args.a);
+    if (args.b.table == nullptr) prefetch_map(&args.b.whole);
+  }
+
   // Run by one warp, whose first thread loads all operands by TMA.
   __device__ __forceinline__ void run() {
     Announcer<Variant> announcer(args_, shared_, rank_ == 0);

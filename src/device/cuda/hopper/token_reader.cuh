@@ -92,7 +92,6 @@ class AlongKReader {
   static constexpr int kLinesOfWarp = kTileRows / kWarps;
   static constexpr int kRowsOfLane = kLinesOfWarp / 32;
   static constexpr int kLinesOfLane = kLinesOfWarp / kStep;
-  static constexpr int kLinesAtOnce = 8;
   static constexpr int kBlocksOfPointer = 4;
 
   // Pointers advance only every kBlocksOfPointer blocks, because updating one waits for the copy
@@ -106,8 +105,10 @@ class AlongKReader {
     const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
-      // Checked for eight lines at a time: a check per line would take too long.
-      if (i % kLinesAtOnce == 0 && i * kStep >= num_rows_) return;
+      // Rarely checked, because a check per line would take too long. The one after eight lines is
+      // for few tokens, whose experts have a row or two: all blocks would read the same lines.
+      const bool is_checked = i == 2 || i % 8 == 0;
+      if (is_checked && i * kStep >= num_rows_) return;
       copy_piece((i % 2 == 0 ? even : odd) + i * kStep * 128, from_[i] + kBlockOfPointer * 128,
                  inside);
     }
