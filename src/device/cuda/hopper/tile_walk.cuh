@@ -119,34 +119,65 @@ class TileWalk {
     return true;
   }
 
-  // Looks at 32 groups at a time, one per lane. One after the other, the groups of a layer with
-  // many experts would take longer than their tiles.
+  // Looks at 128 groups at a time, four per lane, since every look takes the latency of memory. One
+  // after the other, the groups of a layer with many experts would take longer than their tiles.
   __device__ __forceinline__ bool find_among_rows(int pair) {
-    int end = at_.first_pair + at_.group_pairs;
-    for (; at_.next_place < args_.groups; at_.next_place += kWarpLanes) {
-      const int group = at_.next_place + lane_of_thread();
-      const bool exists = group < args_.groups;
-      const int rows = exists ? args_.group_rows[group] : 0;
-      const int first_row = exists ? args_.row_offsets[group] : 0;
-      const int pairs = pairs_of((rows + kTileRows - 1) / kTileRows);
-      const int end_here = end + warp_sum_up_to(pairs);
-      const unsigned beyond = __ballot_sync(kAllLanes, pair < end_here);
+    constexpr int kGroupsOfLane = 4;
+    int before = at_.first_pair + at_.group_pairs;
+    for (; at_.next_place < args_.groups; at_.next_place += kGroupsOfLane * kWarpLanes) {
+      const int first_group = at_.next_place + lane_of_thread() * kGroupsOfLane;
+      int rows[kGroupsOfLane];
+      int pairs = 0;
+#pragma unroll
+      for (int i = 0; i < kGroupsOfLane; ++i) {
+        const int group = first_group + i;
+        rows[i] = group < args_.groups ? args_.group_rows[group] : 0;
+      }
+#pragma unroll
+      for (const int of_group : rows) pairs += pairs_of(row_blocks_of(of_group));
+      const int end = before + warp_sum_up_to(pairs);
+      const unsigned beyond = __ballot_sync(kAllLanes, pair < end);
       if (beyond != 0) {
-        const int lane = __ffs(beyond) - 1;
-        at_.group = at_.next_place + lane;
-        at_.next_place = at_.group + 1;
-        at_.rows = __shfl_sync(kAllLanes, rows, lane);
-        at_.first_row = __shfl_sync(kAllLanes, first_row, lane);
-        at_.row_blocks = (at_.rows + kTileRows - 1) / kTileRows;
-        at_.group_pairs = pairs_of(at_.row_blocks);
-        at_.first_pair = __shfl_sync(kAllLanes, end_here, lane) - at_.group_pairs;
+        find_in_lane(pair, end - pairs, first_group, rows);
+        from_lane(__ffs(static_cast<int>(beyond)) - 1);
         return true;
       }
-      end = __shfl_sync(kAllLanes, end_here, kWarpLanes - 1);
+      before = __shfl_sync(kAllLanes, end, kWarpLanes - 1);
     }
     return false;
   }
 
+  // Goes to the group of this pair among those of this lane, if it is one of them.
+  template <int kCount>
+  __device__ __forceinline__ void find_in_lane(int pair, int first_pair, int first_group,
+                                               const int (&rows)[kCount]) {
+    at_.first_pair = first_pair;
+    at_.group = first_group;
+    at_.rows = rows[0];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) {
+      const int end = at_.first_pair + pairs_of(row_blocks_of(at_.rows));
+      if (pair < end) continue;
+      at_.first_pair = end;
+      at_.group = first_group + i;
+      at_.rows = rows[i];
+    }
+  }
+
+  // Goes to the group that this lane has gone to.
+  __device__ __forceinline__ void from_lane(int lane) {
+    at_.group = __shfl_sync(kAllLanes, at_.group, lane);
+    at_.rows = __shfl_sync(kAllLanes, at_.rows, lane);
+    at_.first_pair = __shfl_sync(kAllLanes, at_.first_pair, lane);
+    at_.first_row = args_.row_offsets[at_.group];
+    at_.row_blocks = row_blocks_of(at_.rows);
+    at_.group_pairs = pairs_of(at_.row_blocks);
+    at_.next_place = at_.group + 1;
+  }
+
+  __device__ __forceinline__ static int row_blocks_of(int rows) {
+    return (rows + kTileRows - 1) / kTileRows;
+  }
   __device__ __forceinline__ int pairs_of(int row_blocks) const {
     return row_blocks / 2 * args_.column_blocks +
            (row_blocks % 2 != 0 ? (args_.column_blocks + 1) / 2 : 0);
