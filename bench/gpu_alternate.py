@@ -5,10 +5,12 @@
   gpu_alternate.py OLD/libswitchyard_gpu_compare.so NEW/libswitchyard_gpu_compare.so
 
 Each build runs in its own process, because both have the same library name. The two processes hold
-the same inputs, and time forward+backward in turns while the other one is idle. The table shows the
+the same inputs, and time forward+backward in turns while the other one is idle. With --forward they
+time the forward in a graph, for shapes of few tokens such as 1x2048x768x128x8. The table shows the
 medians over the turns, cool and hot, and the ratio new / old.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -37,30 +39,54 @@ def await_turn():
         sys.exit(1)
 
 
-def serve(path, options):
-    """Answers the parent on behalf of one build. For every shape it first checks results, then
-    prints the times of its turns. It uses the GPU only when asked to."""
-    import torch  # imported here because the parent needs no GPU
-    from gpu_layers import Batch, Switchyard, Weights, check_step, load_library, route
+@contextlib.contextmanager
+def steps_of(name, library, options):
+    """Checks forward+backward of a shape, and yields a function that times it."""
+    from gpu_layers import Batch, Switchyard, Weights, check_step, route
     from gpu_timing import measure
     from gpu_torch_layers import TorchExperts
 
+    shape = shape_of(name)
+    weights = Weights(shape)
+    batch = Batch(shape, route(shape))
+    with Switchyard(library, weights, batch, options) as ours:
+        check_step(name, batch, TorchExperts(weights, shape[4]), ours)
+        yield lambda: measure(ours.step, options.rounds, bursts=BURSTS)
+
+
+@contextlib.contextmanager
+def forwards_of(name, library, options):
+    """Checks the forward of few tokens in a graph, and yields a function that times it."""
+    import torch
+    from gpu_layers import Weights
+    from gpu_report import OURS
+    from gpu_small import FewTokens
+
+    shape = shape_of(name)
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+        few = FewTokens(shape, Weights(shape), library, options)
+        few.ours([])
+        yield lambda: few.ours([])[OURS]
+
+
+def serve(path, options):
+    """Answers the parent on behalf of one build. For every shape it first checks results, then
+    prints the times of its turns. It uses the GPU only when asked to."""
+    import torch  # imported here, and above, because the parent needs no GPU
+    from gpu_layers import load_library
+
     library = load_library(path)
     require_own_library(pathlib.Path(path).resolve().parent.parent)
+    timed_work = forwards_of if options.forward else steps_of
     for name in options.shapes:
         await_turn()
         torch.manual_seed(0)
-        shape = shape_of(name)
-        weights = Weights(shape)
-        batch = Batch(shape, route(shape))
-        with Switchyard(library, weights, batch, options) as ours:
-            check_step(name, batch, TorchExperts(weights, shape[4]), ours)
+        with timed_work(name, library, options) as measure_turn:
             print(json.dumps("ready"), flush=True)
             for _ in range(options.turns):
                 await_turn()
-                times = measure(ours.step, options.rounds, bursts=BURSTS)
-                print(json.dumps(times), flush=True)
-        del weights, batch, ours
+                print(json.dumps(measure_turn()), flush=True)
+        del measure_turn  # and the tensors that it holds
         torch.cuda.empty_cache()
 
 
@@ -71,6 +97,7 @@ class Build:
         command = [sys.executable, __file__, path, path, "--child", "--turns", str(options.turns),
                    "--rounds", str(options.rounds), "--kernels", options.kernels,
                    "--shapes", ",".join(options.shapes)]
+        command += ["--forward"] * options.forward
         folder = pathlib.Path(path).resolve().parent
         environment = os.environ | {"LD_LIBRARY_PATH": f"{folder.parent / 'lib'}:{folder.parent}"}
         self.path = path
@@ -120,6 +147,7 @@ def parse_options(arguments=None):
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--shapes", type=parse_names, default=list(SHAPES))
     parser.add_argument("--kernels", choices=["best", "portable"], default="best")
+    parser.add_argument("--forward", action="store_true", help="of few tokens, in a graph")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.alignment = 1

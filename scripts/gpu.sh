@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds, tests and benchmarks on a machine with a GPU, and ends with a short summary.
-#   gpu.sh [build] [test] [sanitize] [bits] [bench] [compare] [python]
-#                        without arguments: all but sanitize
+#   gpu.sh [build] [test] [sanitize] [bits] [bench] [compare] [python] [alternate]
+#                        without arguments: all but sanitize and alternate
 #   gpu.sh verified      checks that the CUDA code is the code that bench/gpu-verified records
 #   gpu.sh headers       copies the installed headers of fmt, CLI11 and nlohmann-json to
 #                        build/headers, for building on a machine without these packages
@@ -11,8 +11,10 @@
 # that fail. It ends with a checksum of the CUDA code; bench/gpu-verified holds that of the code
 # that last ran. bench runs the layer on one rank and several, and dispatch and combine alone on 8,
 # with ranks as threads and as processes. compare times all that bench/gpu_compare.py does, and bits
-# runs its comparison of bits; both need a python3 with torch. python runs the Python package's tests there, bench/gpu_torch_ranks.py and
-# bench/gpu_torch.py. sanitize runs the kernel tests under compute-sanitizer.
+# runs its comparison of bits; both need a python3 with torch. python runs the Python package's tests
+# there, bench/gpu_torch_ranks.py and bench/gpu_torch.py. sanitize runs the kernel tests under
+# compute-sanitizer. alternate builds the sources in the folder SWITCHYARD_GPU_OLD, such as those of
+# an earlier commit, and times both builds in turns.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -35,13 +37,18 @@ collect_headers() {
 }
 
 run_build() {
+  configure
+  say "Building for the GPU"
+  build_targets
+}
+
+# Configures the sources in the current folder.
+configure() {
   local options architecture
   architecture=$(find_architecture)
   options=("-DSWITCHYARD_CUDA_ARCHITECTURES=$architecture")
-  [ ! -d build/headers ] || options+=("-DSWITCHYARD_HEADERS=$root/build/headers")
+  [ ! -d "$root/build/headers" ] || options+=("-DSWITCHYARD_HEADERS=$root/build/headers")
   [ -f "$binaries/build.ninja" ] || cmake --preset gpu "${options[@]}"
-  say "Building for the GPU"
-  build_targets
 }
 
 # Prints the architecture of this machine's GPU as CMake writes it; compiling for the default two
@@ -256,6 +263,16 @@ run_bits() {
   say "The bits of whole layers"
   python3 bench/gpu_compare.py --library "$binaries/bench/libswitchyard_gpu_compare.so" \
     --only bits --json "$results/bits.json" | tee "$results/bits.txt"
+}
+
+run_alternate() {
+  has_torch || return 0
+  local old=${SWITCHYARD_GPU_OLD:?is not set to the folder of the old sources}
+  say "Building $old"
+  (cd "$old" && configure && cmake --build "$binaries" --target switchyard_gpu_compare)
+  say "The builds of $old and of this folder in turns"
+  local library=$binaries/bench/libswitchyard_gpu_compare.so
+  python3 bench/gpu_alternate.py "$old/$library" "$library" | tee "$results/alternate.txt"
 }
 
 run_compare() {

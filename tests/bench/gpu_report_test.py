@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the GPU benchmarks' reports and arguments with made-up measurements."""
+import contextlib
+import io
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 from xml.etree import ElementTree
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
@@ -334,6 +337,30 @@ class Alternation(unittest.TestCase):
         self.assertEqual(options.shapes, list(gpu_shapes.SHAPES))
         options = gpu_alternate.parse_options(["a.so", "b.so", "--shapes", "odd,8x8x8x2x1"])
         self.assertEqual(options.shapes, ["odd", "8x8x8x2x1"])
+
+
+    def test_a_child_times_what_its_parent_asks_for(self):
+        """With stand-ins for torch and the layers, which need a GPU."""
+        for arguments, wanted in [([], "steps_of"), (["--forward"], "forwards_of")]:
+            with self.subTest(wanted), contextlib.ExitStack() as stack:
+                asked = []
+
+                @contextlib.contextmanager
+                def timed_work(name, library, _options):
+                    asked.append((name, library))
+                    yield lambda: both(1, 2)
+
+                stack.enter_context(mock.patch.dict(sys.modules, {
+                    "torch": mock.Mock(), "gpu_layers": mock.Mock(load_library=str.upper)}))
+                stack.enter_context(mock.patch.object(gpu_alternate, "require_own_library"))
+                stack.enter_context(mock.patch.object(gpu_alternate, wanted, timed_work))
+                stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO("\n" * 6)))
+                out = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                gpu_alternate.serve("a/b.so", gpu_alternate.parse_options(
+                    ["", "", "--shapes", "odd,olmoe", "--turns", "2", *arguments]))
+                self.assertEqual(asked, [("odd", "A/B.SO"), ("olmoe", "A/B.SO")])
+                answers = [json.loads(line) for line in out.getvalue().splitlines()]
+                self.assertEqual(answers, ["ready", both(1, 2), both(1, 2)] * 2)
 
 
 class Sources(unittest.TestCase):
