@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 
@@ -30,6 +31,8 @@ __device__ inline void wait_for_earlier_kernels() {
 #endif
 }
 
+constexpr std::size_t kMostSharedBytes = 96 * 1024;  // available on every GPU from sm_80 on
+
 struct Grid {
   unsigned blocks = 1;
   unsigned threads = 1;  // per block
@@ -42,8 +45,10 @@ void launch_early(void (*kernel)(Args), const Grid& grid, const Args& args, std:
                   const Context& context) {
   constexpr std::size_t kWithoutAsking = 47 * 1024;  // 48 KB with the kernel's static variables
   if (grid.shared_bytes > kWithoutAsking) {
+    // Not less than other ranks may ask for, which launch this kernel from threads of their own.
+    const auto most = std::max(grid.shared_bytes, kMostSharedBytes);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(grid.shared_bytes)),
+                               static_cast<int>(most)),
           name);
   }
   cudaLaunchAttribute attributes[2] = {};

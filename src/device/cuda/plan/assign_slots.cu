@@ -2,22 +2,28 @@
 // Gives every assignment its slot, once the plan is laid out.
 #include <cuda_runtime.h>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/plan/slots.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-__global__ void fill_slots_kernel(const Slots s) { fill_slots(s); }
+__global__ void fill_slots_kernel(const Slots s) {
+  let_next_start();
+  wait_for_earlier_kernels();
+  fill_slots(s);
+}
 
 }  // namespace
 
 void assign_slots(const AssignSlots& args, Context& context) {
   const Slots s = slots_of(args);
   if (s.all.count() == 0) return;
-  fill_slots_kernel<<<blocks_over(s.all.count(), context.num_multiprocessors()), kElementThreads, 0,
-                      context.stream()>>>(s);
-  check(cudaGetLastError(), "fill_slots_kernel");
+  launch_early(fill_slots_kernel,
+               {.blocks = blocks_over(s.all.count(), context.num_multiprocessors()),
+                .threads = kElementThreads},
+               s, "fill_slots_kernel", context);
 }
 
 }  // namespace switchyard::cuda

@@ -12,7 +12,6 @@
 namespace switchyard::cuda {
 
 constexpr unsigned kNoneBad = 0xffffffffU;
-constexpr std::int64_t kMostSharedBytes = 96 * 1024;  // available on every GPU from sm_80 on
 
 struct Count {
   Assignments all;
@@ -22,6 +21,7 @@ struct Count {
   bool allow_duplicates = false;
   std::int64_t run_tokens = 0;  // per warp
   int num_blocks = 0;
+  unsigned block_assignments = 0;  // of all blocks but the last
   // The columns count the assignments of every expert, then the tokens of every rank. A single
   // block needs neither bases nor block_bad.
   std::int32_t* far_counters = nullptr;  // [blocks, warps, columns]; null: in shared memory

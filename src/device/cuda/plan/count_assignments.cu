@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/plan/count.cuh"
 
@@ -16,6 +17,8 @@ constexpr int kMostCountWarps = 16;
 
 __global__ void __launch_bounds__(kMostCountWarps* kWarpLanes) count_runs(const Count c) {
   extern __shared__ std::int32_t shared_counters[];  // unless far_counters has them
+  let_next_start();
+  wait_for_earlier_kernels();
   const std::int64_t num_counters = static_cast<std::int64_t>(warps_of_block()) * c.num_columns();
   count_block(
       c, c.far_counters != nullptr ? c.far_counters + blockIdx.x * num_counters : shared_counters);
@@ -31,6 +34,8 @@ __device__ unsigned first_bad_of_blocks(const Count& c) {
 
 // One warp per column, and one more for the first bad assignment.
 __global__ void scan_blocks(const Count c) {
+  let_next_start();
+  wait_for_earlier_kernels();
   const int lane = lane_of_thread();
   const int columns = c.num_columns();
   const int column = static_cast<int>(blockIdx.x) * warps_of_block() + warp_of_thread();
@@ -53,9 +58,11 @@ __global__ void scan_blocks(const Count c) {
   if (lane == 0) c.set_total(column, before);
 }
 
-__global__ void add_block_bases(const Count c, unsigned block_assignments) {
+__global__ void add_block_bases(const Count c) {
+  let_next_start();
+  wait_for_earlier_kernels();
   for (unsigned i = first_element(); i < c.all.count(); i += element_stride()) {
-    const std::int64_t block = i / block_assignments;
+    const std::int64_t block = i / c.block_assignments;
     c.add_bases(i, c.block_bases + block * c.num_columns());
   }
 }
@@ -71,7 +78,7 @@ struct Cut {
 Cut cut_tokens(const Count& c, int num_multiprocessors) {
   constexpr std::int64_t kLeastOfRun = 64;  // assignments; fewer are not worth a set of counters
   Cut cut;
-  constexpr std::int64_t kRoom = kMostSharedBytes / 4;
+  constexpr auto kRoom = static_cast<std::int64_t>(kMostSharedBytes / 4);
   cut.is_far = c.num_columns() > kRoom;
   if (!cut.is_far) {
     cut.warps = static_cast<int>(std::min<std::int64_t>(kMostCountWarps, kRoom / c.num_columns()));
@@ -89,14 +96,11 @@ Cut cut_tokens(const Count& c, int num_multiprocessors) {
 
 void launch_count_runs(const Count& c, const Cut& cut, Context& context) {
   const std::int64_t near = cut.is_far ? 0 : std::int64_t{cut.warps} * c.num_columns();
-  const auto bytes = static_cast<std::size_t>(near * 4);
-  if (bytes > 47 * 1024) {  // the default limit of 48 KB includes the kernel's static variables
-    check(cudaFuncSetAttribute(count_runs, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(kMostSharedBytes)),
-          "shared memory for count_runs");
-  }
-  count_runs<<<cut.num_blocks, cut.warps * kWarpLanes, bytes, context.stream()>>>(c);
-  check(cudaGetLastError(), "count_runs");
+  launch_early(count_runs,
+               {.blocks = static_cast<unsigned>(cut.num_blocks),
+                .threads = static_cast<unsigned>(cut.warps * kWarpLanes),
+                .shared_bytes = static_cast<std::size_t>(near * 4)},
+               c, "count_runs", context);
 }
 
 }  // namespace
@@ -111,6 +115,7 @@ void count_assignments(const CountAssignments& args, Context& context) {
       context.take({std::max<std::int64_t>(1, 2 * by_column + blocks + far)}, Dtype::i32);
   c.run_tokens = cut.run_tokens;
   c.num_blocks = cut.num_blocks;
+  c.block_assignments = static_cast<unsigned>(cut.run_tokens * cut.warps) * c.all.top_k;
   c.block_counts = elements<std::int32_t>(scratch);
   c.block_bases = c.block_counts + by_column;
   c.block_bad = c.block_bases + by_column;
@@ -120,13 +125,14 @@ void count_assignments(const CountAssignments& args, Context& context) {
   if (cut.num_blocks == 1) return;  // a single block has counted everything
   constexpr int kScanWarps = 8;
   const int scan_grid = c.num_columns() / kScanWarps + 1;  // enough for the additional warp
-  scan_blocks<<<scan_grid, kScanWarps * kWarpLanes, 0, context.stream()>>>(c);
-  check(cudaGetLastError(), "scan_blocks");
+  launch_early(scan_blocks,
+               {.blocks = static_cast<unsigned>(scan_grid), .threads = kScanWarps * kWarpLanes}, c,
+               "scan_blocks", context);
   if (cut.num_blocks == 0) return;
-  const auto of_block = static_cast<unsigned>(cut.run_tokens * cut.warps) * c.all.top_k;
-  add_block_bases<<<blocks_over(c.all.count(), context.num_multiprocessors()), kElementThreads, 0,
-                    context.stream()>>>(c, of_block);
-  check(cudaGetLastError(), "add_block_bases");
+  launch_early(add_block_bases,
+               {.blocks = blocks_over(c.all.count(), context.num_multiprocessors()),
+                .threads = kElementThreads},
+               c, "add_block_bases", context);
 }
 
 }  // namespace switchyard::cuda

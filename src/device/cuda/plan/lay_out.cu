@@ -4,13 +4,18 @@
 
 #include <algorithm>
 
+#include "device/cuda/early_launch.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/plan/layout.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-__global__ void __launch_bounds__(1024) lay_out_kernel(const Layout l) { lay_out_ranks(l); }
+__global__ void __launch_bounds__(1024) lay_out_kernel(const Layout l) {
+  let_next_start();
+  wait_for_earlier_kernels();
+  lay_out_ranks(l);
+}
 
 }  // namespace
 
@@ -18,9 +23,9 @@ void lay_out(const LayOut& args, Context& context) {
   const auto num_experts = static_cast<int>(args.owners.rows());
   const TensorView totals = context.take({num_experts}, Dtype::i64);
   const int warps = (num_experts + kWarpLanes - 1) / kWarpLanes;
-  lay_out_kernel<<<1, std::min(warps * kWarpLanes, 1024), 0, context.stream()>>>(
-      layout_of(args, elements<std::int64_t>(totals)));
-  check(cudaGetLastError(), "lay_out_kernel");
+  launch_early(lay_out_kernel,
+               {.threads = static_cast<unsigned>(std::min(warps * kWarpLanes, 1024))},
+               layout_of(args, elements<std::int64_t>(totals)), "lay_out_kernel", context);
 }
 
 }  // namespace switchyard::cuda

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kMostAloneWarps* kWarpLanes)
     plan_alone_kernel(const __grid_constant__ Alone<Id> a) {
   extern __shared__ std::int64_t alone_memory[];
   let_next_start();
+  wait_for_earlier_kernels();
   const AloneTables tables(alone_memory, a.count);
   load_inputs(a, tables);
   set_problems(a);
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kMostAloneWarps* kWarpLanes)
 int alone_warps(const Count& c) {
   const std::int64_t picks = c.all.num_tokens * c.all.top_k;
   if (picks > kMostAlonePicks) return 0;
-  const std::int64_t room = kMostSharedBytes - AloneTables::bytes_without_counters(c);
+  const std::int64_t room = std::int64_t{kMostSharedBytes} - AloneTables::bytes_without_counters(c);
   const std::int64_t most =
       std::min<std::int64_t>(kMostAloneWarps, room / AloneTables::bytes_of_counters(c, 1));
   if (most < kLeastAloneWarps) return 0;
@@ -154,14 +155,10 @@ void launch_alone(const PlanAlone& args, const Count& count, int warps, Context&
       .slots = slots_of(slots)};
   const auto bytes =
       AloneTables::bytes_without_counters(count) + AloneTables::bytes_of_counters(count, warps);
-  if (bytes > 47 * 1024) {  // the default limit of 48 KB includes the kernel's static variables
-    check(cudaFuncSetAttribute(plan_alone_kernel<Id>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(kMostSharedBytes)),
-          "shared memory for plan_alone_kernel");
-  }
-  plan_alone_kernel<Id>
-      <<<1, warps * kWarpLanes, static_cast<std::size_t>(bytes), context.stream()>>>(a);
-  check(cudaGetLastError(), "plan_alone_kernel");
+  launch_early(plan_alone_kernel<Id>,
+               {.threads = static_cast<unsigned>(warps * kWarpLanes),
+                .shared_bytes = static_cast<std::size_t>(bytes)},
+               a, "plan_alone_kernel", context);
 }
 
 }  // namespace
