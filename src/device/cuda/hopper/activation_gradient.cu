@@ -29,29 +29,21 @@ struct SumDots {
   RowNumbers<float> sums;
 };
 
+constexpr unsigned kSumBlocks = 4;  // per group
+
 // Adds up the partial dot products of each row, in order.
 __global__ void sum_dots(const SumDots args) {
-  const std::int64_t first = args.groups.row_offsets[blockIdx.y];
-  const int rows = args.groups.group_rows[blockIdx.y];
-  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < rows;
-       i += static_cast<int>(gridDim.x * blockDim.x)) {
+  let_next_start();
+  wait_for_earlier_kernels();
+  const unsigned group = blockIdx.x / kSumBlocks;
+  const std::int64_t first = args.groups.row_offsets[group];
+  const int rows = args.groups.group_rows[group];
+  for (unsigned i = blockIdx.x % kSumBlocks * blockDim.x + threadIdx.x;
+       i < static_cast<unsigned>(rows); i += kSumBlocks * blockDim.x) {
     const std::int64_t row = first + i;
     float sum = 0.0F;
     for (int b = 0; b < args.blocks; ++b) sum += args.dots[row * args.blocks + b];
     number_of(args.sums, row) = sum;
-  }
-}
-
-void launch_sum_dots(const SumDots& args, const Context& context) {
-  constexpr unsigned kThreads = 256;
-  constexpr unsigned kMostGroups = 65535;  // limit of a grid's second dimension
-  SumDots part = args;
-  for (int first = 0; first < args.groups.count; first += kMostGroups) {
-    part.groups.row_offsets = args.groups.row_offsets + first;
-    part.groups.group_rows = args.groups.group_rows + first;
-    const auto groups = std::min<unsigned>(args.groups.count - first, kMostGroups);
-    sum_dots<<<dim3(4, groups), kThreads, 0, context.stream()>>>(part);
-    check(cudaGetLastError(), "sum_dots");
   }
 }
 
@@ -86,8 +78,9 @@ bool grouped_gemm(const ActivationGradientGemm& args, Context& context) {
   inner.finish();
   activated.finish();
   if (to.activations.dots != nullptr) {
-    launch_sum_dots({args.groups, to.activations.dots, to.activations.dot_blocks, args.d_weights},
-                    context);
+    const SumDots sums{args.groups, to.activations.dots, to.activations.dot_blocks, args.d_weights};
+    launch_early(sum_dots, {.blocks = kSumBlocks * args.groups.count, .threads = 256}, sums,
+                 "sum_dots", context);
   }
   return true;
 }
