@@ -133,7 +133,7 @@ def alternate(builds, turns):
 def ratio_table(results):
     """Returns a table of the medians, by shape."""
     return table(["shape", "old, ms", "new, ms", "new / old"],
-                 [[shape, pair(times["old"], "{:.3f}"), pair(times["new"], "{:.3f}"),
+                 [[shape, pair(times["old"], "{:.4f}"), pair(times["new"], "{:.4f}"),
                    pair({heat: times["new"][heat] / times["old"][heat] for heat in HEATS},
                         "{:.4f}")] for shape, times in results.items()])
 
@@ -150,6 +150,9 @@ def parse_options(arguments=None):
     parser.add_argument("--forward", action="store_true", help="of few tokens, in a graph")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.forward and options.shapes == list(SHAPES):
+        parser.error("--forward is for few tokens: --shapes must name such shapes, as in "
+                     "1x2048x768x128x8")
     options.alignment = 1
     return options
 

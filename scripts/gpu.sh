@@ -13,8 +13,9 @@
 # with ranks as threads and as processes. compare times all that bench/gpu_compare.py does, and bits
 # runs its comparison of bits; both need a python3 with torch. python runs the Python package's tests
 # there, bench/gpu_torch_ranks.py and bench/gpu_torch.py. sanitize runs the kernel tests under
-# compute-sanitizer. alternate builds the sources in the folder SWITCHYARD_GPU_OLD, such as those of
-# an earlier commit, and times both builds in turns.
+# compute-sanitizer. alternate also builds the sources in the folder SWITCHYARD_GPU_OLD, such as
+# those of an earlier commit, and times both builds in turns. A relative path starts at the root of
+# the repository.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -22,6 +23,7 @@ results=${SWITCHYARD_GPU_RESULTS:-build/gpu-results}
 shapes=(qwen3-30b olmoe mixtral dsv3-slice)
 ranks=(2 4 8)                    # for the layer with the first shape
 dispatched_tokens=(4096 128 16)  # per rank, for dispatch and combine alone on 8 ranks
+few_tokens=1x2048x768x128x8,8x2048x768x128x8,64x2048x768x128x8,1024x2048x768x128x8
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 processes=(mpirun --oversubscribe --bind-to none -n)
 
@@ -267,12 +269,21 @@ run_bits() {
 
 run_alternate() {
   has_torch || return 0
-  local old=${SWITCHYARD_GPU_OLD:?is not set to the folder of the old sources}
-  say "Building $old"
-  (cd "$old" && configure && cmake --build "$binaries" --target switchyard_gpu_compare)
-  say "The builds of $old and of this folder in turns"
+  local old=${SWITCHYARD_GPU_OLD:?is not set to the folder of the old sources} folder
+  for folder in "$old" .; do
+    say "Building $folder"
+    (
+      cd "$folder"
+      configure
+      cmake --build "$binaries" --target switchyard_gpu_compare
+    )
+  done
   local library=$binaries/bench/libswitchyard_gpu_compare.so
+  say "$old and this folder in turns: forward+backward"
   python3 bench/gpu_alternate.py "$old/$library" "$library" | tee "$results/alternate.txt"
+  say "$old and this folder in turns: forward of few tokens"
+  python3 bench/gpu_alternate.py --forward --shapes "$few_tokens" "$old/$library" "$library" |
+    tee "$results/alternate-few.txt"
 }
 
 run_compare() {

@@ -330,14 +330,26 @@ class Alternation(unittest.TestCase):
         self.assertEqual(log, ["old", "new"] * 4)
         self.assertEqual(medians, {"old": both(2, 4), "new": both(1, 3)})
         self.assertEqual(cells(gpu_alternate.ratio_table({"odd": medians}), "odd"),
-                         ["odd", "2.000 / 4.000", "1.000 / 3.000", "0.5000 / 0.7500"])
+                         ["odd", "2.0000 / 4.0000", "1.0000 / 3.0000", "0.5000 / 0.7500"])
 
     def test_all_shapes_are_timed_unless_some_are_named(self):
         options = gpu_alternate.parse_options(["a.so", "b.so"])
         self.assertEqual(options.shapes, list(gpu_shapes.SHAPES))
         options = gpu_alternate.parse_options(["a.so", "b.so", "--shapes", "odd,8x8x8x2x1"])
         self.assertEqual(options.shapes, ["odd", "8x8x8x2x1"])
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
+            gpu_alternate.parse_options(["a.so", "b.so", "--forward"])
+        self.assertIn("--shapes must name such shapes", said.getvalue())
 
+    def test_a_child_gets_the_options_of_its_parent(self):
+        arguments = ["a.so", "b.so", "--forward", "--shapes", "odd,8x8x8x2x1", "--turns", "5"]
+        options = gpu_alternate.parse_options(arguments)
+        with mock.patch("subprocess.Popen") as started:
+            gpu_alternate.Build("a.so", options)
+        child = gpu_alternate.parse_options(started.call_args.args[0][2:])
+        self.assertTrue(child.child)
+        self.assertEqual((child.forward, child.shapes, child.turns),
+                         (True, ["odd", "8x8x8x2x1"], 5))
 
     def test_a_child_times_what_its_parent_asks_for(self):
         """With stand-ins for torch and the layers, which need a GPU."""

@@ -227,12 +227,12 @@ TEST_F(CudaGroupedGemm, ManyGroups) {
   }
 }
 
-// As decoding has them. Hopper's kernel looks at 128 groups at a time, four per lane.
+// As decoding has them. Hopper's kernel looks at 64 groups at a time, two per lane.
 TEST_F(CudaGroupedGemm, FewRowsInManyGroups) {
   std::vector<GemmGroup> groups;
   for (std::uint64_t id = 0; id < 300; ++id) groups.push_back({id, 0});
   for (const auto& [id, rows] :
-       {std::pair{3, 1}, {127, 200}, {128, 2}, {129, 130}, {130, 5}, {131, 1}, {297, 64}}) {
+       {std::pair{3, 1}, {127, 200}, {128, 2}, {129, 130}, {191, 5}, {192, 1}, {297, 64}}) {
     groups[static_cast<std::size_t>(id)].rows = rows;
   }
   for (const auto form : kForms) {

@@ -119,26 +119,28 @@ class TileWalk {
     return true;
   }
 
-  // Looks at 128 groups at a time, four per lane, since every look takes the latency of memory. One
+  // Looks at 64 groups at a time, two per lane, since every look takes the latency of memory. One
   // after the other, the groups of a layer with many experts would take longer than their tiles.
   __device__ __forceinline__ bool find_among_rows(int pair) {
-    constexpr int kGroupsOfLane = 4;
+    constexpr int kGroupsOfLane = 2;
     int before = at_.first_pair + at_.group_pairs;
     for (; at_.next_place < args_.groups; at_.next_place += kGroupsOfLane * kWarpLanes) {
       const int first_group = at_.next_place + lane_of_thread() * kGroupsOfLane;
       int rows[kGroupsOfLane];
+      int first_rows[kGroupsOfLane];
       int pairs = 0;
 #pragma unroll
       for (int i = 0; i < kGroupsOfLane; ++i) {
         const int group = first_group + i;
         rows[i] = group < args_.groups ? args_.group_rows[group] : 0;
+        first_rows[i] = group < args_.groups ? args_.row_offsets[group] : 0;
       }
 #pragma unroll
       for (const int of_group : rows) pairs += pairs_of(row_blocks_of(of_group));
       const int end = before + warp_sum_up_to(pairs);
       const unsigned beyond = __ballot_sync(kAllLanes, pair < end);
       if (beyond != 0) {
-        find_in_lane(pair, end - pairs, first_group, rows);
+        find_in_lane(pair, end - pairs, first_group, rows, first_rows);
         from_lane(__ffs(static_cast<int>(beyond)) - 1);
         return true;
       }
@@ -150,10 +152,12 @@ class TileWalk {
   // Goes to the group of this pair among those of this lane, if it is one of them.
   template <int kCount>
   __device__ __forceinline__ void find_in_lane(int pair, int first_pair, int first_group,
-                                               const int (&rows)[kCount]) {
+                                               const int (&rows)[kCount],
+                                               const int (&first_rows)[kCount]) {
     at_.first_pair = first_pair;
     at_.group = first_group;
     at_.rows = rows[0];
+    at_.first_row = first_rows[0];
 #pragma unroll
     for (int i = 1; i < kCount; ++i) {
       const int end = at_.first_pair + pairs_of(row_blocks_of(at_.rows));
@@ -161,6 +165,7 @@ class TileWalk {
       at_.first_pair = end;
       at_.group = first_group + i;
       at_.rows = rows[i];
+      at_.first_row = first_rows[i];
     }
   }
 
@@ -169,7 +174,7 @@ class TileWalk {
     at_.group = __shfl_sync(kAllLanes, at_.group, lane);
     at_.rows = __shfl_sync(kAllLanes, at_.rows, lane);
     at_.first_pair = __shfl_sync(kAllLanes, at_.first_pair, lane);
-    at_.first_row = args_.row_offsets[at_.group];
+    at_.first_row = __shfl_sync(kAllLanes, at_.first_row, lane);
     at_.row_blocks = row_blocks_of(at_.rows);
     at_.group_pairs = pairs_of(at_.row_blocks);
     at_.next_place = at_.group + 1;
