@@ -52,8 +52,9 @@ class Producer {
     Tiles<Variant> tiles(args_, rank_, shared_);
     TokenReader<Variant> reader(args_.tokens, thread / 32);
     Tile tile;
-    while (tiles.next(tile)) {
+    for (bool is_first = true; tiles.next(tile); is_first = false) {
       reader.look_up(tile);
+      if (!is_first) announcer.announce_ahead();  // while the look-up waits for memory
       const Halves halves = halves_of(tile);
       if (thread == 0) acquire_maps(tile);
       reader.begin(tile);
@@ -68,7 +69,7 @@ class Producer {
         if (!tile.idle) reader.find_next(tile, k);
         pipeline_.advance();
       }
-      announcer.announce_ahead();
+      if (is_first) announcer.announce_ahead();
     }
     announcer.end();
   }

@@ -10,11 +10,11 @@
 
 namespace switchyard::cuda::hopper {
 
-// Run by all lanes of one warp of the first block, which also loads operands. When it has loaded
-// the operands of a tile, it announces the one after the next. It must never wait here for a warp
-// that itself waits for operands. The finisher may be two tiles late, so the queue has places for
-// at least kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because
-// this warp has no registers left for it.
+// Run by all lanes of one warp of the first block, which also loads operands. Once for each tile
+// that it loads, it announces the one after the next. It must never wait here for a warp that
+// itself waits for operands. The finisher may be two tiles late, so the queue has places for at
+// least kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because this
+// warp has no registers left for it.
 template <typename Variant>
 class TileAnnouncer {
  public:
@@ -35,7 +35,7 @@ class TileAnnouncer {
     announce();
   }
 
-  // Called after the operands of each tile.
+  // Called once a tile, for the first one when its operands are on their way.
   __device__ __forceinline__ void announce_ahead() {
 #pragma unroll 1
     for (; missing_ > 0 && has_more_; --missing_) announce();
@@ -96,7 +96,7 @@ class TileAnnouncer {
   PairOrder order_;
   const bool is_announcer_;
   bool has_more_;
-  int missing_ = kAhead;  // announcements due after this tile
+  int missing_ = kAhead;  // announcements due at the next call
 };
 
 // Makes the tile of the first block that of the block of this rank.
