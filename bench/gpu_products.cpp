@@ -2,7 +2,7 @@
 // Times each grouped product of an MoE layer on a GPU, called as the layer calls it, next to a
 // dense product with the same reduction length and to its floor:
 // gpu_products [--only PART_OF_NAME] [--even] [SHAPE …]
-// With --even all experts have equally many rows, but for one.
+// With --even the row counts of experts differ by at most one.
 #include <fmt/format.h>
 
 #include <algorithm>

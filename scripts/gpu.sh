@@ -13,9 +13,8 @@
 # with ranks as threads and as processes. compare times all that bench/gpu_compare.py does, and bits
 # runs its comparison of bits; both need a python3 with torch. python runs the Python package's tests
 # there, bench/gpu_torch_ranks.py and bench/gpu_torch.py. sanitize runs the kernel tests under
-# compute-sanitizer. alternate also builds the sources in the folder SWITCHYARD_GPU_OLD, such as
-# those of an earlier commit, and times both builds in turns. A relative path starts at the root of
-# the repository.
+# compute-sanitizer. alternate builds this tree and the one in SWITCHYARD_GPU_OLD, such as an
+# earlier commit's, and times them in turns. A relative path starts at the root of the repository.
 . "$(dirname "$0")/lib.sh"
 
 binaries=build/gpu
@@ -44,7 +43,7 @@ run_build() {
   build_targets
 }
 
-# Configures the sources in the current folder.
+# Configures the sources in the current folder, unless they are configured already.
 configure() {
   local options architecture
   architecture=$(find_architecture)

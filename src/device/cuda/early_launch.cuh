@@ -45,7 +45,7 @@ void launch_early(void (*kernel)(Args), const Grid& grid, const Args& args, std:
                   const Context& context) {
   constexpr std::size_t kWithoutAsking = 47 * 1024;  // 48 KB with the kernel's static variables
   if (grid.shared_bytes > kWithoutAsking) {
-    // Not less than other ranks may ask for, which launch this kernel from threads of their own.
+    // Ranks launch this kernel from several threads, so none may lower the limit of another.
     const auto most = std::max(grid.shared_bytes, kMostSharedBytes);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(most)),

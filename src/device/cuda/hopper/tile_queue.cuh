@@ -10,11 +10,11 @@
 
 namespace switchyard::cuda::hopper {
 
-// Run by all lanes of one warp of the first block, which also loads operands. Once for each tile
-// that it loads, it announces the one after the next. It must never wait here for a warp that
-// itself waits for operands. The finisher may be two tiles late, so the queue has places for at
-// least kAhead + 3 tiles. Between announcements the walk's state is in shared memory, because this
-// warp has no registers left for it.
+// Run by all lanes of one warp of the first block, which also loads operands. After the loads of
+// its first tile it announces two tiles, and from then on one per tile. It must never wait here for
+// a warp that itself waits for operands. The finisher may be two tiles late, so the queue has
+// places for at least kAhead + 3 tiles. Between announcements the walk's state is in shared memory,
+// because this warp has no registers left for it.
 template <typename Variant>
 class TileAnnouncer {
  public:

@@ -149,7 +149,7 @@ class TileWalk {
     return false;
   }
 
-  // Goes to the group of this pair among those of this lane, if it is one of them.
+  // Moves to whichever of this lane's groups has the pair. If none has, the result is not used.
   template <int kCount>
   __device__ __forceinline__ void find_in_lane(int pair, int first_pair, int first_group,
                                                const int (&rows)[kCount],
@@ -169,7 +169,7 @@ class TileWalk {
     }
   }
 
-  // Goes to the group that this lane has gone to.
+  // Moves all lanes to where this one is.
   __device__ __forceinline__ void from_lane(int lane) {
     at_.group = __shfl_sync(kAllLanes, at_.group, lane);
     at_.rows = __shfl_sync(kAllLanes, at_.rows, lane);

@@ -105,8 +105,8 @@ class AlongKReader {
     const std::uint32_t odd = line + (piece() ^ (first_line() + kStep)) * 16;
 #pragma unroll
     for (int i = 0; i < kLinesOfLane; ++i) {
-      // Rarely checked, because a check per line would take too long. The one after eight lines is
-      // for few tokens, whose experts have a row or two: all blocks would read the same lines.
+      // A check per line would take too long. The one after eight lines is for experts with few
+      // rows: lines past the last row only repeat it.
       const bool is_checked = i == 2 || i % 8 == 0;
       if (is_checked && i * kStep >= num_rows_) return;
       copy_piece((i % 2 == 0 ? even : odd) + i * kStep * 128, from_[i] + kBlockOfPointer * 128,
