@@ -15,20 +15,21 @@
 
 namespace switchyard::cuda {
 
-// Lets the next kernel start if it was launched with launch_early(). Other kernels still wait until
-// this one has ended.
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  hopper::let_next_launch();
-#endif
-}
-
 // Waits until all kernels before this one have ended. A kernel that is launched with launch_early()
 // must call this before it touches any memory that they use, even if nothing came before it.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   hopper::wait_for_kernels_before();
 #endif
+}
+
+// Does that, and lets the next kernel start meanwhile if it was launched with launch_early(). Other
+// kernels still wait until this one has ended.
+__device__ inline void start_in_turn() {
+#if __CUDA_ARCH__ >= 900
+  hopper::let_next_launch();
+#endif
+  wait_for_earlier_kernels();
 }
 
 constexpr std::size_t kMostSharedBytes = 96 * 1024;  // available on every GPU from sm_80 on

@@ -33,8 +33,7 @@ constexpr unsigned kSumBlocks = 4;  // per group
 
 // Adds up the partial dot products of each row, in order.
 __global__ void sum_dots(const SumDots args) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const unsigned group = blockIdx.x / kSumBlocks;
   const std::int64_t first = args.groups.row_offsets[group];
   const int rows = args.groups.group_rows[group];

@@ -19,8 +19,7 @@ struct OrderGroups {
 // Each warp finds the place of one group: after all with more rows, and after lower groups with
 // equally many.
 __global__ void __launch_bounds__(kOrderThreads) order_groups_kernel(const OrderGroups args) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const int group = static_cast<int>(blockIdx.x) * warps_of_block() + warp_of_thread();
   if (group >= args.count) return;
   const std::int32_t rows = args.group_rows[group];

@@ -10,8 +10,7 @@ namespace switchyard::cuda {
 namespace {
 
 __global__ void fill_slots_kernel(const Slots s) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   fill_slots(s);
 }
 

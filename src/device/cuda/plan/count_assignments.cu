@@ -17,8 +17,7 @@ constexpr int kMostCountWarps = 16;
 
 __global__ void __launch_bounds__(kMostCountWarps* kWarpLanes) count_runs(const Count c) {
   extern __shared__ std::int32_t shared_counters[];  // unless far_counters has them
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const std::int64_t num_counters = static_cast<std::int64_t>(warps_of_block()) * c.num_columns();
   count_block(
       c, c.far_counters != nullptr ? c.far_counters + blockIdx.x * num_counters : shared_counters);
@@ -34,8 +33,7 @@ __device__ unsigned first_bad_of_blocks(const Count& c) {
 
 // One warp per column, and one more for the first bad assignment.
 __global__ void scan_blocks(const Count c) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const int lane = lane_of_thread();
   const int columns = c.num_columns();
   const int column = static_cast<int>(blockIdx.x) * warps_of_block() + warp_of_thread();
@@ -59,8 +57,7 @@ __global__ void scan_blocks(const Count c) {
 }
 
 __global__ void add_block_bases(const Count c) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   for (unsigned i = first_element(); i < c.all.count(); i += element_stride()) {
     const std::int64_t block = i / c.block_assignments;
     c.add_bases(i, c.block_bases + block * c.num_columns());

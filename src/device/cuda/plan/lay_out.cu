@@ -12,8 +12,7 @@ namespace switchyard::cuda {
 namespace {
 
 __global__ void __launch_bounds__(1024) lay_out_kernel(const Layout l) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   lay_out_ranks(l);
 }
 

@@ -93,8 +93,7 @@ template <typename Id>
 __global__ void __launch_bounds__(kMostAloneWarps* kWarpLanes)
     plan_alone_kernel(const __grid_constant__ Alone<Id> a) {
   extern __shared__ std::int64_t alone_memory[];
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const AloneTables tables(alone_memory, a.count);
   load_inputs(a, tables);
   set_problems(a);

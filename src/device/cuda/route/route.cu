@@ -169,8 +169,7 @@ __device__ void leave_for_sums(const PickArgs& p, const TokenRow& row, float* lo
 
 template <int kPerLane>
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void pick_kernel(PickArgs p) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
   const TokenRow row(p, token);

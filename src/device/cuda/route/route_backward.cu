@@ -187,8 +187,7 @@ __device__ bool token_backward(const BackwardArgs& p, std::int64_t token, const 
 
 template <int kPerLane>
 __global__ __launch_bounds__(32 * kWarpsPerBlock) void d_logits_kernel(BackwardArgs p) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const std::int64_t token = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (token >= p.num_tokens) return;
   const DLogitsRow row(p, token);

@@ -106,8 +106,7 @@ constexpr int kAddThreads = 256;
 // gradient (+)= the sum of the parts, in order. A row takes a whole number of blocks.
 template <typename T>
 __global__ __launch_bounds__(kAddThreads) void add_parts_kernel(AddParts<T> p) {
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const auto row_blocks = static_cast<unsigned>((p.from.columns + kAddThreads - 1) / kAddThreads);
   const std::int64_t row = blockIdx.x / row_blocks;
   const std::int64_t column = blockIdx.x % row_blocks * kAddThreads + threadIdx.x;

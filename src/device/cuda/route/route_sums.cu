@@ -125,8 +125,7 @@ __global__ __launch_bounds__(kSumThreads) void sums_kernel(SumTokens s) {
   extern __shared__ int counters[];
   __shared__ float over[kChunkTokens];
   static_assert(kChunkTokens <= kSumThreads);
-  let_next_start();
-  wait_for_earlier_kernels();
+  start_in_turn();
   const std::int64_t sequence = blockIdx.x / s.chunks;
   const std::int64_t begin = sequence * s.sequence_tokens;
   const std::int64_t end = min(begin + s.sequence_tokens, s.num_tokens);
