@@ -98,6 +98,8 @@ class TileWalk {
   // still in L2.
   static constexpr int kBand = 8;
 
+  static constexpr int kGroupsOfLane = 2;
+
   __device__ __forceinline__ bool find_group(int pair) {
     if constexpr (Variant::kIsWeightGradient) {
       return find_among_equals(pair);
@@ -122,7 +124,6 @@ class TileWalk {
   // Looks at 64 groups at a time, two per lane, since every look takes the latency of memory. One
   // after the other, the groups of a layer with many experts would take longer than their tiles.
   __device__ __forceinline__ bool find_among_rows(int pair) {
-    constexpr int kGroupsOfLane = 2;
     int before = at_.first_pair + at_.group_pairs;
     for (; at_.next_place < args_.groups; at_.next_place += kGroupsOfLane * kWarpLanes) {
       const int first_group = at_.next_place + lane_of_thread() * kGroupsOfLane;
@@ -150,16 +151,15 @@ class TileWalk {
   }
 
   // Moves to whichever of this lane's groups has the pair. If none has, the result is not used.
-  template <int kCount>
   __device__ __forceinline__ void find_in_lane(int pair, int first_pair, int first_group,
-                                               const int (&rows)[kCount],
-                                               const int (&first_rows)[kCount]) {
+                                               const int (&rows)[kGroupsOfLane],
+                                               const int (&first_rows)[kGroupsOfLane]) {
     at_.first_pair = first_pair;
     at_.group = first_group;
     at_.rows = rows[0];
     at_.first_row = first_rows[0];
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) {
+    for (int i = 1; i < kGroupsOfLane; ++i) {
       const int end = at_.first_pair + pairs_of(row_blocks_of(at_.rows));
       if (pair < end) continue;
       at_.first_pair = end;
