@@ -7,7 +7,7 @@
 
 namespace emulation {
 
-// Of all kernels so far.
+// What all kernels have done since the program started.
 struct WorkDone {
   std::atomic<std::uint64_t> products;      // multiplications of wgmma
   std::atomic<std::uint64_t> loaded_bytes;  // by TMA; once if they go to both blocks of a pair

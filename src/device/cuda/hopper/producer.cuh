@@ -100,7 +100,8 @@ class Producer {
     }
   }
 
-  // Of an operand that the two blocks share, each loads one half and multicasts it to both.
+  // If the two blocks share an operand, each of them loads half of it and multicasts that half to
+  // both.
   __device__ __forceinline__ void load_a(const Tile& tile, int k, Halves halves) {
     if (!tile.same_rows) {
       load_half_of_a<false>(tile, k, 0);
