@@ -236,10 +236,10 @@ TEST_F(CudaGroupedGemm, FewRowsInManyGroups) {
     groups[static_cast<std::size_t>(id)].rows = rows;
   }
   for (const auto form : kForms) {
-    for (const bool has_tickets : {false, true}) {
+    for (const bool is_scheduled : {false, true}) {
       expect_double_precision(
           device,
-          {.form = form, .matrix_rows = 264, .matrix_columns = 136, .has_tickets = has_tickets},
+          {.form = form, .matrix_rows = 264, .matrix_columns = 136, .is_scheduled = is_scheduled},
           groups);
     }
   }
@@ -272,7 +272,7 @@ TEST_F(CudaGroupedGemm, TicketsAndOrderChangeNoBitAndAreLeftZero) {
   for (const auto form : kForms) {
     GroupedSetup setup{.form = form, .matrix_rows = 512, .matrix_columns = 320, .parts = 2};
     const auto expected = run_grouped(device, setup, groups);
-    setup.has_tickets = true;
+    setup.is_scheduled = true;
     const auto results = run_grouped(device, setup, groups);
     for (std::size_t g = 0; g < groups.size(); ++g) {
       expect_same_bits(results[g], expected[g], setup);

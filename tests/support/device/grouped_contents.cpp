@@ -122,7 +122,7 @@ std::ostream& operator<<(std::ostream& out, const GroupedSetup& setup) {
              << (setup.accumulate ? ", added to " : ", matrices of ")
              << name_of(matrix_dtype(setup)) << ", spare " << setup.spare << ", gap " << setup.gap
              << (setup.kernels == GemmKernels::best ? "" : ", portable")
-             << (setup.has_tickets ? ", tickets" : "");
+             << (setup.is_scheduled ? ", tickets and order" : "");
 }
 
 }  // namespace switchyard::testing

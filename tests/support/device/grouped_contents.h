@@ -30,7 +30,7 @@ struct GroupedSetup {
   std::int64_t gap = 0;                // NaN rows before each group
   bool apart = false;                  // every matrix has its own allocation
   GemmKernels kernels = GemmKernels::best;
-  bool has_tickets = false;  // and an order, see cuda::Groups
+  bool is_scheduled = false;  // with tickets and an order, see cuda::Groups
 };
 std::ostream& operator<<(std::ostream& out, const GroupedSetup& setup);
 

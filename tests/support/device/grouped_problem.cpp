@@ -46,7 +46,7 @@ class Problem {
                       .group_rows = integers_of(rows_on_device_),
                       .count = static_cast<int>(count),
                       .row_capacity = capacity_};
-    if (setup.has_tickets) {
+    if (setup.is_scheduled) {
       zeros_ = device.copy_of(Tensor::zeros({2}, Dtype::i32));
       device_groups_.tickets = integers_of(zeros_);
       order_ = device.copy_of(Tensor::zeros({count}, Dtype::i32));
